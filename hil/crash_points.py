@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 
 from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.delta import HOWS, parts_of
+from edgert.bundle.delta import ENCODINGS, parts_of
 from edgert.config import read_config
 from edgert.errors import BundleCorrupt, ConfigInvalid, DaemonUnreachable, EdgeRTError
 from edgert.versions.install import held_files, install
@@ -325,7 +325,7 @@ def _delta(device: Device, _: HostileRegistry) -> Delivery:
     with open_bundle(bundle, trusted=None) as opened:
         target = opened.manifest.targets[0]
     shipment = deltas.make(bundle, target, has)
-    assert {part.how for part in parts_of(shipment.path)} == set(HOWS)
+    assert {part.encoding for part in parts_of(shipment.path)} == set(ENCODINGS)
     assert shipment.had > 0
     return Delivery(bundle, shipment.path)
 

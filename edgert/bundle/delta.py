@@ -3,8 +3,9 @@
     b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
     the bundle's signed envelope, and each sent file, identified by its SHA-256.
 
-The header is JSON: {"envelope": bytes, "parts": [{"sha256", "how", "bytes", "base"}]}. `how` is "raw", "zstd", or
-"patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the device.
+The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes", "base"}]}. `encoding` is "raw",
+"zstd", or "patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the
+device.
 
 Only the envelope is signed, so nothing else is trusted. The signed manifest determines the files, their sizes and
 hashes; a part must give exactly those bytes. For a file without a part, the reader finds the hash among the versions in
@@ -34,7 +35,7 @@ from edgert.errors import BundleCorrupt
 
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
-HOWS = ("raw", "zstd", "patch")
+ENCODINGS = ("raw", "zstd", "patch")
 WINDOW_BYTES_MAX = 2**27  # a zstd frame's window; a reader uses memory only up to the signed size
 PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # the size of each of a patch's two files, as the window spans both
 _LENGTH = struct.Struct("<I")
@@ -49,7 +50,7 @@ class Part:
     """One file in a delta: the SHA-256 of its content, its packed form, and its packed size."""
 
     sha256: str
-    how: str
+    encoding: str
     size_bytes: int
     base: str = ""
 
@@ -61,7 +62,7 @@ def has_zstd() -> bool:
 
 def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
     """Write a delta of `parts`, each with its packed file. The same parts give the same bytes."""
-    listed = [{"sha256": p.sha256, "how": p.how, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
+    listed = [{"sha256": p.sha256, "encoding": p.encoding, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
     header = json.dumps({"envelope": len(envelope), "parts": listed}, sort_keys=True).encode()
     out.write(MAGIC + _LENGTH.pack(len(header)) + header + envelope)
     for part, content in parts:
@@ -121,11 +122,11 @@ class Delta:
             return
         self._file.seek(at)
         packed = cast(BinaryIO, _Range(self._file, part.size_bytes))
-        if part.how == "raw":
+        if part.encoding == "raw":
             copy_entry(packed, entry, write)
         else:
             base = b""
-            if part.how == "patch":
+            if part.encoding == "patch":
                 with _open_held(held, part.base, f"the base of {entry.path}") as file:
                     if os.fstat(file.fileno()).st_size > PATCH_BYTES_MAX:
                         raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
@@ -191,12 +192,14 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
 
 
 def _read_part(value: Mapping[str, object]) -> Part:
-    sha256, how, size, base = value["sha256"], value["how"], value["bytes"], value["base"]
-    if not (isinstance(sha256, str) and isinstance(base, str) and type(size) is int and size >= 0 and how in HOWS):
+    sha256, encoding, size, base = value["sha256"], value["encoding"], value["bytes"], value["base"]
+    if not (
+        isinstance(sha256, str) and isinstance(base, str) and type(size) is int and size >= 0 and encoding in ENCODINGS
+    ):
         raise ValueError("a part")
     if len(sha256) != _SHA256_DIGITS or len(base) not in (0, _SHA256_DIGITS):
         raise ValueError("a part's digest")
-    return Part(sha256, str(how), size, base)
+    return Part(sha256, str(encoding), size, base)
 
 
 def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:

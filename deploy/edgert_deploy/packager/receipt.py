@@ -16,7 +16,7 @@ The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for 
      "candidates": [{"id", "engine", "precision", "kind", "recipe", "float_layers": [name], "int8_share", "qat",
                      "size_bytes", "judged_by", "tools", "packed", "passed",
                      "accuracy": {"metric", "samples", "fp32", "artifact", "drop", "drop_low", "drop_high"},
-                     "also": {name: {"fp32", "artifact"}},
+                     "other_metrics": {name: {"fp32", "artifact"}},
                      "classes": [{"name", "samples", "fp32", "artifact"}], "slices", "buckets", "outputs": [the same]}],
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
 """
@@ -126,7 +126,7 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
             "drop_low": low,
             "drop_high": high,
         },
-        "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.also},
+        "other_metrics": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.other_metrics},
         "classes": groups("class"),
         "slices": groups("slice"),
         "buckets": groups("bucket"),

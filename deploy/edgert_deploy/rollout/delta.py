@@ -27,7 +27,7 @@ from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.rollout.object_cache import ObjectCache
 
-FORMAT = 1
+FORMAT = 2
 PATCH_LEVEL = 9  # lower levels do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
 WINDOW_LOG_MIN = 10  # zstd's least window
 WHOLE_LEVEL = 9
@@ -131,7 +131,7 @@ class Deltas:
                 deltas = ObjectCache(self.folder / "deltas")
                 file = deltas.find(key) or self._make(bundle, new, bases, has, deltas, key)
         files = bundle.manifest.files_for(target)
-        patched = sum(part.how == "patch" for part in parts_of(file))
+        patched = sum(part.encoding == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
         had = sum(entry.sha256 not in {each.sha256 for each in new} for entry in files)
         return Delta(file, file.stat().st_size, whole, len(files), had, patched)

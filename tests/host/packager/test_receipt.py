@@ -41,7 +41,7 @@ def test_the_receipt_has_each_candidates_classes_and_slices(
     assert [group["name"] for group in one["classes"]] == list("0123456789")
     assert [group["name"] for group in one["slices"]] == ["day", "night"]
     assert sum(group["samples"] for group in one["slices"]) == len(request.holdout)
-    assert {"top5", "top1_agreement", "cosine", "sqnr_db"} == set(one["also"])
+    assert {"top5", "top1_agreement", "cosine", "sqnr_db"} == set(one["other_metrics"])
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": 1}'])

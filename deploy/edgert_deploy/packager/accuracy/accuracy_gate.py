@@ -61,7 +61,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's figures of one artifact; `also`: name, FP32's value or None, the artifact's.
+    """The gate's figures of one artifact; `other_metrics`: name, FP32's value or None, the artifact's.
 
     `drop_interval` is where the drop lies with 95 % confidence, None for a metric that is no share of samples.
     `similarity_only`: the metric knows how similar the answers are to FP32's, and not what is right.
@@ -70,7 +70,7 @@ class GateResult:
     accuracy: Accuracy
     limits: Limits
     groups: tuple[Group, ...] = ()
-    also: tuple[tuple[str, float | None, float], ...] = ()
+    other_metrics: tuple[tuple[str, float | None, float], ...] = ()
     drop_interval: tuple[float, float] | None = None
     similarity_only: bool = False
 
@@ -105,7 +105,7 @@ class GateResult:
             return (
                 f"{g.kind} {g.name!r} lost {g.drop:.4f} of {a.metric} ({g.fp32:.4f} -> {g.artifact:.4f} on {g.samples})"
             )
-        parts = [(score, name) for name, _, score in self.also if OF_OUTPUT in name]
+        parts = [(score, name) for name, _, score in self.other_metrics if OF_OUTPUT in name]
         most = f", {min(parts)[1]} the most" if parts else ""
         return f"{a.metric} fell by {a.drop:.4f} ({a.fp32:.4f} -> {a.artifact:.4f} on {counted(a.samples, 'sample')}{most})"
 
@@ -127,12 +127,12 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
         of_class = name if kind == "class" else ""
         fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
-    if metric.besides is not None:
-        parts = metric.besides.parts(answers, reference.all_rows)
+    if metric.other_outputs is not None:
+        parts = metric.other_outputs.parts(answers, reference.all_rows)
         compared += [Group("output", name, accuracy.samples, 1.0, score) for name, score in parts]
     interval = _drop_interval(metric, accuracy.drop, answers)
-    also = _also(metric, reference, answers)
-    return GateResult(accuracy, limits, tuple(compared), also, interval, metric.is_similarity)
+    others = _other_metrics(metric, reference, answers)
+    return GateResult(accuracy, limits, tuple(compared), others, interval, metric.is_similarity)
 
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
@@ -198,7 +198,9 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     return min(low, drop), max(high, drop)
 
 
-def _also(metric: Metric, reference: Reference, answers: Outputs) -> tuple[tuple[str, float | None, float], ...]:
+def _other_metrics(
+    metric: Metric, reference: Reference, answers: Outputs
+) -> tuple[tuple[str, float | None, float], ...]:
     """Compute the other metrics, for readers of the receipt."""
     rows = reference.all_rows
     others: list[tuple[str, float | None, float]] = []

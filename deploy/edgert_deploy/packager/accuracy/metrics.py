@@ -32,12 +32,12 @@ SQNR_DB_MAX = 200.0  # the value for equal answers
 def metric_for(name: str, reference: Reference) -> Metric:
     """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
 
-    Under "auto", further outputs of floats are judged besides. Raises ConfigInvalid for an unknown name,
+    Under "auto", further outputs of floats are judged, too (`other_outputs`). Raises ConfigInvalid for an unknown name,
     CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
     metric = _metric(name, reference)
     if name == "auto" and metric.judged:
-        metric.besides = _besides(reference, metric.judged)
+        metric.other_outputs = _other_outputs(reference, metric.judged)
     return metric
 
 
@@ -149,7 +149,7 @@ class Decisions(Metric):
         ]
 
 
-class _Besides(Decisions):
+class _OtherOutputs(Decisions):
     """Decisions of the outputs `numbers`, out of all answers."""
 
     def __init__(self, reference: Reference, numbers: list[int]) -> None:
@@ -243,10 +243,10 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
     return max(fit, key=lambda i: float((reference.answers[i].argmax(axis=1) == labels).mean()))
 
 
-def _besides(reference: Reference, judged: Collection[int]) -> Decisions | None:
+def _other_outputs(reference: Reference, judged: Collection[int]) -> Decisions | None:
     """Return what judges the outputs of floats that are not `judged`; None without any."""
     numbers = [i for i, answers in enumerate(reference.answers) if i not in judged and answers.dtype.kind == "f"]
-    return _Besides(reference, numbers) if numbers else None
+    return _OtherOutputs(reference, numbers) if numbers else None
 
 
 def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]:

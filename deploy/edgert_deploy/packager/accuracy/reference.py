@@ -66,14 +66,14 @@ class Metric(Protocol):
     """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
 
     `is_similarity`: it knows how similar the answers are to FP32's, and not what is right. `judged` are the outputs
-    that it reads, empty: all; `besides` judges the others.
+    that it reads, empty: all; `other_outputs` judges the others.
     """
 
     name: str
     counts_samples: bool = False
     is_similarity: bool = False
     judged: tuple[int, ...] = ()
-    besides: Metric | None = None
+    other_outputs: Metric | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         """Return the number for the samples `rows`; `of_class` counts only that class's objects."""

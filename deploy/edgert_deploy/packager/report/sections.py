@@ -52,8 +52,8 @@ def _artifact(report: Report, name: str) -> str:
 def _candidates(report: Report) -> str:
     rows = []
     for candidate in report.candidates():
-        accuracy, also = candidate["accuracy"], sorted(candidate.get("also", {}).items())
-        others = ", ".join(f"{escape(name)} {both['artifact']:.4g}" for name, both in also)
+        accuracy, metrics = candidate["accuracy"], sorted(candidate.get("other_metrics", {}).items())
+        others = ", ".join(f"{escape(name)} {both['artifact']:.4g}" for name, both in metrics)
         rows.append(
             [
                 code(candidate["id"]),

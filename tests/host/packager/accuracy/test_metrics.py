@@ -131,7 +131,7 @@ def test_top5_counts_the_right_class_among_the_first_five() -> None:
     spec, scores = TensorSpec("scores", "FP32", (-1, 8)), np.tile(np.arange(8, dtype=np.float32), (4, 1))
     asked = reference_to((spec,), [scores], np.array([7, 3, 2, 0]))
     assert result_of(asked, [scores], Limits(), "top5").accuracy.artifact == 0.5
-    assert {name: got for name, _, got in result_of(asked, [scores], metric="top1").also}["top5"] == 0.5
+    assert {name: got for name, _, got in result_of(asked, [scores], metric="top1").other_metrics}["top5"] == 0.5
     with pytest.raises(CalibrationInvalid, match="top5 needs"):
         metric_for("top5", reference_to((spec,), [scores]))
 

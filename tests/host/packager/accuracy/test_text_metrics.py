@@ -52,7 +52,7 @@ def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
     asked = reference_to(SPECS, [steps_of(["ab c", "b"])], ctc=RULE, transcripts=np.array(["ab c", "b"]))
     result = result_of(asked, [steps_of(["ab a", "b"])])
     assert (result.accuracy.metric, result.accuracy.fp32, result.accuracy.artifact) == ("1-cer", 1.0, 0.8)
-    assert result.also[0] == ("1-wer", 1.0, 1 - 1 / 3)
+    assert result.other_metrics[0] == ("1-wer", 1.0, 1 - 1 / 3)
     assert result_of(asked, [steps_of(["", ""])], metric="wer").accuracy.artifact == 0.0
     assert metric_for("auto", reference_to(SPECS, asked.answers, ctc=RULE)).name == "texts"
 

@@ -82,7 +82,7 @@ def test_the_gate_shows_precision_and_recall_and_each_class() -> None:
     asked = reference_to(SPECS, scores_of(truth), np.array(truth), classify=RULE)
     result = result_of(asked, scores_of([0] * 9 + [2] + [1] * 15 + [2] * 5), metric="window_f1")
     assert result.accuracy.metric == "window_f1"
-    assert result.also[:2] == (("precision", 1.0, 19 / 24), ("recall", 1.0, 19 / 20))
+    assert result.other_metrics[:2] == (("precision", 1.0, 19 / 24), ("recall", 1.0, 19 / 20))
     by_class = [(group.name, group.samples, round(group.artifact, 4)) for group in result.groups]
     assert by_class == [("yes", 10, 0.9474), ("no", 10, 0.8)]
 
