@@ -31,7 +31,7 @@ from edgert_deploy.bootstrap.plan import (
     plan_bootstrap,
     restart_marker,
 )
-from edgert_deploy.bootstrap.runtime import RuntimePlan, Runtimes, RuntimeThere
+from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimePlan, Runtimes
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
@@ -92,7 +92,7 @@ def use_previous_runtime(
     """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
     with setting_up(device, transport, make=False) as claim:
         facts, work = probe(claim, device.name), _Work(device, claim, progress)
-        runtimes = work.runtimes.look() if device.kind.needs_runtime else RuntimeThere()
+        runtimes = work.runtimes.inspect() if device.kind.needs_runtime else InstalledRuntimes()
         check_no_trial(device, runtimes)
         if not runtimes.previous or runtimes.previous == runtimes.in_use.id:
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
@@ -202,7 +202,7 @@ class _Work:
         if not holds(self.transport, file):
             if self.transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
                 saved_unit = f"{self.device.home}/unit.before"
-                self.runtimes.must(["sh", "-c", _KEEP_UNIT, "sh", saved_unit, unit.path])
+                self.runtimes.run_checked(["sh", "-c", _KEEP_UNIT, "sh", saved_unit, unit.path])
             put(self.transport, self.device, file)
         service.enable(self.transport, self.device, unit)
 
@@ -242,7 +242,7 @@ class _Work:
         files = [file for file in files if not holds(self.transport, file)]
         if any(file.path.startswith(self.device.state) for file in files):
             for folder in (self.device.state, f"{self.device.state}/keys"):
-                self.runtimes.must(in_folder(folder, ["chmod", "755", "."], make=True))
+                self.runtimes.run_checked(in_folder(folder, ["chmod", "755", "."], make=True))
         if any(
             file.change in ("configuration", "unit") or file.change.startswith(("mqtt-", "registry-")) for file in files
         ):
@@ -255,7 +255,9 @@ class _Work:
 
     def _mark(self) -> None:
         marker = PurePosixPath(restart_marker(self.device))
-        self.runtimes.must(in_folder(str(marker.parent), ["sh", "-c", ': >"$1" && sync', "sh", f"./{marker.name}"]))
+        self.runtimes.run_checked(
+            in_folder(str(marker.parent), ["sh", "-c", ': >"$1" && sync', "sh", f"./{marker.name}"])
+        )
 
     def _note_folders(self, plan: BootstrapPlan) -> None:
         folders = [self.device.home, self.device.state]

@@ -12,7 +12,7 @@ from edgert.errors import DeployUnderWay, DeviceError
 from edgert.printable import counted
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock
-from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, RuntimeThere, plan_runtime, script_text
+from edgert_deploy.bootstrap.runtime import TRIAL_S, InstalledRuntimes, RuntimePlan, Runtimes, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import (
@@ -91,7 +91,7 @@ class BootstrapPlan:
     files: tuple[DeviceFile, ...]
     config: DeviceConfig
     restart_due: bool
-    there: RuntimeThere = field(default_factory=RuntimeThere)
+    there: InstalledRuntimes = field(default_factory=InstalledRuntimes)
     house: Wheelhouse | None = None
 
     def steps(self) -> list[str]:
@@ -139,7 +139,7 @@ def plan_bootstrap(
         facts = local_facts(facts)
     progress(describe(facts))
     unit = service.chosen_unit(device, facts, options.service, transport)
-    runtimes_there, house, plan = RuntimeThere(), None, None
+    runtimes_there, house, plan = InstalledRuntimes(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)
         runtimes_there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
@@ -179,8 +179,8 @@ def plan_bootstrap(
 
 def _plan_runtime(
     runtimes: Runtimes, facts: MachineFacts, options: BootstrapOptions, profile: DeviceProfile
-) -> tuple[RuntimeThere, Wheelhouse, RuntimePlan]:
-    there, progress = runtimes.look(), runtimes.progress
+) -> tuple[InstalledRuntimes, Wheelhouse, RuntimePlan]:
+    there, progress = runtimes.inspect(), runtimes.progress
     check_no_trial(runtimes.device, there)
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
     engines = options.engines_of(profile)
@@ -217,7 +217,7 @@ def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -
     )
 
 
-def check_no_trial(device: Device, there: RuntimeThere) -> None:
+def check_no_trial(device: Device, there: InstalledRuntimes) -> None:
     if there.trial:
         raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
 

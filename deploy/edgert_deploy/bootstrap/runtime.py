@@ -10,7 +10,7 @@
     HOME/setup, working  the claim of a set-up, and the lock of the command that makes an environment (devices.claims)
     HOME/restart-due     exists while the daemon runs with older software or configuration than is installed
 
-The device decides alone which runtime stays: the host starts the trial and watches. `look` finds what is there, and
+The device decides alone which runtime stays: the host starts the trial and watches. `inspect` reads what is there, and
 `plan_runtime` plans the transfer and the room that it takes.
 """
 
@@ -58,7 +58,7 @@ WATCH_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
-class RuntimeThere:
+class InstalledRuntimes:
     """The runtimes that a device has installed.
 
     `trial` says whether a new runtime is being tried. `sent` holds the SHA-256 of the wheels that were sent already.
@@ -132,7 +132,7 @@ _ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8
 
 
 def plan_runtime(
-    there: RuntimeThere,
+    there: InstalledRuntimes,
     facts: MachineFacts,
     house: Wheelhouse,
     *,
@@ -172,14 +172,14 @@ class Runtimes:
     def __init__(self, device: Device, transport: Transport, progress: LineSink = lambda _: None) -> None:
         self.device, self.transport, self.progress = device, transport, progress
 
-    def look(self) -> RuntimeThere:
+    def inspect(self) -> InstalledRuntimes:
         """Return what is installed, after the end of a trial that can no longer succeed. Raises DeviceError."""
-        result = self.must(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
+        result = self.run_checked(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
         lines = [line.partition(" ") for line in result.stdout.splitlines()]
         answers = {key: value for key, _, value in lines}
         paths = [value for key, _, value in lines if key == "wheel"]
         digests = self.transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split() if paths else []
-        return RuntimeThere(
+        return InstalledRuntimes(
             in_use=Installed.read(answers.get("venv", ""), answers.get("about", ""), answers),
             previous=answers.get("previous", ""),
             complete=frozenset(value for key, _, value in lines if key == "complete"),
@@ -213,7 +213,7 @@ class Runtimes:
         return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in WILL_SERVE)
 
     def install(
-        self, facts: MachineFacts, plan: RuntimePlan, there: RuntimeThere, house: Wheelhouse, exactly: bool
+        self, facts: MachineFacts, plan: RuntimePlan, there: InstalledRuntimes, house: Wheelhouse, exactly: bool
     ) -> None:
         """Make the complete environment `plan.id` beside the one in use.
 
@@ -260,7 +260,7 @@ class Runtimes:
     def use_first(self, plan: RuntimePlan) -> None:
         """Put the first environment into use. Nothing serves yet, so there is no trial."""
         script = 'ln -sfn "$1/venvs/$2" "$1/venv.new" && mv -fT "$1/venv.new" "$1/venv" && : >"$1/restart-due" && sync'
-        self.must(["sh", "-c", script, "sh", self.device.home, plan.id])
+        self.run_checked(["sh", "-c", script, "sh", self.device.home, plan.id])
 
     def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
         """Have the new runtime load each model and answer its golden inputs. Raises RolledBack."""
@@ -275,7 +275,7 @@ class Runtimes:
         `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the
         link does not return; the device decides all the same.
         """
-        self.must(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
+        self.run_checked(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
         until = time.monotonic() + trial_s + QUICK_S_MAX
         lost: DeviceUnreachable | None = None
         while time.monotonic() < until:
@@ -308,7 +308,7 @@ class Runtimes:
         """Remove all environments but the one in use and the previous one."""
         self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
-    def must(self, argv: Sequence[str]) -> Result:
+    def run_checked(self, argv: Sequence[str]) -> Result:
         """Run a command there. Raises DeviceError if it fails."""
         result = self.transport.run(argv, QUICK_S_MAX)
         if not result.ok:

@@ -57,8 +57,8 @@ class _Report(Report):
         super().__init__(device.name, DeviceError.exit_code)
         self.device, self.transport, self.keys = device, transport, keys
 
-    def there(self, command: str) -> str:
-        """Return a command for the device itself, run as root."""
+    def root_command(self, command: str) -> str:
+        """Return the command line that runs `command` as root on the device."""
         if not self.device.kind.uses_ssh:
             return f"sudo {command}"
         as_root = "" if self.device.address.startswith("root@") else "sudo "
@@ -134,7 +134,7 @@ def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) ->
     other = f"edgert device probe {name} finds the profile that fits"
     checks = (
         ("processor", f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}", other),
-        ("python", f"Python {facts.python or 'older than 3.10, or none'}", f"{report.there('apt-get install python3')}; {other}"),
+        ("python", f"Python {facts.python or 'older than 3.10, or none'}", f"{report.root_command('apt-get install python3')}; {other}"),
         ("glibc", f"glibc {facts.glibc or 'unknown'}, {facts.distribution}", f"a newer distribution; {other}"),
         ("memory", f"{facts.memory_mb} MB", other),
     )  # fmt: skip
@@ -176,7 +176,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
     else:
         report.ok("service", f"systemd, logged in as {rights}")
     if facts.python_path and answers.get("venv") != "yes":
-        next_step = report.there(f"apt-get install python{facts.python}-venv")
+        next_step = report.root_command(f"apt-get install python{facts.python}-venv")
         report.warn("venv", f"{facts.python_path} cannot make virtual environments: a bootstrap would fail", next_step)
 
 
@@ -185,7 +185,7 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
         report.warn("clock", "it does not report the time", f"edgert ssh {report.device.name} -- date")
         return
     skew = clock_skew_s(now, before, after)
-    next_step = report.there("timedatectl set-ntp true")
+    next_step = report.root_command("timedatectl set-ntp true")
     off = abs(skew) > SKEW_S_WARN
     text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host" if off else "as this host's"
     report.graded("clock", text, next_step, fails=abs(skew) > SKEW_S_FAIL, warns=off)
@@ -252,7 +252,7 @@ def _engines(report: _Report, status: DeviceStatus, profile: DeviceProfile | Non
     loads = [engine for engine in profile.engines if engine in versions]
     next_step = f"edgert bootstrap {name} --engines {profile.engines[0]}"
     if package := system_package(profile.engines[0]):
-        next_step = f"{report.there(f'apt-get install {package}')}, then: {next_step}"
+        next_step = f"{report.root_command(f'apt-get install {package}')}, then: {next_step}"
     if loads[:1] == [profile.engines[0]]:
         report.ok("engine", ", ".join(f"{engine} {versions[engine]}" for engine in loads))
     elif loads:

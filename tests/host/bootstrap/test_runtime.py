@@ -20,7 +20,7 @@ import pytest
 
 from edgert.environment import Installed
 from edgert.errors import RolledBack
-from edgert_deploy.bootstrap.runtime import Runtimes, RuntimeThere, plan_runtime, script_text
+from edgert_deploy.bootstrap.runtime import InstalledRuntimes, Runtimes, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -282,18 +282,18 @@ def a_house(*names: str, engines: tuple[str, ...] = ("null",), digest: str = "d"
     return Wheelhouse((), pins, "0.1.0", engines, digest)
 
 
-def a_runtime(name: str = "old", **more: Any) -> RuntimeThere:
-    return RuntimeThere(Installed(name, **more))
+def a_runtime(name: str = "old", **more: Any) -> InstalledRuntimes:
+    return InstalledRuntimes(Installed(name, **more))
 
 
 def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engine_is_missing() -> None:
     house = a_house("edgert-0.1.0-py3-none-any.whl", engines=("null", "tflite"))
     there = a_runtime(engines=("null", "tflite"))
 
-    def action(there: RuntimeThere, *, upgrade: bool = False, exactly: bool = False) -> str:
+    def action(there: InstalledRuntimes, *, upgrade: bool = False, exactly: bool = False) -> str:
         return plan_runtime(there, FACTS, house, upgrade=upgrade, exactly=exactly).action
 
-    assert action(RuntimeThere()) == "install"
+    assert action(InstalledRuntimes()) == "install"
     assert action(there) == "keep"
     assert action(there, upgrade=True) == "upgrade"
     assert action(a_runtime("d" * 16), upgrade=True) == "none"
