@@ -128,7 +128,7 @@ echo "free $(free_kb "$there")"
 
 
 # The command holds this lock, and so do its children: after the link is lost, it may go on alone.
-_ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
+_WITH_LOCK = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
 
 
 def plan_runtime(
@@ -319,5 +319,5 @@ class Runtimes:
         return RuntimeOutcome.read(self.transport.run(["cat", f"{self.device.home}/outcome"], QUICK_S_MAX).stdout)
 
     def _run_claimed(self, argv: Sequence[str], timeout_s: float) -> Result:
-        result = self.transport.run(["sh", "-c", _ALONE, "sh", f"{self.device.home}/working", *argv], timeout_s)
+        result = self.transport.run(["sh", "-c", _WITH_LOCK, "sh", f"{self.device.home}/working", *argv], timeout_s)
         return replace(result, argv=tuple(argv))

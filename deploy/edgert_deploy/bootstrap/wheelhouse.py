@@ -39,10 +39,10 @@ ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
 KEY_FORMAT = "4"
 PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were downloaded
 # Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
-EXTRAS_ALONG = ("http", "channels")
-EXTRAS_ASKED = ("text",)  # installed if a bootstrap asks for them
+DEFAULT_EXTRAS = ("http", "channels")
+OPTIONAL_EXTRAS = ("text",)  # installed if a bootstrap asks for them
 # A device needs nothing of what these require: tokenizers would download with huggingface-hub.
-ALONE = ("tokenizers",)
+NO_DEPS = ("tokenizers",)
 WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
 
 
@@ -116,7 +116,7 @@ def prepare(
     lock: Lock | None = None,
     extras: Sequence[str] = (),
 ) -> Wheelhouse:
-    """Collect edgert's wheel and its requirements with `engines` and `extras` of EXTRAS_ASKED on `target`.
+    """Collect edgert's wheel and its requirements with `engines` and `extras` of OPTIONAL_EXTRAS on `target`.
 
     The versions are those of `lock`, if it has wheels for the processor; else the newest that fit. With `shrink`,
     engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again. Raises
@@ -270,10 +270,10 @@ def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelT
 
 def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
     # The markers were evaluated for the device; pip would evaluate them for this host.
-    alone = [str(_without_marker(requirement)) for requirement in wanted if requirement.name in ALONE]
+    alone = [str(_without_marker(requirement)) for requirement in wanted if requirement.name in NO_DEPS]
     if alone:
         _download_words(folder, ["--no-deps", *alone], target)
-    rest = [str(_without_marker(requirement)) for requirement in wanted if requirement.name not in ALONE]
+    rest = [str(_without_marker(requirement)) for requirement in wanted if requirement.name not in NO_DEPS]
     _download_words(folder, rest, target)
 
 
@@ -291,7 +291,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> 
     target = order.target
     # pip is included: the Python of many systems comes without it.
     requirements = [Requirement("pip"), *_needs(wheel, "", target)]
-    for extra in (*EXTRAS_ALONG, *order.extras):
+    for extra in (*DEFAULT_EXTRAS, *order.extras):
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
             continue
         requirements += _needs(wheel, extra, target)
@@ -314,7 +314,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
     """Return the requirements of a wheel on `target`; with `extra`, only those that the extra adds."""
     requirements: list[Requirement] = []
-    if parse_wheel_filename(wheel.name)[0] in ALONE:
+    if parse_wheel_filename(wheel.name)[0] in NO_DEPS:
         return requirements
     for line in _metadata(wheel).get_all("Requires-Dist") or []:
         requirement = Requirement(line)

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from edgert.engines import ENGINES, FOR_TESTS
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock, shipped_lock
-from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ALONG, EXTRAS_ASKED, WheelTarget
+from edgert_deploy.bootstrap.wheelhouse import DEFAULT_EXTRAS, OPTIONAL_EXTRAS, WheelTarget
 from tests.support.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -39,7 +39,7 @@ def test_the_lock_has_what_every_engine_needs(python: str, machine: str) -> None
     """In a version that pyproject.toml allows. If this fails: make lock."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = (*EXTRAS_ALONG, *EXTRAS_ASKED, *(name for name in ENGINES if name not in FOR_TESTS))
+    named = (*DEFAULT_EXTRAS, *OPTIONAL_EXTRAS, *(name for name in ENGINES if name not in FOR_TESTS))
     asked = [*project["dependencies"], "pip", *(each for name in named for each in extras[name])]
     there = environment(python, machine)
     wanted = [one for one in map(Requirement, asked) if one.marker is None or one.marker.evaluate(dict(there))]

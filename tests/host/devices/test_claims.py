@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from edgert.errors import DeployUnderWay, DeviceError, StorageFailed
-from edgert_deploy.bootstrap.runtime import _ALONE, Runtimes
+from edgert_deploy.bootstrap.runtime import _WITH_LOCK, Runtimes
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.claims import check_not_set_up, claimed, note_folders, setting_up
 from edgert_deploy.devices.inventory import Device
@@ -121,7 +121,7 @@ def test_a_host_that_vanished_holds_up_its_own_next_command_not_at_all_and_other
 def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, on_host: Callable[[str], None]) -> None:
     on_host("one")
     Path(device.home).mkdir(parents=True)
-    words = ["sh", "-c", _ALONE, "sh", f"{device.home}/working", "sh", "-c", "echo begun; exec cat"]
+    words = ["sh", "-c", _WITH_LOCK, "sh", f"{device.home}/working", "sh", "-c", "echo begun; exec cat"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as orphan:
         assert orphan.stdout is not None
         assert orphan.stdin is not None

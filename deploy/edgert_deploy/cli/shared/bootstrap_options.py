@@ -19,7 +19,7 @@ from edgert.errors import ConfigInvalid
 from edgert.registry.address import parse_repository
 from edgert_deploy.bootstrap.plan import ALL_ENGINES
 from edgert_deploy.bootstrap.runtime import TRIAL_S
-from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
+from edgert_deploy.bootstrap.wheelhouse import OPTIONAL_EXTRAS
 from edgert_deploy.cli.shared.broker_options import of_this_broker
 from edgert_deploy.cli.shared.option_groups import gathered, given_option, section
 from edgert_deploy.cli.shared.types import FILE, ChannelName, refuse_pipe
@@ -189,7 +189,7 @@ extras_option = click.option(
     "--with",
     "extras",
     multiple=True,
-    type=click.Choice(EXTRAS_ASKED),
+    type=click.Choice(OPTIONAL_EXTRAS),
     help="Packages that some models need: text installs tokenizers. A device keeps them.",
 )
 
