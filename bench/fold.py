@@ -20,7 +20,7 @@ from edgert.bundle.rules import Preprocess
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.processing.images.preprocess import Preprocessor
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -74,8 +74,8 @@ def _measured(engine: str, side: int, rounds: int, folder: Path) -> dict[str, An
 def _session(engine: str, source: SourceModel, folder: Path) -> Session:
     folder.mkdir()
     samples = CalibrationSet({spec.name: np.zeros((1, *spec.item_shape), spec.dtype) for spec in source.inputs}, None)
-    order = Order(engine, "fp32", load_profile(ENGINES[engine]))
-    made = builder_for(engine).build(order, source, samples, folder, lambda line: None)
+    spec = BuildSpec(engine, "fp32", load_profile(ENGINES[engine]))
+    made = builder_for(engine).build(spec, source, samples, folder, lambda line: None)
     local = LocalArtifact(engine, made.path, source.inputs, source.outputs, "")
     return engine_by_name(engine).load(local, EngineOptions(threads=1))
 

@@ -32,7 +32,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.artifact_runs import local_artifact, run_samples
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Reference
-from edgert_deploy.packager.builders import Artifact, Order, Precision, builder_for
+from edgert_deploy.packager.builders import Artifact, BuildSpec, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support.paths import DIGITS
@@ -134,8 +134,8 @@ def _build(source: SourceModel, calibration: CalibrationSet, engine: str, precis
         sys.exit(f"no engine {engine!r}; those that run here: {', '.join(ENGINES)}")
     folder = out / precision
     folder.mkdir(parents=True)
-    order = Order(engine, precision, load_profile(ENGINES[engine]))
-    return builder_for(engine).build(order, source, calibration, folder, lambda line: None)
+    spec = BuildSpec(engine, precision, load_profile(ENGINES[engine]))
+    return builder_for(engine).build(spec, source, calibration, folder, lambda line: None)
 
 
 def _open(artifact: Artifact, source: SourceModel) -> Session:

@@ -21,7 +21,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import sqnr_db
 from edgert_deploy.packager.accuracy.sensitivity import SAMPLES_MAX, Sensitivity
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared, quantize
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
@@ -104,8 +104,8 @@ def _needed(
     for count in range(len(worst) + 1):
         out = folder / str(count)
         out.mkdir(parents=True)
-        order = Order("onnxruntime", "int8", load_profile("this-machine"), tuple(worst[:count]))
-        artifact = builder_for("onnxruntime").build(order, source, calibration, out, lambda line: None)
+        spec = BuildSpec("onnxruntime", "int8", load_profile("this-machine"), tuple(worst[:count]))
+        artifact = builder_for("onnxruntime").build(spec, source, calibration, out, lambda line: None)
         if fp32 - top1(artifact_outputs(artifact, source, holdout)[0]) <= MAX_DROP + 1e-9:
             return count
     return len(worst)

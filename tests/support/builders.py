@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.builders import BUILDERS, Artifact, Order, Precision, builder_for
+from edgert_deploy.packager.builders import BUILDERS, Artifact, BuildSpec, Precision, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -31,8 +31,8 @@ def build(
 ) -> Artifact:
     """The artifact, built in this process into `out`, which is made where it is missing."""
     out.mkdir(exist_ok=True)
-    order = Order(engine, precision, load_profile(PROFILES[engine]), layers)
-    return builder_for(engine).build(order, source, samples, out, lambda line: None)
+    spec = BuildSpec(engine, precision, load_profile(PROFILES[engine]), layers)
+    return builder_for(engine).build(spec, source, samples, out, lambda line: None)
 
 
 def samples_for(source: SourceModel, count: int = 32) -> CalibrationSet:

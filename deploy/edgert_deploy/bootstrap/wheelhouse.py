@@ -122,13 +122,13 @@ def prepare(
     engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again. Raises
     EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
     """
-    order = _Order(target, lock if target.machine in MACHINES else None, progress, tuple(extras))
+    spec = _DownloadSpec(target, lock if target.machine in MACHINES else None, progress, tuple(extras))
     with _COLLECTING:
-        return _prepare(order, engines, shrink)
+        return _prepare(spec, engines, shrink)
 
 
 @dataclass(frozen=True)
-class _Order:
+class _DownloadSpec:
     """The terms of every download of one wheelhouse."""
 
     target: WheelTarget
@@ -141,40 +141,40 @@ _COLLECTING = threading.Lock()  # devices of one kind share a download
 _OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once in a process
 
 
-def _prepare(order: _Order, engines: Sequence[str], shrink: bool) -> Wheelhouse:
+def _prepare(spec: _DownloadSpec, engines: Sequence[str], shrink: bool) -> Wheelhouse:
     if cache_folder() not in _OWN or not _OWN[cache_folder()].exists():
-        _OWN[cache_folder()] = own_wheel(order.progress)
+        _OWN[cache_folder()] = own_wheel(spec.progress)
     own = _OWN[cache_folder()]
     lacking: dict[str, str] = {}
     remaining = list(engines)
     for engine in engines if shrink else ():
         try:
-            _direct_requirements(own, (engine,), order)
+            _direct_requirements(own, (engine,), spec)
         except EngineMissing as error:
             remaining.remove(engine)
             lacking[engine] = error.message
     if not remaining:
         raise EngineMissing("; ".join(lacking.values()))
     try:
-        folder = _collected(own, remaining, order)
+        folder = _collected(own, remaining, spec)
     except ConfigInvalid:
         if not shrink or len(engines) == 1:
             raise
         for engine in list(remaining):  # find the engines without wheels
             try:
-                _collected(own, (engine,), order)
+                _collected(own, (engine,), spec)
             except ConfigInvalid as error:
                 remaining.remove(engine)
                 lacking[engine] = error.message
         if not remaining:
             raise
-        folder = _collected(own, remaining, order)
+        folder = _collected(own, remaining, spec)
     pins = {own.name: sha256_of(own), **_checked_pins(folder)}
     wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
     version = str(parse_wheel_filename(own.name)[1])
     digest = _digest({**pins, own.name: content_digest(own)})
-    listed = _write_sbom(folder, wheels, pins, order.target)
-    return Wheelhouse(wheels, pins, version, tuple(remaining), digest, lacking, listed, order.extras)
+    listed = _write_sbom(folder, wheels, pins, spec.target)
+    return Wheelhouse(wheels, pins, version, tuple(remaining), digest, lacking, listed, spec.extras)
 
 
 def _write_sbom(folder: Path, wheels: Sequence[Path], pins: Mapping[str, str], target: WheelTarget) -> Path:
@@ -191,15 +191,15 @@ def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
     return sbom.Component(name, str(version), sha256, _metadata(wheel).get("License-Expression") or "", needs)
 
 
-def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
+def _collected(own: Path, engines: Sequence[str], spec: _DownloadSpec) -> Path:
     """Return the folder with the requirements of edgert and `engines` on the target; fill it if it is new."""
-    target, requirements = order.target, _direct_requirements(own, engines, order)
-    folder = cache_folder() / "wheels" / _key(target, requirements, order.lock.digest if order.lock else "")
+    target, requirements = spec.target, _direct_requirements(own, engines, spec)
+    folder = cache_folder() / "wheels" / _key(target, requirements, spec.lock.digest if spec.lock else "")
     if not folder.is_dir():
         named = f" with {', '.join(engines)}" if engines else ""
-        order.progress(f"collecting wheels{named} for Python {target.python} on {target.machine}, glibc {target.glibc}")
+        spec.progress(f"collecting wheels{named} for Python {target.python} on {target.machine}, glibc {target.glibc}")
         with _beside(folder) as partial:
-            _collect(partial, requirements, order)
+            _collect(partial, requirements, spec)
             lines = [f"{sha256_of(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
             (partial / PINS_NAME).write_text("".join(lines))
     return folder
@@ -237,18 +237,18 @@ def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelT
     return absent
 
 
-def _collect(folder: Path, requirements: Sequence[Requirement], order: _Order) -> None:
+def _collect(folder: Path, requirements: Sequence[Requirement], spec: _DownloadSpec) -> None:
     wanted = list(requirements)
     for _ in range(ROUNDS_MAX):
-        if order.lock:
-            _download_locked(folder, wanted, order.target, order.lock)
+        if spec.lock:
+            _download_locked(folder, wanted, spec.target, spec.lock)
         else:
-            _download(folder, wanted, order.target)
-        more = missing(requirements, list(folder.glob("*.whl")), order.target)
+            _download(folder, wanted, spec.target)
+        more = missing(requirements, list(folder.glob("*.whl")), spec.target)
         if not more:
             return
-        wanted = more if order.lock else wanted + more
-    raise ConfigInvalid(f"the wheels for {order.target} lack {wanted[-1]} after {ROUNDS_MAX} downloads")
+        wanted = more if spec.lock else wanted + more
+    raise ConfigInvalid(f"the wheels for {spec.target} lack {wanted[-1]} after {ROUNDS_MAX} downloads")
 
 
 def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelTarget, lock: Lock) -> None:
@@ -286,12 +286,12 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
     )
 
 
-def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> list[Requirement]:
+def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpec) -> list[Requirement]:
     """Return what edgert, its extras and `engines` need there. Raises EngineMissing without wheels."""
-    target = order.target
+    target = spec.target
     # pip is included: the Python of many systems comes without it.
     requirements = [Requirement("pip"), *_needs(wheel, "", target)]
-    for extra in (*DEFAULT_EXTRAS, *order.extras):
+    for extra in (*DEFAULT_EXTRAS, *spec.extras):
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
             continue
         requirements += _needs(wheel, extra, target)

@@ -31,7 +31,7 @@ from edgert.environment import code_digest
 from edgert.toml_file import about
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.common.quantities import size_bytes
-from edgert_deploy.packager.builders import Artifact, Order, builder_for
+from edgert_deploy.packager.builders import Artifact, BuildSpec, builder_for
 from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -125,19 +125,19 @@ def default_cache() -> BuildCache:
     return BuildCache(cache_folder() / "build", bytes_max)
 
 
-def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
-    """Return the digest of all that `order`'s artifact, or with `recipe` the layers' harm, is made from."""
+def cache_key(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
+    """Return the digest of all that `spec`'s artifact, or with `recipe` the layers' harm, is made from."""
     stated = {
         "format": FORMAT,
-        "engine": "sensitivity" if recipe else order.engine,
-        "precision": order.precision,
-        "float_layers": _plain(order.float_layers),
-        "recipe": _plain(recipe) if recipe else order.recipe,
-        "profile": {k: v for k, v in asdict(order.profile).items() if k not in NOT_BUILT_FROM},
+        "engine": "sensitivity" if recipe else spec.engine,
+        "precision": spec.precision,
+        "float_layers": _plain(spec.float_layers),
+        "recipe": _plain(recipe) if recipe else spec.recipe,
+        "profile": {k: v for k, v in asdict(spec.profile).items() if k not in NOT_BUILT_FROM},
         "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
         "calibration": arrays_digest({**calibration.inputs, "/lengths": calibration.lengths}),
         "edgert": [__version__, code_digest(CODE)],
-        "libraries": {name: _version(name) for name in builder_for(order.engine).libraries},
+        "libraries": {name: _version(name) for name in builder_for(spec.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
     }

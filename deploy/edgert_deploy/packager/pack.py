@@ -21,7 +21,7 @@ from edgert_deploy.packager.accuracy.golden_samples import SAMPLES
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
-from edgert_deploy.packager.candidates.choice import Choice, certain_orders, check_gate, choose
+from edgert_deploy.packager.candidates.choice import Choice, certain_specs, check_gate, choose
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget
 from edgert_deploy.packager.contents import golden_samples, write_contents
@@ -81,7 +81,7 @@ def build_bundle(
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
-        builder.processes.ahead(certain_orders(evaluation, targets), progress, request.jobs)
+        builder.processes.ahead(certain_specs(evaluation, targets), progress, request.jobs)
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)

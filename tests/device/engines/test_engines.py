@@ -24,7 +24,7 @@ from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
 from edgert.machine import process_mb
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.builders import BUILDERS, Order, builder_for
+from edgert_deploy.packager.builders import BUILDERS, BuildSpec, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -50,8 +50,8 @@ def artifact_of(engine: str, source: SourceModel, folder: Path) -> LocalArtifact
     out = folder / engine
     out.mkdir()
     samples = CalibrationSet({spec.name: models.random(16, *spec.item_shape) for spec in source.inputs}, None)
-    order = Order(engine, "fp32", load_profile("this-machine"))
-    built = builder_for(engine).build(order, source, samples, out, lambda line: None)
+    spec = BuildSpec(engine, "fp32", load_profile("this-machine"))
+    built = builder_for(engine).build(spec, source, samples, out, lambda line: None)
     return LocalArtifact(engine, built.path, source.inputs, source.outputs, engine * 4)
 
 

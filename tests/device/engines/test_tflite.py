@@ -23,7 +23,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Order, Precision
+from edgert_deploy.packager.builders import Artifact, BuildSpec, Precision
 from edgert_deploy.packager.builders.tflite import TFLiteBuilder
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -64,7 +64,7 @@ def samples_of(source: SourceModel, count: int = 40) -> CalibrationSet:
 def build(source: SourceModel, out_dir: Path, precision: Precision = "fp32") -> Artifact:
     out_dir.mkdir(exist_ok=True)
     return TFLiteBuilder().build(
-        Order("tflite", precision, PROFILE), source, samples_of(source), out_dir, lambda step: None
+        BuildSpec("tflite", precision, PROFILE), source, samples_of(source), out_dir, lambda step: None
     )
 
 
@@ -125,7 +125,9 @@ def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
 def test_token_ids_are_padded_with_valid_ones(tmp_path: Path) -> None:
     source = source_of("e = Gather(t, x) y = ReduceMean<axes=[1]>(e)", "int64[N,3] x", "float[N,1,6] y", t=random(7, 6))
     calibration = CalibrationSet({"x": np.zeros((4, 3), np.int64)}, None)
-    path = TFLiteBuilder().build(Order("tflite", "int8", PROFILE), source, calibration, tmp_path, lambda _: None).path
+    path = (
+        TFLiteBuilder().build(BuildSpec("tflite", "int8", PROFILE), source, calibration, tmp_path, lambda _: None).path
+    )
     session, ids = load(source, path), np.array([[0, 1, 2], [3, 4, 5], [6, 6, 6]])
     alone = np.concatenate([session.run([ids[i : i + 1]])[0] for i in range(3)])
     np.testing.assert_array_equal(session.run([ids])[0], alone)

@@ -1,4 +1,4 @@
-"""The build cache: the same order is built once, and a damaged entry is never used."""
+"""The build cache: an artifact is built once, and a damaged entry is never used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgert.environment import code_digest
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.build_cache import CODE, BuildCache, cache_key, default_cache
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -41,12 +41,12 @@ class Builds:
         out = self._folder / "out"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        order = Order("onnxruntime", "fp32", profile)
-        key = cache_key(order, source, calibration)
+        spec = BuildSpec("onnxruntime", "fp32", profile)
+        key = cache_key(spec, source, calibration)
         built = self.cache.get(key, out)
         if built is None:
             self.count += 1
-            built = builder_for(order.engine).build(order, source, calibration, out, lambda line: None)
+            built = builder_for(spec.engine).build(spec, source, calibration, out, lambda line: None)
             self.cache.put(key, built)
         assert built.path.parent == out
         assert built.tools
@@ -78,17 +78,17 @@ def test_the_same_order_is_built_once(builds: Builds, source: SourceModel) -> No
 def test_anything_that_shapes_an_artifact_makes_another_key(source: SourceModel, tmp_path: Path) -> None:
     other_source = load_source(models.write(models.cnn(), tmp_path / "other.onnx"))
     other_samples = CalibrationSet({"x": SAMPLES.inputs["x"] + np.float32(1)}, None)
-    order = Order("tflite", "int8", PI)
+    spec = BuildSpec("tflite", "int8", PI)
     layer = Layer("head", "Gemm", ("head",), ("scores",))
     keys = {
-        cache_key(order, source, SAMPLES),
-        cache_key(replace(order, engine="openvino"), source, SAMPLES),
-        cache_key(order, other_source, SAMPLES),
-        cache_key(order, source, other_samples),
-        cache_key(replace(order, profile=THIS), source, SAMPLES),
-        cache_key(replace(order, precision="fp32"), source, SAMPLES),
-        cache_key(replace(order, float_layers=(layer,)), source, SAMPLES),
-        cache_key(order, source, SAMPLES, Recipe("uint8")),
+        cache_key(spec, source, SAMPLES),
+        cache_key(replace(spec, engine="openvino"), source, SAMPLES),
+        cache_key(spec, other_source, SAMPLES),
+        cache_key(spec, source, other_samples),
+        cache_key(replace(spec, profile=THIS), source, SAMPLES),
+        cache_key(replace(spec, precision="fp32"), source, SAMPLES),
+        cache_key(replace(spec, float_layers=(layer,)), source, SAMPLES),
+        cache_key(spec, source, SAMPLES, Recipe("uint8")),
     }
     assert len(keys) == 8
 

@@ -43,8 +43,8 @@ Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
 
 
 @dataclass(frozen=True)
-class Order:
-    """An artifact to build. Profiles whose orders have the same `id` share it."""
+class BuildSpec:
+    """An artifact to build. Profiles whose specs have the same `id` share it."""
 
     engine: str
     precision: Precision
@@ -134,7 +134,7 @@ class Builder(Protocol):
     tolerance_floor: ClassVar[float] = 0.0
 
     def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+        self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         """Write the artifact into the empty `out_dir`, the same bytes each time. Raises BuildFailed."""
         ...
@@ -147,7 +147,7 @@ class Builder(Protocol):
         """Return those of `all_recipes` to try for `source` on `profile`, cheapest and likeliest first."""
         return self.all_recipes
 
-    def variant(self, order: Order) -> str:
+    def variant(self, spec: BuildSpec) -> str:
         """Return what the artifact's id ends with if profiles of one engine need different artifacts."""
         return ""
 
@@ -161,18 +161,18 @@ class Builder(Protocol):
         return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and known
 
     def made(
-        self, order: Order, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
+        self, spec: BuildSpec, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
     ) -> Artifact:
-        """Return the artifact that `order` asked for, whose files are written."""
+        """Return the artifact that `spec` asked for, whose files are written."""
         return Artifact(
             self.engine,
-            order.precision,
+            spec.precision,
             path,
             companions,
             self.judged_by,
             tools,
-            tuple(layer.name for layer in order.float_layers),
-            qat=keeps_quantization(order, source),
+            tuple(layer.name for layer in spec.float_layers),
+            qat=keeps_quantization(spec, source),
             int8_share=self._int8_share(path),
         )
 
@@ -184,9 +184,9 @@ class Builder(Protocol):
         return None if share is None else round(share, 3)
 
 
-def keeps_quantization(order: Order, source: SourceModel) -> bool:
+def keeps_quantization(spec: BuildSpec, source: SourceModel) -> bool:
     """Whether the artifact takes over the scales that the source came with."""
-    return is_kept(source, order.engine) and order.precision.startswith("int8")
+    return is_kept(source, spec.engine) and spec.precision.startswith("int8")
 
 
 def is_kept(source: SourceModel, engine: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantization, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -40,24 +40,24 @@ class ONNXRuntimeBuilder(Builder):
     )
 
     def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+        self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        if keeps_quantization(order, source):
+        if keeps_quantization(spec, source):
             progress("onnxruntime: keeping the model's own quantization")
             proto = source.proto
-        elif order.precision == "int8":
-            recipe = qdq.varied(self.recipe(source, order.profile), order.recipe)
+        elif spec.precision == "int8":
+            recipe = qdq.varied(self.recipe(source, spec.profile), spec.recipe)
             progress(f"onnxruntime: quantizing ({recipe.activations} activations)")
-            proto = qdq.quantize(source, calibration, recipe, order.float_layers)
+            proto = qdq.quantize(source, calibration, recipe, spec.float_layers)
         else:
             proto = float_proto(source)
-            if order.precision == "fp16" and has_double(proto) and not _has_single(proto):
+            if spec.precision == "fp16" and has_double(proto) and not _has_single(proto):
                 raise BuildFailed(
                     "the model computes in FP64, which has no form in FP16: build it with --precision fp32"
                 )
-            proto = qdq.to_fp16(proto, source) if order.precision == "fp16" else proto
+            proto = qdq.to_fp16(proto, source) if spec.precision == "fp16" else proto
         qdq.write_proto(proto, out_dir / "model.onnx")
-        return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
+        return self.made(spec, source, out_dir / "model.onnx", qdq.tool_versions())
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
         ops = qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else None
@@ -69,8 +69,8 @@ class ONNXRuntimeBuilder(Builder):
         first = (qdq.DYNAMIC_RANGE,) if qdq.is_transformer(source.proto) else ()
         return (*first, *qdq.recipes(source.proto))
 
-    def variant(self, order: Order) -> str:
-        return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""
+    def variant(self, spec: BuildSpec) -> str:
+        return "-arm" if spec.precision == "int8" and _is_for_arm(spec.profile) else ""
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return onnx_layers(path, needs_quantized_result=True)

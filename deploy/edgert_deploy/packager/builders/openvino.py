@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantization
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, as_taken, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
@@ -49,17 +49,17 @@ class OpenVINOBuilder(Builder):
     ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantization, in float
 
     def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+        self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         source = as_taken(source, self.engine)
-        quantizes = order.precision == "int8" and not keeps_quantization(order, source)
+        quantizes = spec.precision == "int8" and not keeps_quantization(spec, source)
         progress(f"openvino: {'quantizing with NNCF' if quantizes else 'converting'}")
         path = out_dir / "model.xml"
         advice = "build this target with --precision fp32, or export the model with opset 17"
         with vendor_tool(f"openvino could not build {source.path.name}", advice):
-            versions = _write(order, source, calibration, path)
+            versions = _write(spec, source, calibration, path)
         _strip_notes(path)
-        return self.made(order, source, path, versions, (path.with_suffix(".bin"),))
+        return self.made(spec, source, path, versions, (path.with_suffix(".bin"),))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
@@ -85,10 +85,10 @@ def unread_nodes(report: str) -> str:
     return "; ".join(own or reasons) or report
 
 
-def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
+def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
     openvino = sdk()
     bare = source if source.fold is None else replace(source, proto=source.fold.inner)
-    proto = bare.proto if order.precision == "int8" else float_proto(bare)
+    proto = bare.proto if spec.precision == "int8" else float_proto(bare)
     versions = {"openvino": openvino.__version__.split("-")[0]}
     advice = "export the model without that operator, or leave openvino out of the profile's engines"
     with vendor_tool(f"openvino cannot read {source.path.name}", advice):
@@ -98,20 +98,20 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
             raise RuntimeError(unread_nodes(str(error))) from error
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
-    if order.precision == "int8" and not source.quantized:
+    if spec.precision == "int8" and not source.quantized:
         import nncf
 
         nncf.set_log_level(logging.ERROR)
         versions["nncf"] = nncf.__version__
         _fold_constants(model)
         try:
-            model = _quantized(nncf, model, source, calibration, order)
+            model = _quantized(nncf, model, source, calibration, spec)
         except Exception as error:
             if nodes := control_flow(source.proto):  # NNCF takes some of them
                 raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
             raise
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
-    openvino.save_model(model, path, compress_to_fp16=order.precision == "fp16")
+    openvino.save_model(model, path, compress_to_fp16=spec.precision == "fp16")
     return versions
 
 
@@ -148,17 +148,17 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
     return float(values[0]) if values.size == 1 else [float(value) for value in values]
 
 
-def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
-    """Return what NNCF leaves in float: operators of `order.float_layers`, by ONNX's names, and a tail."""
+def _ignored(nncf: Any, model: Any, source: SourceModel, spec: BuildSpec) -> Any:
+    """Return what NNCF leaves in float: operators of `spec.float_layers`, by ONNX's names, and a tail."""
     names: list[str] = []
-    if order.recipe == "float-tail":
+    if spec.recipe == "float-tail":
         # OpenVINO loses much in INT8 when it computes a single sample of a recurrent layer.
         recurrent = (op for op in model.get_ordered_ops() if op.get_type_name() in RECURRENT)
         names = [*_tail(model), *(op.get_friendly_name() for op in recurrent)]
-    if order.float_layers:
+    if spec.float_layers:
         every = layers_of(prepared(source))
         own = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() not in NO_OPERATORS]
-        names += [name for name in own if name not in names and belongs(name, order.float_layers, every)]
+        names += [name for name in own if name not in names and belongs(name, spec.float_layers, every)]
     return nncf.IgnoredScope(names=names, validate=False) if names else None
 
 
@@ -174,10 +174,10 @@ def _tail(model: Any) -> list[str]:
     return sorted(names)
 
 
-def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet, order: Order) -> Any:
+def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet, spec: BuildSpec) -> Any:
     transformer = is_transformer(source.proto)
     advanced = None
-    if order.recipe in ("", "min-max"):
+    if spec.recipe in ("", "min-max"):
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
         advanced = nncf.AdvancedQuantizationParameters(
             # The default, the mean of each sample's extremes, clips: cosine .87 to .95 on small networks
@@ -186,13 +186,13 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
             # Smoothing broke a transformer whose queries, keys and values share one input: cosine .01.
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         )
-    elif order.recipe == "nncf-transformer":
+    elif spec.recipe == "nncf-transformer":
         transformer = True  # smoothing, and a float path around what attention needs; helps some convolutions too
     return nncf.quantize(
         model,
         nncf.Dataset(list(calibration_feeds(calibration))),
         preset=nncf.QuantizationPreset.MIXED,
-        ignored_scope=_ignored(nncf, model, source, order),
+        ignored_scope=_ignored(nncf, model, source, spec),
         model_type=nncf.ModelType.TRANSFORMER if transformer else None,
         subset_size=min(CALIBRATION_SAMPLES_MAX, len(calibration)),
         advanced_parameters=advanced,

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantization, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, as_taken, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -49,23 +49,23 @@ class TensorRTBuilder(Builder):
     tolerance_floor = 0.02
 
     def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+        self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         source = as_taken(source, self.engine)
-        if keeps_quantization(order, source):
+        if keeps_quantization(spec, source):
             progress("tensorrt: auditing the model's own quantization")
             proto = source.proto
-        elif order.precision.startswith("int8"):
+        elif spec.precision.startswith("int8"):
             progress("tensorrt: quantizing (int8 activations, zero point 0)")
-            recipe = qdq.varied(self.recipe(source, order.profile), order.recipe)
-            proto = qdq.quantize(source, calibration, recipe, order.float_layers)
+            recipe = qdq.varied(self.recipe(source, spec.profile), spec.recipe)
+            proto = qdq.quantize(source, calibration, recipe, spec.float_layers)
         else:
             proto = float_proto(source)
-        if order.precision.endswith("fp16"):
-            proto = qdq.to_fp16(qdq.raised(proto, HALF_OPSET) if order.precision == "int8fp16" else proto, source)
+        if spec.precision.endswith("fp16"):
+            proto = qdq.to_fp16(qdq.raised(proto, HALF_OPSET) if spec.precision == "int8fp16" else proto, source)
         audit(proto)
         qdq.write_proto(proto, out_dir / "model.onnx")
-        return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
+        return self.made(spec, source, out_dir / "model.onnx", qdq.tool_versions())
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
         return qdq.Recipe("int8", qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)

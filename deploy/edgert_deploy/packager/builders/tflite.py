@@ -18,7 +18,7 @@ from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
 from edgert.printable import counted
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, as_taken, keeps_quantization
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, BuildSpec, as_taken, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
@@ -53,28 +53,28 @@ class TFLiteBuilder(Builder):
     ways = ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}))
 
     def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+        self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         source = as_taken(source, self.engine)
         tools = _tool_versions()
-        _check_order(order, source)
-        is_float = _is_float(source, order.float_layers)
+        _check_spec(spec, source)
+        is_float = _is_float(source, spec.float_layers)
 
         def write(source: SourceModel, calibration: CalibrationSet, path: Path) -> None:
-            path.write_bytes(_content(order, source, calibration, is_float, progress))
+            path.write_bytes(_content(spec, source, calibration, is_float, progress))
             progress("tflite: running the artifact once")
             _run_on_zeros(path)
 
         path = out_dir / FILE_NAME
         if source.buckets is None:
             write(source, calibration, path)
-            return self.made(order, source, path, tools)
+            return self.made(spec, source, path, tools)
         # TFLite plans memory and folds shapes for one length, so each bucket is a file with its own scales.
         paths = {size: path_for(path, size, source.buckets) for size in source.buckets.sizes}
         for size, own_path in paths.items():
             progress(f"tflite: bucket {size}")
             write(at_length(source, size), calibration.rows(calibration.sizes == size).cut(size), own_path)
-        return self.made(order, source, path, tools, tuple(other for other in paths.values() if other != path))
+        return self.made(spec, source, path, tools, tuple(other for other in paths.values() if other != path))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
@@ -89,24 +89,24 @@ class TFLiteBuilder(Builder):
         return tflite_layers(path)
 
 
-def _check_order(order: Order, source: SourceModel) -> None:
+def _check_spec(spec: BuildSpec, source: SourceModel) -> None:
     """Raise BuildFailed for a precision that the source has not, or a recipe that the target does not run."""
-    if source.tflite and source.quantized and order.precision != "int8":
+    if source.tflite and source.quantized and spec.precision != "int8":
         raise BuildFailed(
-            f"{source.path.name} is quantized, so it holds no {order.precision} weights: "
+            f"{source.path.name} is quantized, so it holds no {spec.precision} weights: "
             "build it with --precision int8, or give the float model"
         )
-    if order.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in order.profile.machines:
+    if spec.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in spec.profile.machines:
         raise BuildFailed(
-            f"{order.profile.name} may run tflite-runtime 2.14, which cannot load the recipe {DYNAMIC_RANGE}: "
+            f"{spec.profile.name} may run tflite-runtime 2.14, which cannot load the recipe {DYNAMIC_RANGE}: "
             f"build it with --recipe {FIRST_RECIPE}"
         )
 
 
 def _content(
-    order: Order, source: SourceModel, calibration: CalibrationSet, is_float: IsFloat, progress: Progress
+    spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, is_float: IsFloat, progress: Progress
 ) -> bytes:
-    """Return the .tflite file of `source` in the order's precision."""
+    """Return the .tflite file of `source` in the precision of `spec`."""
     # These import onnx and ai-edge-litert.
     from edgert_deploy.packager.tflite_lowering import lower
     from edgert_deploy.packager.tflite_lowering.half import with_half_weights
@@ -115,34 +115,34 @@ def _content(
     if source.kind == "onnx":
         progress("tflite: lowering the ONNX graph")
     content = source.tflite or lower(float_proto(source))
-    if order.precision == "int8" and not (source.tflite and source.quantized):
-        content = _in_int8(content, order, source, calibration, is_float, progress)
-    elif order.precision == "fp16":
+    if spec.precision == "int8" and not (source.tflite and source.quantized):
+        content = _in_int8(content, spec, source, calibration, is_float, progress)
+    elif spec.precision == "fp16":
         content = with_half_weights(content)
     return content if source.tflite else with_shared_weights(content)
 
 
 def _in_int8(
     content: bytes,
-    order: Order,
+    spec: BuildSpec,
     source: SourceModel,
     calibration: CalibrationSet,
     is_float: IsFloat,
     progress: Progress,
 ) -> bytes:
-    """Return the float file `content` quantized by the order's recipe."""
+    """Return the float file `content` quantized by the recipe of `spec`."""
     from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
     from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
     from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
 
     with vendor_tool(f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"):
         content = with_plain_weights(content) if source.tflite else content
-    if order.recipe == DYNAMIC_RANGE:
+    if spec.recipe == DYNAMIC_RANGE:
         progress("tflite: quantizing the weights")
         return with_int8_weights(content, is_float)
     progress(f"tflite: quantizing with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
-    own_ranges = ranges_of(source.proto) if keeps_quantization(order, source) else {}
-    cut = CUT if order.recipe == PERCENTILE else 0.0
+    own_ranges = ranges_of(source.proto) if keeps_quantization(spec, source) else {}
+    cut = CUT if spec.recipe == PERCENTILE else 0.0
     return quantize_int8(content, _runs(source, calibration), is_float, own_ranges, cut)
 
 

@@ -23,7 +23,7 @@ from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
 from edgert_deploy.packager.build_cache import BuildCache, cache_key
-from edgert_deploy.packager.builders import Artifact, Order, builder_for
+from edgert_deploy.packager.builders import Artifact, BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared
 from edgert_deploy.packager.processes import children, sandbox
@@ -48,13 +48,13 @@ class BuildProcesses:
         self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
         self._cache, self._lock = cache, threading.Lock()
 
-    def build(self, order: Order, out_dir: Path, progress: Progress) -> Artifact:
+    def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
         """Take the artifact from the cache, else build it in a child, which may crash: BuildFailed, too."""
-        key = cache_key(order, self._source, self._calibration)
+        key = cache_key(spec, self._source, self._calibration)
         if (cached := self._cache.get(key, out_dir)) is not None:
-            progress(f"{order.engine}: unchanged, taken from the build cache")
+            progress(f"{spec.engine}: unchanged, taken from the build cache")
             return cached
-        steps = [f"{order.engine}: starting"]
+        steps = [f"{spec.engine}: starting"]
 
         def noted(line: str) -> None:
             steps.append(line)
@@ -62,9 +62,9 @@ class BuildProcesses:
 
         request = {"inputs": self._written_inputs(), "out": str(out_dir)}
         try:
-            answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), noted)
+            answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(spec), noted)
         except sandbox.ChildFailed as error:
-            raise BuildFailed(_complaint(error, order, self._source.path.name, steps[-1])) from error
+            raise BuildFailed(_complaint(error, spec, self._source.path.name, steps[-1])) from error
         artifact = Artifact.from_json(answer, out_dir)
         self._cache.put(key, artifact)
         return artifact
@@ -111,26 +111,26 @@ class BuildProcesses:
                     pickle.dump((self._source, self._calibration), file, protocol=5)
         return str(self._inputs)
 
-    def ahead(self, orders: Sequence[Order], progress: Progress, processes: int = 0) -> None:
-        """Build what the cache lacks of `orders`, `processes` at once (0: as many as fit; 1: build none).
+    def ahead(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
+        """Build what the cache lacks of `specs`, `processes` at once (0: as many as fit; 1: build none).
 
-        An order that fails is left to the build flow, which meets the error again and knows what it means there.
+        If one fails, the build flow meets the error again and handles it.
         """
-        missing = {cache_key(order, self._source, self._calibration): order for order in orders}
-        missing = {key: order for key, order in missing.items() if not self._cache.has(key)}
+        missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs}
+        missing = {key: spec for key, spec in missing.items() if not self._cache.has(key)}
         if not processes:
             small = self._source.size_bytes < SOURCE_BYTES_MIN
             processes = 1 if small else _processes(self._source, self._calibration)
         if min(processes, len(missing)) < 2:
             return
 
-        def build(order: Order) -> None:
-            progress(f"{order.profile.name}: building {order.engine} {order.precision}")
+        def build(spec: BuildSpec) -> None:
+            progress(f"{spec.profile.name}: building {spec.engine} {spec.precision}")
             with tempfile.TemporaryDirectory(dir=self._inputs.parent) as folder, contextlib.suppress(EdgeRTError):
-                self.build(order, Path(folder), progress)
+                self.build(spec, Path(folder), progress)
 
         with ThreadPoolExecutor(processes) as pool:
-            builds = [pool.submit(build, order) for order in missing.values()]
+            builds = [pool.submit(build, spec) for spec in missing.values()]
             try:
                 for future in builds:
                     future.result()
@@ -156,14 +156,14 @@ def _processes(source: SourceModel, calibration: CalibrationSet) -> int:
     return min(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * free_memory_bytes() / each))
 
 
-def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, step: str) -> str:
+def _complaint(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: str) -> str:
     advice = {
         "memory": "free some memory, give fewer calibration samples, or build one artifact at a time with --jobs 1",
         "time": "give fewer calibration samples",
     }.get(failed.cause, "this is a fault of the engine's tools: try --precision fp32")
     return (
-        f"the {order.engine} builder {children.cause_text(failed)} on {model} after {step!r}; {advice}, "
-        f"or leave {order.engine} out of the profile's engines"
+        f"the {spec.engine} builder {children.cause_text(failed)} on {model} after {step!r}; {advice}, "
+        f"or leave {spec.engine} out of the profile's engines"
     )
 
 
@@ -171,10 +171,10 @@ def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, step: str)
 
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Build the pickled order `payload`: a child's side of `BuildProcesses.build`."""
+    """Build the pickled BuildSpec `payload`: a child's side of `BuildProcesses.build`."""
     source, calibration = _loaded(request["inputs"])
-    order: Order = pickle.loads(payload)
-    return builder_for(order.engine).build(order, source, calibration, Path(request["out"]), progress).as_json(), b""
+    spec: BuildSpec = pickle.loads(payload)
+    return builder_for(spec.engine).build(spec, source, calibration, Path(request["out"]), progress).as_json(), b""
 
 
 def activations_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:

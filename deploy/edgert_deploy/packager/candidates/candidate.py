@@ -16,7 +16,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
 from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, BuildSpec
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
@@ -30,7 +30,7 @@ WORTH_SHARE_MIN = 0.25
 class Candidate:
     """An artifact, its result in the accuracy gate, and its answers to the golden samples."""
 
-    order: Order
+    spec: BuildSpec
     artifact: Artifact
     result: GateResult
     golden: Outputs
@@ -39,12 +39,12 @@ class Candidate:
 
     @property
     def id(self) -> str:
-        return self.order.id
+        return self.spec.id
 
     @property
     def recipe(self) -> str:
         """How it was quantized; empty for other precisions."""
-        return (self.order.recipe or FIRST_RECIPE) if self.is_int8 else ""
+        return (self.spec.recipe or FIRST_RECIPE) if self.is_int8 else ""
 
     @property
     def how(self) -> str:
@@ -70,7 +70,7 @@ class Candidate:
 
 
 class CandidateBuilder:
-    """Builds and judges each order once for all targets, each in its own folder under `work`."""
+    """Builds and judges each BuildSpec once for all targets, each in its own folder under `work`."""
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
         self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
@@ -84,12 +84,12 @@ class CandidateBuilder:
         """Every candidate so far, sorted by id."""
         return tuple(self._built[key] for key in sorted(self._built))
 
-    def build(self, order: Order) -> Candidate:
-        """Return the candidate of `order`. Raises OperatorUnsupported, BuildFailed or an engine's error."""
-        key = (order.id, tuple(layer.name for layer in order.float_layers))
+    def build(self, spec: BuildSpec) -> Candidate:
+        """Return the candidate of `spec`. Raises OperatorUnsupported, BuildFailed or an engine's error."""
+        key = (spec.id, tuple(layer.name for layer in spec.float_layers))
         if key not in self._built:
             self._tried += 1  # also what failed has a folder
-            self._built[key] = self._build(order, self._work / f"{order.id}-{self._tried}")
+            self._built[key] = self._build(spec, self._work / f"{spec.id}-{self._tried}")
         return self._built[key]
 
     def tell_failure(self, what: str, error: EdgeRTError) -> None:
@@ -97,37 +97,37 @@ class CandidateBuilder:
         self.progress(f"{what}: {'for the same reason' if error.message == self._reason else error.message}")
         self._reason = error.message
 
-    def _build(self, order: Order, out: Path) -> Candidate:
+    def _build(self, spec: BuildSpec, out: Path) -> Candidate:
         evaluation = self.evaluation
-        recipe = f" ({order.recipe})" if order.recipe else ""
-        self.progress(f"{order.profile.name}: building {order.engine} {order.precision}{recipe}")
+        recipe = f" ({spec.recipe})" if spec.recipe else ""
+        self.progress(f"{spec.profile.name}: building {spec.engine} {spec.precision}{recipe}")
         began = time.monotonic()
         out.mkdir()
-        artifact = self.processes.build(order, out, self.progress)
+        artifact = self.processes.build(spec, out, self.progress)
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)
-        self.progress(f"{order.profile.name}: judging it in {artifact.judged_by} on {counted(samples, 'sample')}")
+        self.progress(f"{spec.profile.name}: judging it in {artifact.judged_by} on {counted(samples, 'sample')}")
         try:
             ways = judged_outputs(artifact, evaluation.source, reference.holdout)
             for answers in ways:
                 _check_answers(artifact, evaluation.answers, answers)
             golden = evaluation.golden_answers(artifact, ways[-1])  # a device's check asks with one sample
         except ChildFailed as error:
-            raise BuildFailed(_complaint(cause_text(error), error.cause, order, artifact)) from error
+            raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
         except EngineFailed as error:  # it wrote, or read, what it does not run
-            raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", order, artifact)) from error
+            raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", spec, artifact)) from error
         results = [judge(evaluation.metric, reference, evaluation.of_apps(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(
-                f"{order.profile.name}: it answers a sample differently alone and in a batch: the worse score counts"
+                f"{spec.profile.name}: it answers a sample differently alone and in a batch: the worse score counts"
             )
-        return Candidate(order, artifact, result, golden, artifact.size_bytes(), build_s)
+        return Candidate(spec, artifact, result, golden, artifact.size_bytes(), build_s)
 
 
-def _complaint(what: str, cause: str, order: Order, artifact: Artifact) -> str:
-    recipe = f" ({order.recipe or FIRST_RECIPE})" if order.precision == "int8" else ""
+def _complaint(what: str, cause: str, spec: BuildSpec, artifact: Artifact) -> str:
+    recipe = f" ({spec.recipe or FIRST_RECIPE})" if spec.precision == "int8" else ""
     other_form = "try --precision auto, which packs a form that it can run" if recipe else "try another release of it"
     advice = {
         "memory": "free some memory, or give fewer hold-out samples",
@@ -135,7 +135,7 @@ def _complaint(what: str, cause: str, order: Order, artifact: Artifact) -> str:
     }.get(cause, f"this is a fault of the engine: {other_form}")
     return (
         f"{artifact.judged_by} {what} while it answered the hold-out samples with the {artifact.kind.upper()} "
-        f"artifact{recipe} of {order.profile.name}; {advice}, or leave {order.engine} out of the profile's engines"
+        f"artifact{recipe} of {spec.profile.name}; {advice}, or leave {spec.engine} out of the profile's engines"
     )
 
 

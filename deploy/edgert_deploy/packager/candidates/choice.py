@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from edgert.errors import AccuracyTooLow, ConfigInvalid, EdgeRTError, EngineMissing
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine, takes_operators
+from edgert_deploy.packager.builders import BuildSpec, builder_for, check_source, first_engine, takes_operators
 from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import Measurer, Timings, fastest
@@ -104,7 +104,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     _warn_of_float(target, packed, findings, timings, quantized=builder.evaluation.source.quantized)
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
-        reference = builder.build(Order(packed[0].artifact.engine, "fp32", target.profile))
+        reference = builder.build(BuildSpec(packed[0].artifact.engine, "fp32", target.profile))
     return findings.choice(packed, timings, reference)
 
 
@@ -161,17 +161,17 @@ def _warn_of_float(
             )
 
 
-def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:
+def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
     """Return what is built whatever the accuracy gate decides, each once."""
-    orders: dict[str, Order] = {}
+    specs: dict[str, BuildSpec] = {}
     for target in targets:
-        wanted = [_first_order(evaluation.source, engine, target) for engine in target.engines]
+        wanted = [_first_spec(evaluation.source, engine, target) for engine in target.engines]
         if target.with_reference:
-            wanted.append(Order(target.engines[0], "fp32", target.profile))
-        for order in wanted:
-            if builder_for(order.engine).takes(evaluation.source):  # `choose` refuses the others
-                orders.setdefault(order.id, order)
-    return list(orders.values())
+            wanted.append(BuildSpec(target.engines[0], "fp32", target.profile))
+        for spec in wanted:
+            if builder_for(spec.engine).takes(evaluation.source):  # `choose` refuses the others
+                specs.setdefault(spec.id, spec)
+    return list(specs.values())
 
 
 def check_gate(choices: Sequence[Choice]) -> None:
@@ -244,12 +244,12 @@ def _candidates(
     failures: list[EdgeRTError] = []
     for precision in target.precisions:
         try:
-            order = Order(engine, precision, target.profile)
+            spec = BuildSpec(engine, precision, target.profile)
             if precision == "int8":
-                for candidate in _int8_candidates(builder, target, order, budget, findings, until_passed=until_passed):
+                for candidate in _int8_candidates(builder, target, spec, budget, findings, until_passed=until_passed):
                     tried.append(candidate)  # what is built stays, even if a later one cannot be built
             else:
-                tried.append(builder.build(order))
+                tried.append(builder.build(spec))
         except CANNOT_BE_BUILT as error:
             builder.tell_failure(f"{name}: no {engine} {precision}", error)
             failures.append(error)
@@ -267,26 +267,26 @@ def _candidates(
 def _int8_candidates(
     builder: CandidateBuilder,
     target: TargetRequest,
-    order: Order,
+    spec: BuildSpec,
     budget: Budget,
     findings: _Findings,
     *,
     until_passed: bool,
 ) -> Iterator[Candidate]:
     """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
-    best, others = best_recipe(builder, order, target.recipe, findings.not_built)
+    best, others = best_recipe(builder, spec, target.recipe, findings.not_built)
     yield from (best, *others)
     if not best.passed and not budget.spent:
         search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
         if search is not None:
-            findings.searches.append((order.engine, search))
+            findings.searches.append((spec.engine, search))
             findings.warn(f"{target.profile.name}: {search.outcome()}")
             if search.found is not None:
                 best = search.found
                 yield best
     if not until_passed:
-        for precision in builder_for(order.engine).timed_beside_int8:
-            yield builder.build(replace(best.order, precision=precision))
+        for precision in builder_for(spec.engine).timed_beside_int8:
+            yield builder.build(replace(best.spec, precision=precision))
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
@@ -294,12 +294,12 @@ def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 
-def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:
-    order = Order(engine, target.precisions[0], target.profile)
+def _first_spec(source: SourceModel, engine: str, target: TargetRequest) -> BuildSpec:
+    spec = BuildSpec(engine, target.precisions[0], target.profile)
     return (
-        with_recipe(order, recipes_for(source, engine, target.profile, target.recipe)[0])
-        if order.precision == "int8"
-        else order
+        with_recipe(spec, recipes_for(source, engine, target.profile, target.recipe)[0])
+        if spec.precision == "int8"
+        else spec
     )
 
 

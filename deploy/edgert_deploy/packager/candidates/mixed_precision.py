@@ -21,7 +21,7 @@ from edgert_deploy.common.quantities import share_text
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
@@ -66,7 +66,7 @@ class Search:
 
     def outcome(self) -> str:
         """Return in one line what the search came to."""
-        engine = self.plain.order.engine
+        engine = self.plain.spec.engine
         layers, attempts = len(self.harms), len(self.attempts)
         if self.found is not None:
             names = self.found.artifact.float_layers
@@ -104,22 +104,22 @@ def search_float_layers(
     if source.proto is None or source.quantized:  # the user's own quantization stays as it is
         return None
     layers = builder.processes.layers()
-    saved = _Saved(builder, plain.order)
-    harms = _measured(builder, plain.order, layers, saved)
-    found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget, share_min)
+    saved = _Saved(builder, plain.spec)
+    harms = _measured(builder, plain.spec, layers, saved)
+    found, spent = _fewest(builder, plain.spec, worst_first(harms), saved, budget, share_min)
     return Search(plain, found, harms, tuple(saved.attempts), spent)
 
 
-def _measured(builder: CandidateBuilder, order: Order, layers: Sequence[Layer], saved: _Saved) -> tuple[Harm, ...]:
+def _measured(builder: CandidateBuilder, spec: BuildSpec, layers: Sequence[Layer], saved: _Saved) -> tuple[Harm, ...]:
     """Measure the harm of each layer."""
-    name = order.profile.name
+    name = spec.profile.name
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
         builder.progress(
             f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
             "(--budget 0 skips this search; after Ctrl-C, the next build continues it)"
         )
-    recipe = _recipe(builder, order)
+    recipe = _recipe(builder, spec)
     for number, layer in enumerate(missing, start=1):
         saved.add_harm(builder.processes.harm(layer, recipe))
         if number % 10 == 0:
@@ -127,14 +127,14 @@ def _measured(builder: CandidateBuilder, order: Order, layers: Sequence[Layer], 
     return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
 
 
-def _recipe(builder: CandidateBuilder, order: Order) -> Recipe:
-    """Return how `order` is quantized, as near as a Q/DQ graph comes to it."""
-    recipe = builder_for(order.engine).recipe(builder.evaluation.source, order.profile)
-    return replace(recipe, ops=HEAVY_OPS) if order.recipe in HEAVY_RECIPES else recipe
+def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
+    """Return how `spec` is quantized, as near as a Q/DQ graph comes to it."""
+    recipe = builder_for(spec.engine).recipe(builder.evaluation.source, spec.profile)
+    return replace(recipe, ops=HEAVY_OPS) if spec.recipe in HEAVY_RECIPES else recipe
 
 
 def _fewest(
-    builder: CandidateBuilder, order: Order, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
+    builder: CandidateBuilder, spec: BuildSpec, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
 ) -> tuple[Candidate | None, bool]:
     """Return the passing candidate with the fewest of `worst` in float, and if the budget ended it."""
     fails, passes = 0, 0  # counts of layers; every known count up to `fails` fails; `passes` 0: none is known
@@ -151,7 +151,7 @@ def _fewest(
             if budget.spent:
                 break
             budget.take()
-            attempt = _attempt(builder, order, worst, count)
+            attempt = _attempt(builder, spec, worst, count)
             saved.add_attempt(attempt)
         if attempt.passed:
             passes = count
@@ -160,33 +160,33 @@ def _fewest(
         else:
             fails = count
     spent = most > 0 and passes != fails + 1
-    return (builder.build(_order_with_float(order, worst, passes)) if passes else None), spent
+    return (builder.build(_spec_with_float(spec, worst, passes)) if passes else None), spent
 
 
-def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], count: int) -> Attempt:
-    name = order.profile.name
+def _attempt(builder: CandidateBuilder, spec: BuildSpec, worst: Sequence[Layer], count: int) -> Attempt:
+    name = spec.profile.name
     layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
-    builder.progress(f"{name}: {order.engine} INT8 with {counted(count, 'layer')} in float ({layers})")
+    builder.progress(f"{name}: {spec.engine} INT8 with {counted(count, 'layer')} in float ({layers})")
     try:
-        built = builder.build(_order_with_float(order, worst, count))
+        built = builder.build(_spec_with_float(spec, worst, count))
     except (BuildFailed, EngineFailed) as error:
         builder.progress(f"{name}: {error.message}")
         return Attempt(count, passed=False, drop=None)
     return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
 
 
-def _order_with_float(order: Order, worst: Sequence[Layer], count: int) -> Order:
+def _spec_with_float(spec: BuildSpec, worst: Sequence[Layer], count: int) -> BuildSpec:
     # Sorted by harm: the cache's key and the receipt show this order.
-    return replace(order, float_layers=tuple(worst[:count]))
+    return replace(spec, float_layers=tuple(worst[:count]))
 
 
 class _Saved:
     """Measurements in files beside the build cache. A file that cannot be read or written only costs time."""
 
-    def __init__(self, builder: CandidateBuilder, order: Order) -> None:
+    def __init__(self, builder: CandidateBuilder, spec: BuildSpec) -> None:
         evaluation = builder.evaluation
-        made_of = cache_key(order, evaluation.source, evaluation.calibration, _recipe(builder, order))
-        own = cache_key(order, evaluation.source, evaluation.calibration)
+        made_of = cache_key(spec, evaluation.source, evaluation.calibration, _recipe(builder, spec))
+        own = cache_key(spec, evaluation.source, evaluation.calibration)
         reference, metric = evaluation.reference, evaluation.metric.name
         holdout = reference.holdout
         truth = {"labels": holdout.labels, "slice": holdout.slices, "boxes": holdout.boxes}

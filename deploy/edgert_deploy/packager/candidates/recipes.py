@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from edgert.errors import BuildFailed, EdgeRTError, EngineFailed, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, is_kept
+from edgert_deploy.packager.builders import FIRST_RECIPE, BuildSpec, builder_for, is_kept
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.sources.source_model import SourceModel
 
@@ -26,27 +26,27 @@ class NotBuilt:
 
 
 def best_recipe(
-    builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
+    builder: CandidateBuilder, spec: BuildSpec, pinned: str, not_built: list[NotBuilt]
 ) -> tuple[Candidate, list[Candidate]]:
     """Try recipes until INT8 loses next to nothing; return the best, and the others that were built.
 
     An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
     """
-    name = order.profile.name
+    name = spec.profile.name
     built: list[Candidate] = []
     failures: list[EdgeRTError] = []
-    for recipe in recipes_for(builder.evaluation.source, order.engine, order.profile, pinned):
+    for recipe in recipes_for(builder.evaluation.source, spec.engine, spec.profile, pinned):
         try:
-            built.append(builder.build(with_recipe(order, recipe)))
+            built.append(builder.build(with_recipe(spec, recipe)))
         except CANNOT_BE_BUILT as error:
-            builder.tell_failure(f"{name}: no {order.engine} int8 ({recipe})", error)
+            builder.tell_failure(f"{name}: no {spec.engine} int8 ({recipe})", error)
             failures.append(error)
-            not_built.append(NotBuilt(order.engine, recipe, error.message))
+            not_built.append(NotBuilt(spec.engine, recipe, error.message))
             continue
         result = built[-1].result
         if result.passed and built[-1].is_worth_it and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
             break
-        builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
+        builder.progress(f"{name}: {spec.engine} INT8 ({recipe}): {result.loss()}")
     if not built:
         raise failures[0]
     best = min(built, key=_rank)
@@ -71,5 +71,5 @@ def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned
     return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
 
 
-def with_recipe(order: Order, recipe: str) -> Order:
-    return replace(order, recipe="" if recipe == FIRST_RECIPE else recipe)
+def with_recipe(spec: BuildSpec, recipe: str) -> BuildSpec:
+    return replace(spec, recipe="" if recipe == FIRST_RECIPE else recipe)

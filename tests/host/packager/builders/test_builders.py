@@ -23,7 +23,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import Limits, judge
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.builders import Order, Precision, builder_for
+from edgert_deploy.packager.builders import BuildSpec, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -171,9 +171,9 @@ def test_an_engine_that_nothing_is_built_for_is_named() -> None:
 
 def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
     arm, x86 = profile("a", "onnxruntime", "aarch64"), profile("b", "onnxruntime", "x86_64")
-    assert Order("onnxruntime", "int8", arm).id != Order("onnxruntime", "int8", x86).id
-    assert Order("onnxruntime", "fp32", arm).id == Order("onnxruntime", "fp32", x86).id
-    tflite = [Order("tflite", "int8", load_profile(name)).id for name in ("raspberry-pi-4", "raspberry-pi-5")]
+    assert BuildSpec("onnxruntime", "int8", arm).id != BuildSpec("onnxruntime", "int8", x86).id
+    assert BuildSpec("onnxruntime", "fp32", arm).id == BuildSpec("onnxruntime", "fp32", x86).id
+    tflite = [BuildSpec("tflite", "int8", load_profile(name)).id for name in ("raspberry-pi-4", "raspberry-pi-5")]
     assert tflite == ["tflite-int8"] * 2
 
 
@@ -196,7 +196,7 @@ def test_a_model_with_buckets_answers_every_length_as_the_source_does(engine: st
 def test_histograms_of_activations_take_buckets_of_several_sizes(recipe: str, tmp_path: Path) -> None:
     source = source_in("tokens=8,16,32")
     calibration, holdout = (samples_of(source, texts(24, seed=seed)) for seed in (0, 500))
-    order = Order("onnxruntime", "int8", load_profile("this-machine"), (), recipe)
-    artifact = builder_for("onnxruntime").build(order, source, calibration, tmp_path, lambda line: None)
+    spec = BuildSpec("onnxruntime", "int8", load_profile("this-machine"), (), recipe)
+    artifact = builder_for("onnxruntime").build(spec, source, calibration, tmp_path, lambda line: None)
     for one, other in zip(reference_outputs(source, holdout), artifact_outputs(artifact, source, holdout), strict=True):
         assert (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other) > 0.98

@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
@@ -46,10 +46,10 @@ def test_a_transformers_products_find_their_ranges_as_they_run(tmp_path: Path) -
 
     source = load_source(models.write(models.transformer(), tmp_path / "m.onnx"))
     builder, samples = builder_for("onnxruntime"), samples_for(source)
-    order = Order("onnxruntime", "int8", PROFILE, recipe="dynamic-range")
-    assert builder.recipes(source, PROFILE)[0] == order.recipe
+    spec = BuildSpec("onnxruntime", "int8", PROFILE, recipe="dynamic-range")
+    assert builder.recipes(source, PROFILE)[0] == spec.recipe
     (tmp_path / "out").mkdir()
-    artifact = builder.build(order, source, samples, tmp_path / "out", lambda line: None)
+    artifact = builder.build(spec, source, samples, tmp_path / "out", lambda line: None)
     assert artifact.int8_share is not None
     assert 0.5 < artifact.int8_share < 1  # products of two activations stay in float
     operators = {node.op_type for node in onnx.load(artifact.path).graph.node}

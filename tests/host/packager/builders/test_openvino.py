@@ -13,7 +13,7 @@ pytest.importorskip("onnx")
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -61,8 +61,8 @@ def test_the_recipe_float_tail_leaves_recurrent_layers_in_float(tmp_path: Path) 
     found = {}
     for recipe in ("min-max", "float-tail"):
         (tmp_path / recipe).mkdir()
-        order = Order("openvino", "int8", load_profile("intel-nuc"), (), recipe)
-        artifact = builder_for("openvino").build(order, source, samples, tmp_path / recipe, lambda line: None)
+        spec = BuildSpec("openvino", "int8", load_profile("intel-nuc"), (), recipe)
+        artifact = builder_for("openvino").build(spec, source, samples, tmp_path / recipe, lambda line: None)
         found[recipe] = {layer.kind: layer.precision for layer in builder_for("openvino").layers(artifact.path)}
     assert found["min-max"]["LSTMSequence"] == "int8"
     assert found["float-tail"]["LSTMSequence"] == "fp32"

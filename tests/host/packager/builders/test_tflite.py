@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.builders import Order, builder_for, tflite
+from edgert_deploy.packager.builders import BuildSpec, builder_for, tflite
 from edgert_deploy.packager.sources.source_model import load_source
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.half import with_half_weights
@@ -54,9 +54,9 @@ def test_int8_weights_with_float_activations_are_the_first_recipe_of_a_transform
 def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Path) -> None:
     source, old = load_source(models.write(models.mlp(), tmp_path / "m.onnx")), load_profile("raspberry-pi-3")
     assert builder_for("tflite").recipes(source, old) == ("min-max", "percentile")
-    order = Order("tflite", "int8", old, recipe="dynamic-range")
+    spec = BuildSpec("tflite", "int8", old, recipe="dynamic-range")
     with pytest.raises(BuildFailed, match=r"raspberry-pi-3 may run tflite-runtime 2\.14"):
-        builder_for("tflite").build(order, source, samples_for(source), tmp_path, lambda line: None)
+        builder_for("tflite").build(spec, source, samples_for(source), tmp_path, lambda line: None)
 
 
 def test_a_custom_operator_that_cannot_be_run_fails_int8_with_the_way_to_a_float_build(tmp_path: Path) -> None:

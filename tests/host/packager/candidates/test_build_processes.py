@@ -23,7 +23,7 @@ from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.activation_ranges import activations
 from edgert_deploy.packager.build_cache import BuildCache, cache_key
-from edgert_deploy.packager.builders import Order
+from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses, free_memory_bytes
 from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -31,9 +31,9 @@ from tests.support import models
 from tests.support.paths import DIGITS
 from tests.support.shell import EDGERT, Shell
 
-ORDERS = [
-    Order("tflite", "int8", load_profile("raspberry-pi-4")),
-    Order("onnxruntime", "int8", load_profile("this-machine")),
+SPECS = [
+    BuildSpec("tflite", "int8", load_profile("raspberry-pi-4")),
+    BuildSpec("onnxruntime", "int8", load_profile("this-machine")),
 ]
 
 
@@ -44,15 +44,15 @@ def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
 def test_two_at_once_are_in_the_cache_afterwards(digits_source: Any, digits_calibration: Any, tmp_path: Path) -> None:
     cache, lines = BuildCache(tmp_path / "cache"), list[str]()
     builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
-    builds.ahead(ORDERS, lines.append, processes=2)
-    for order in ORDERS:
-        assert cache.has(cache_key(order, digits_source, digits_calibration))
+    builds.ahead(SPECS, lines.append, processes=2)
+    for spec in SPECS:
+        assert cache.has(cache_key(spec, digits_source, digits_calibration))
     assert {"raspberry-pi-4: building tflite int8", "this-machine: building onnxruntime int8"} <= set(lines)
     lines.clear()
-    builds.ahead(ORDERS, lines.append, processes=2)
+    builds.ahead(SPECS, lines.append, processes=2)
     assert lines == []
     (tmp_path / "out").mkdir()
-    assert builds.build(ORDERS[1], tmp_path / "out", lines.append).path.parent == tmp_path / "out"
+    assert builds.build(SPECS[1], tmp_path / "out", lines.append).path.parent == tmp_path / "out"
     assert lines == ["onnxruntime: unchanged, taken from the build cache"]
 
 
@@ -89,10 +89,10 @@ def test_a_crash_ends_the_child_alone(
         (tmp_path / folder).mkdir()
     with pytest.raises(BuildFailed, match=message):
         processes(tmp_path / "hostile", hostile, digits_calibration).build(
-            ORDERS[0], tmp_path / "out", lambda line: None
+            SPECS[0], tmp_path / "out", lambda line: None
         )
     sound = processes(tmp_path / "sound", digits_source, digits_calibration)
-    made = sound.build(ORDERS[1], tmp_path / "out", lambda line: None)
+    made = sound.build(SPECS[1], tmp_path / "out", lambda line: None)
     assert made.path.parent == tmp_path / "out"
 
 
@@ -115,7 +115,7 @@ def test_a_builders_error_is_raised_here(digits_calibration: Any, tmp_path: Path
         models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Tan(x)"), tmp_path / "m.onnx")
     )
     with pytest.raises(OperatorUnsupported, match="Tan"):
-        processes(tmp_path, source, digits_calibration).build(ORDERS[0], tmp_path, lambda line: None)
+        processes(tmp_path, source, digits_calibration).build(SPECS[0], tmp_path, lambda line: None)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])

@@ -13,7 +13,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import Order
+from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.pack import build_bundle
@@ -42,4 +42,4 @@ def test_an_order_that_failed_for_one_target_fails_alike_for_the_next(tmp_path: 
     builder = CandidateBuilder(evaluate_source(request), BuildCache(tmp_path / "cache"), tmp_path, lambda line: None)
     for name in ("one", "two"):
         with pytest.raises(BuildFailed, match="1024 weights or more"):
-            builder.build(Order("tflite", "int8", profile(name), recipe="dynamic-range"))
+            builder.build(BuildSpec("tflite", "int8", profile(name), recipe="dynamic-range"))

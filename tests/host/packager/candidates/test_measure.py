@@ -22,7 +22,7 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import Order, Precision
+from edgert_deploy.packager.builders import BuildSpec, Precision
 from edgert_deploy.packager.candidates import measure
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
@@ -112,7 +112,7 @@ def test_an_artifact_that_crashes_its_engine_has_no_time_and_the_others_have_the
     evaluation = evaluate_source(request)
     builder = CandidateBuilder(evaluation, BuildCache(tmp_path / "cache"), tmp_path, lambda line: None)
     precisions: tuple[Precision, ...] = ("int8", "fp32")
-    candidates = [builder.build(Order("onnxruntime", precision, profile("box"))) for precision in precisions]
+    candidates = [builder.build(BuildSpec("onnxruntime", precision, profile("box"))) for precision in precisions]
     only = CalibrationSet({"x": models.crashing(np.empty((0, 4), np.float32), in_int8_only=True)}, None)
     lines = list[str]()
     timings = Measurer()(profile("box"), replace(evaluation, golden_set=only), candidates, lines.append)

@@ -16,7 +16,7 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import Order
+from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget, search_float_layers
@@ -100,7 +100,7 @@ def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: Bui
     found, rounds = None, 0
     while found is None:
         builder = a_builder(request_, tmp_path / f"work-{rounds}", lines)
-        plain = builder.build(Order("onnxruntime", "int8", box))
+        plain = builder.build(BuildSpec("onnxruntime", "int8", box))
         result = search_float_layers(builder, plain, Budget(1))
         assert result is not None
         assert result.budget_spent is (result.found is None)
@@ -118,7 +118,7 @@ def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: Bui
 
 def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(request_: BuildRequest, tmp_path: Path) -> None:
     builder = a_builder(request_, tmp_path / "work", [])
-    plain = builder.build(Order("onnxruntime", "int8", request_.targets[0]))
+    plain = builder.build(BuildSpec("onnxruntime", "int8", request_.targets[0]))
     result = search_float_layers(builder, plain, Budget(12), share_min=0.95)
     assert result is not None
     assert (result.found, result.budget_spent) == (None, False)
