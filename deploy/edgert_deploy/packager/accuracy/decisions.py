@@ -117,7 +117,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
-        return "decisions"
+        return "thresholds"
     if within and ((positions and reference.max(initial=0.0) > 0) or _are_many_classes(reference)):
         return "maps"
     if _are_embeddings(reference):
@@ -160,7 +160,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "top1": same_top1,
     "steps": same_steps,
     "texts": same_texts,
-    "decisions": same_sides,
+    "thresholds": same_sides,
     "neighbours": same_neighbours,
 }
 # The scores that are no mean of these.

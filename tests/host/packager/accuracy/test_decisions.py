@@ -50,7 +50,7 @@ OUTPUTS = {
     "boxes": yolo(),
     "top1": softmax(RANDOM.normal(0, 3, (20, 7))),
     "texts": softmax(RANDOM.normal(0, 3, (20, 40, 30))),
-    "decisions": RANDOM.uniform(0, 1, (30, 1)).astype(np.float32),
+    "thresholds": RANDOM.uniform(0, 1, (30, 1)).astype(np.float32),
     "maps": (RANDOM.uniform(0, 1, (5, 1, 32, 32)) ** 4).astype(np.float32),
     "masks": RANDOM.integers(0, 3, (5, 32, 32)),
     "neighbours": RANDOM.normal(0, 1, (12, 64)).astype(np.float32),
@@ -181,8 +181,8 @@ def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
 
 
 def test_every_output_is_judged() -> None:
-    found = judged(OUTPUTS["decisions"], OUTPUTS["values"])
-    assert [(one.name, one.outputs) for one in found] == [("decisions", ("out0",)), ("values", ("out1",))]
+    found = judged(OUTPUTS["thresholds"], OUTPUTS["values"])
+    assert [(one.name, one.outputs) for one in found] == [("thresholds", ("out0",)), ("values", ("out1",))]
 
 
 def test_whole_numbers_are_equal_or_not() -> None:
