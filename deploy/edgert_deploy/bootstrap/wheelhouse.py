@@ -116,11 +116,12 @@ def prepare(
     lock: Lock | None = None,
     extras: Sequence[str] = (),
 ) -> Wheelhouse:
-    """Collect edgert's wheel and its requirements with `engines` and `extras` of OPTIONAL_EXTRAS on `target`.
+    """Collect edgert's wheel, and the wheels that it, `engines` and `extras` need on `target`.
 
-    The versions are those of `lock`, if it has wheels for the processor; else the newest that fit. With `shrink`,
-    engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again. Raises
-    EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
+    `extras` are some of OPTIONAL_EXTRAS. The versions are those of `lock` if it has wheels for the processor, else the
+    newest that fit. With `shrink`, engines without wheels for the target are left out, as long as one engine remains.
+    Earlier downloads are reused. Raises EngineMissing if an engine has no wheels, and ConfigInvalid if there is no
+    network or no pip here, or if a wheel has changed.
     """
     spec = _DownloadSpec(target, lock if target.machine in MACHINES else None, progress, tuple(extras))
     with _COLLECTING:

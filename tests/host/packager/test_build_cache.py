@@ -66,7 +66,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 SAMPLES = CalibrationSet({"x": models.random(16, 4)}, None)
 
 
-def test_the_same_order_is_built_once(builds: Builds, source: SourceModel) -> None:
+def test_the_same_artifact_is_built_once(builds: Builds, source: SourceModel) -> None:
     first = builds(source, SAMPLES)
     assert builds(source, SAMPLES) == first
     # The file's folder and the profile's facts about the device shape no artifact.
