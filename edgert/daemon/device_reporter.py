@@ -1,7 +1,7 @@
 """The supervisor's own telemetry: events, and the state of each model's slots.
 
-Telemetry is imported with the first message, so that the supervisor stays small. If the spool refuses a message, the
-message is lost and logged; the daemon goes on.
+The first message imports telemetry, so that the supervisor stays small. If the spool refuses a message, the message is
+lost and logged; the daemon continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLOSE_S_MAX = 2.0
 
 
 class DeviceReporter:
-    """Writes messages into the spool in a thread of its own, as a slow disk must not delay the supervisor.
+    """Writes messages into the spool in its own thread, because a slow disk must not delay the supervisor.
 
     Payloads are flat: texts, numbers, booleans.
     """
@@ -88,7 +88,7 @@ class DeviceReporter:
             thread = threading.Thread(target=self._run, name="device-reporter", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the system gives no more threads
+            except RuntimeError as error:  # the system's limit of threads is reached
                 log(f"telemetry: a message of the device is lost: {error}")
                 return
             self._thread = thread
@@ -112,5 +112,5 @@ class DeviceReporter:
 
 
 def _sendable(text: str) -> str:
-    """Return the beginning of a text. A half of a surrogate pair, which no message can hold, becomes `?`."""
+    """Return the start of a text. Half of a surrogate pair, which no message can contain, becomes `?`."""
     return text[:REASON_LENGTH_MAX].encode(errors="replace").decode()

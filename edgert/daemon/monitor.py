@@ -1,9 +1,9 @@
 """The monitor: the process that restarts the daemon on a device without systemd.
 
-`edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to (SIGTERM,
-SIGINT), or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed,
-the next `edgertd start` leaves one that adopts its daemon. The exit code of an adopted daemon is unknown: it ended in
-order if it removed its control socket.
+`edgertd start` starts it. It ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT, or when the state
+folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed, the next `edgertd start`
+starts one that adopts its daemon. The exit code of an adopted daemon is unknown: it ended normally if it removed its
+control socket.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from edgert.backoff import STABLE_S, Backoff, doubling
 from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
-REFUSED_S_MAX = 2.0  # a daemon that fails so soon after its first start will fail again
+REFUSED_S_MAX = 2.0  # a daemon that fails this soon after its first start will fail again
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
 VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
-ADOPTED_S = 1.0  # the pause between two looks at an adopted daemon
+ADOPTED_S = 1.0  # the pause between two checks of an adopted daemon
 
 
 def main() -> int:
@@ -39,12 +39,12 @@ def main() -> int:
 
 
 class Monitor:
-    """Keeps one daemon running. A run longer than `stable_s` makes earlier ends forgotten."""
+    """Keeps one daemon running. After a run longer than `stable_s`, earlier failures no longer count."""
 
     def __init__(self, state: str, stable_s: float = STABLE_S) -> None:
         self._state = state
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
-        # Signal handlers wake the pause. The lock of a threading.Event could be held by the code that they interrupt.
+        # Signal handlers end the pause. They must not use a threading.Event: the interrupted code could hold its lock.
         self._ending, self._awake = False, queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
@@ -53,7 +53,7 @@ class Monitor:
         signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
 
     def keep(self, adopted: int | None = None) -> int:
-        """Start the daemon again and again until it ends in order; return the exit code.
+        """Start the daemon repeatedly until it ends normally; return the exit code.
 
         With `adopted`, the process id of a daemon that runs, wait for its end first.
         """
@@ -77,7 +77,7 @@ class Monitor:
             shorten_log()
 
     def _pause(self, pause_s: float) -> None:
-        """Wait until `pause_s` have passed or a signal comes; one that came before must have told to end."""
+        """Wait for `pause_s` or a signal. Of earlier signals, only one that ends the monitor counts."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._awake.get_nowait()
@@ -90,15 +90,15 @@ class Monitor:
         try:
             environment = {**os.environ, VARIABLE: str(os.getpid())}
             self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        except OSError as error:  # no memory or no processes: like a daemon that ends at once
+        except OSError as error:  # there is no memory or no process: the same as a daemon that ends at once
             log(f"edgertd cannot be started: {error.strerror}")
             return NOT_STARTED
-        if self._ending:  # the signal came before the daemon had started
+        if self._ending:  # the signal arrived before the daemon had started
             self._daemon.terminate()
         return self._daemon.wait()
 
     def _ends_in_order(self, daemon: int) -> bool:
-        """Wait for the end of a daemon that another monitor started; return whether it ended in order."""
+        """Wait for the end of a daemon that another monitor started; return whether it ended normally."""
         self._adopted = daemon
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
@@ -128,7 +128,7 @@ def monitor_of(state: Path) -> int | None:
 
 def signal_monitor(monitor: int, number: signal.Signals) -> None:
     """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, harmless at any time)."""
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
+    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
         os.kill(monitor, number)
 
 
@@ -148,14 +148,14 @@ def has_lost_its_monitor(daemon: int) -> bool:
 
 
 def _was_monitored(daemon: int) -> bool:
-    """Return whether the process runs and was started by a monitor."""
+    """Return whether the process runs and a monitor started it."""
     return any(word.startswith(f"{VARIABLE}=".encode()) for word in _words(Path(f"/proc/{daemon}/environ")))
 
 
 def _words(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\0")
-    except OSError:  # the process has ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return []
 
 
@@ -163,9 +163,9 @@ def shorten_log() -> None:
     """Empty the log if it is too long: a model that keeps failing must not fill the disk."""
     try:
         if os.fstat(2).st_size > LOG_BYTES_MAX:
-            os.ftruncate(2, 0)  # all processes append, so they go on at the new end
+            os.ftruncate(2, 0)  # all processes append, so they continue at the new end
     except OSError:
-        pass  # a terminal, or a pipe
+        pass  # the log is a terminal or a pipe
 
 
 if __name__ == "__main__":

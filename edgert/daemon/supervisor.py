@@ -1,7 +1,7 @@
 """The supervisor: accepts connections, passes them to the model's worker, keeps workers running.
 
-It never handles a request: once the hello has named the model, the connection's descriptor goes to that model's worker.
-It has one thread and one selector.
+It never handles a request: once the hello has named the model, it passes the connection's descriptor to that model's
+worker. It has one thread and one selector.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
 STOP_S_MAX = 30.0
-FIRST_ROUND_S_MAX = 60.0  # until the follower's first round
+FIRST_ROUND_S_MAX = 60.0  # the longest time until the follower's first round
 HINT_PAUSE_S = 60.0  # the least time between two rounds for hints
-HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
+HINT_S_MAX = 10.0  # the longest time from a hint to its round; all devices of a channel get a hint at the same time
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
-STATE_CHECK_S = 30.0  # the time between checks whether the state folder still exists
+STATE_CHECK_S = 30.0  # the time between two checks that the state folder exists
 
 
 class Supervisor:
@@ -68,7 +68,7 @@ class Supervisor:
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot)
         self._own_alarms = self._channel_alarms()
-        self._alarms: dict[str, tuple[str, ...]] = {"": ()}  # as last reported; "" is the device itself
+        self._alarms: dict[str, tuple[str, ...]] = {"": ()}  # the last report, by model; "" is the device itself
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
@@ -83,7 +83,7 @@ class Supervisor:
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
         self._hinted_at_s = -HINT_PAUSE_S
-        self._due_s = 0.0  # when a part beside the acceptor is due
+        self._due_s = 0.0  # the time when a part other than the acceptor is due
         self._regular = [
             Every(STATE_CHECK_S, self._check_state_folder, clock),
             Every(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
@@ -126,7 +126,7 @@ class Supervisor:
                 self._due_s = 0.0
         self._acceptor.tick()
         if self._clock() < self._due_s and self._stop_by_s is None:
-            return  # only connections were passed on: to look at every part costs more than to pass one on
+            return  # only connections were passed on: a check of every part costs more than to pass one on
         parts = self._timed_parts()
         for part in parts:
             part.tick()
@@ -136,7 +136,7 @@ class Supervisor:
             self._reported_ready = True
             service_manager.notify("READY=1")
         due_s = soonest_s(parts)
-        assert due_s is not None  # some of it is regular
+        assert due_s is not None  # some parts are regular
         self._due_s = due_s
 
     def _wait_s(self) -> float:
@@ -147,26 +147,26 @@ class Supervisor:
         return max(0.0, due_s - self._clock()) + 0.001
 
     def _timed_parts(self) -> list[Timed]:
-        """Return what acts at a time of its own, beside the acceptor."""
+        """Return the parts that act at their own times, without the acceptor."""
         sockets = (self._control_server, self._status_rounds)
         return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]
 
     def _collect(self, model: str) -> None:
-        """Remove what a power cut or a failed trial left, unless an install is in progress."""
+        """Remove the files that a power cut or a failed trial left, unless an install is in progress."""
         store = self._services[model].store
         try:
             with store.installing():
                 store.collect(wait=False)
-        except EdgeRTError as error:  # it only uses space: the next install tries again
+        except EdgeRTError as error:  # the files only use space, and the next install tries again
             log(f"{model}: the slots were not cleaned up: {error.message}")
 
     def _check_state_folder(self) -> None:
-        """Stop if the state folder was removed: no command can reach this daemon any more."""
+        """Stop if the state folder was removed: no command can reach this daemon then."""
         try:
             exists = self._pid_inode is None or self._state.pid.stat().st_ino == self._pid_inode
         except FileNotFoundError:
             exists = False
-        except OSError:  # a failing disk is no reason to stop serving
+        except OSError:  # a faulty disk is no reason to stop serving
             return
         if not exists and self._stop_by_s is None:
             log(f"{self._state.root} was removed or replaced: the daemon stops")
@@ -212,7 +212,7 @@ class Supervisor:
                 models = ", ".join(sorted(self._services)) or "none"
                 raise ModelNotFound(f"unknown model {str(model)[:80]!r}; this device has: {models}")
         except EdgeRTError as error:
-            self._due_s = 0.0  # the model may begin to load
+            self._due_s = 0.0  # the model may start to load
             reject(sock, error)
             return
         except OSError:
@@ -232,7 +232,7 @@ class Supervisor:
     def _installed(self, model: str) -> ModelService:
         """Return the service of an installed model. Raises ModelNotFound.
 
-        Any other name would stay in every list of models until the daemon ends.
+        Without this check, any other name would stay in every list of models until the daemon ends.
         """
         if model not in self._services and model not in self._state.model_names():
             raise ModelNotFound(f"unknown model {model[:80]!r}: install a bundle of it first (edgertd install)")
@@ -262,12 +262,12 @@ class Supervisor:
             received = link.receive(worker.link)
             if received is not None:
                 self._take_message(service, worker, received[0])
-                for descriptor in received[1]:  # no worker sends any
+                for descriptor in received[1]:  # workers send no descriptors
                     os.close(descriptor)
                 return
         except BlockingIOError:
             return
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # its memory is corrupt
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # the worker's memory is corrupt
             worker.kill(self._clock(), DeviceError(f"the worker sent an invalid message: {type(error).__name__}"))
             return
         except OSError:
@@ -317,10 +317,10 @@ class Supervisor:
                 control.reply(answer_of(to_json(service.status())) if error is None else error_answer(error))
 
             service.sync(settled)
-        elif op == "follow":  # a hint: the channel may have changed
+        elif op == "follow":  # the hint that the channel may have changed
             self._follow_hint()
             control.reply(answer_of({}))
-        elif op == "event":  # from the follower
+        elif op == "event":  # an event of the follower
             event = vars(from_json(ChannelEvent, request))
             self._reporter.event(event.pop("event"), event.pop("model"), event)
             self._own_alarms = self._channel_alarms()
@@ -352,7 +352,7 @@ class Supervisor:
             self._side_processes.append(self._follower)
 
     def _new_follower(self, interval_s: float) -> SideProcess:
-        """Plan the rounds of the follower. Devices that start together must not ask together."""
+        """Plan the rounds of the follower at random times, because many devices may start at once."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state.root), "follow"]
         follower = SideProcess(
             "channel: the follower",
@@ -366,22 +366,22 @@ class Supervisor:
         return follower
 
     def _follow_hint(self) -> None:
-        """Begin a round soon; a broker that floods hints gets no more than one in HINT_PAUSE_S."""
+        """Start a round soon; a flood of hints causes at most one round in HINT_PAUSE_S."""
         now_s = self._clock()
-        if self._follower is not None and now_s >= self._hinted_at_s:  # else one is planned already
+        if self._follower is not None and now_s >= self._hinted_at_s:  # otherwise one is already planned
             self._hinted_at_s = max(now_s + random.uniform(0.0, HINT_S_MAX), self._hinted_at_s + HINT_PAUSE_S)
             self._follower.start_in(self._hinted_at_s - now_s)
 
     # --- set-up -------------------------------------------------------------------------------
 
     def _socket_paths(self) -> tuple[Path, Path]:
-        """Return where apps and where commands connect. Raises StorageFailed."""
+        """Return the path of the apps' socket and that of the control socket. Raises StorageFailed."""
         try:
             control, apps = self._state.place("control.sock"), self._state.place("edgert.sock")
             if self._state.read_only:
                 log(f"{self._state.root} is read-only: live versions are served, and every change is refused")
         except OSError as error:
-            raise StorageFailed(f"cannot make a folder for the sockets: {error}") from error
+            raise StorageFailed(f"cannot create a folder for the sockets: {error}") from error
         return (self._state.socket(self._config.socket) if self._config.socket else apps), control
 
     def _handle_signals(self, stack: contextlib.ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""The interface of the daemon's parts that act at due times; each gets its clock from outside."""
+"""The interface of the daemon's parts that act at due times. The caller passes each part its clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Timed(Protocol):
-    """`tick` does what is due, if anything; `due_s` is when it is due next, on the clock, None for never."""
+    """`tick` does the work that is due, if any; `due_s` is its next due time on the clock, None for never."""
 
     def tick(self) -> None: ...
 
@@ -15,7 +15,7 @@ class Timed(Protocol):
 
 
 class Every:
-    """Calls `do` at once, and then after every `period_s` on `clock`."""
+    """Calls `do` at once, and then every `period_s` on `clock`."""
 
     def __init__(self, period_s: float, do: Callable[[], object], clock: Callable[[], float]) -> None:
         self._period_s, self._do, self._clock = period_s, do, clock
@@ -31,5 +31,5 @@ class Every:
 
 
 def soonest_s(parts: Iterable[Timed]) -> float | None:
-    """Return when the first of `parts` is due; None for never."""
+    """Return the earliest due time of `parts`; None for never."""
     return min((due_s for part in parts if (due_s := part.due_s()) is not None), default=None)

@@ -1,4 +1,4 @@
-"""Decides when models load: as many at once as there are processors, each once there is memory for it."""
+"""Decides when models load: one per processor at a time, and each only if there is memory for it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Overloaded
 from edgert.versions.slots import SlotState
 
-TURN_S = 10.0  # a load that takes longer, such as TensorRT building a plan, holds up no other
+TURN_S = 10.0  # a longer load, such as a TensorRT build, does not delay others
 ROOM_RETRY_S = 0.05
-ROOM_S_MAX = 10.0  # how long a model waits for memory after a client asked for it
+ROOM_S_MAX = 10.0  # the longest wait for memory after a client requested the model
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """A model that waits for memory; it is tried again at `again_at_s`."""
+    """A model that waits for memory; the next attempt is at `again_at_s`."""
 
     since_s: float
     again_at_s: float
@@ -27,8 +27,8 @@ class _Wait:
 class LoadTurns:
     """Admits loads of `services` in turn, each if `budget` has memory for it.
 
-    The models that clients ask for go first, then pinned ones. A model that a command waits for, that is on trial or
-    that serves while its next version loads needs no turn. A model that must wait is tried again by its `sync`.
+    Models that clients request load first, then pinned ones. A model needs no turn if a command waits for it, if it is
+    on trial, or if it serves while its next version loads. If a model must wait, the next attempt calls its `sync`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LoadTurns:
     def admit(self, service: ModelService, slots: SlotState) -> bool:
         """Return whether `service` may load its live version now; if not, `tick` tries again.
 
-        Raises Unavailable for a version that the memory budget can never hold, Overloaded if other models have used
+        Raises Unavailable for a version that never fits into the memory budget, Overloaded if other models have used
         the memory for too long.
         """
         model = service.model
@@ -65,12 +65,12 @@ class LoadTurns:
         return False
 
     def tick(self) -> None:
-        """Try again what is due."""
+        """Try the loads that are due."""
         now_s = self._clock()
         for model, wait in list(self._waits.items()):
             if now_s >= wait.again_at_s:
                 self._try_again(self._services[model])
-                if self._waits.get(model) is wait:  # it does not wait any more
+                if self._waits.get(model) is wait:  # the model no longer waits
                     del self._waits[model]
         queued = [service for model, service in self._services.items() if model in self._queued]
         for service in sorted(queued, key=lambda service: (not service.asked_at_s, not service.pinned)):
@@ -80,7 +80,7 @@ class LoadTurns:
             self._try_again(service)
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due, on the clock; None for never."""
+        """Return the time when `tick` is due, on the clock; None for never."""
         times = [wait.again_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
         return min(times, default=None)
 
@@ -92,7 +92,7 @@ class LoadTurns:
         return len(self._ends_s()) < self._at_once
 
     def _ends_s(self) -> list[float]:
-        """Return when the turns of the models that load now end."""
+        """Return the end times of the turns of the models that load now."""
         loading = [service.workers.loading for service in self._services.values()]
         ends_s = [worker.started_s + TURN_S for worker in loading if worker is not None]
         return [end_s for end_s in ends_s if end_s > self._clock()]

@@ -1,4 +1,4 @@
-"""The memory budget: whether a version may load now, and the models to unload for it."""
+"""The memory budget: decides whether a version may load now, and which models to unload for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded
 
 
 class MemoryBudget:
-    """Divides `limit_mb` among `services`; 0 sets no limit, and then nothing is measured.
+    """Divides `limit_mb` among `services`; 0 sets no limit and switches measurements off.
 
     `forks` tells whether the next worker is a fork.
     """
@@ -31,10 +31,10 @@ class MemoryBudget:
         self._forks = forks
 
     def admit(self, service: ModelService, slots: SlotState) -> bool:
-        """Return whether `service` may load its live version now; if not, begin to make room.
+        """Return whether `service` may load its live version now; if not, start to unload other models.
 
-        A version of the same model that still serves does not count: a swap must not stop the model. Raises
-        Unavailable for a version that is larger than the budget leaves beside the pinned models.
+        A version of the same model that still serves does not count, because a swap must not stop the model. Raises
+        Unavailable for a version that needs more than the budget minus the pinned models.
         """
         version = slots.live
         if not self._limit_mb or version is None:
@@ -46,20 +46,20 @@ class MemoryBudget:
         if known_mb is not None and known_mb > left_mb:
             raise Unavailable(
                 f"release {version.release} of {service.model} needs {known_mb:.0f} MB, "
-                f"the budget leaves {left_mb:.0f} MB beside pinned models: raise memory_mb in config.toml"
+                f"but the pinned models leave {left_mb:.0f} MB of the budget: raise memory_mb in config.toml"
             )
-        # An estimate alone refuses nothing: `loaded` makes up for one that was too low.
+        # An estimate alone is no reason to refuse: if it was too low, `loaded` unloads other models later.
         need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots), self._forks()))
         return self._make_room(need_mb, reservations, service.model)
 
     def loaded(self, model: str) -> None:
-        """Measure, and unload other models if `model` turned out larger than its estimate was."""
+        """Measure, and unload other models if `model` is larger than its estimate."""
         if self._limit_mb:
             self.learn()
             self._make_room(0.0, self._reservations(), model)
 
     def learn(self) -> None:
-        """Measure the workers that serve, and remember their sizes."""
+        """Measure the workers that serve, and store their sizes."""
         if self._limit_mb:
             for service in self._services.values():
                 if (worker := service.workers.serving) is not None:
@@ -72,7 +72,7 @@ class MemoryBudget:
         return room.now
 
     def _reservations(self, asking: ModelService | None = None) -> list[Reservation]:
-        """Return what all workers use of the budget, as `asking` must see it."""
+        """Return the memory of all workers; of the service `asking`, only that of workers which are leaving."""
         return [each for service in self._services.values() for each in self._reservations_of(service, asking)]
 
     def _reservations_of(self, service: ModelService, asking: ModelService | None) -> list[Reservation]:
@@ -95,18 +95,18 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One worker's share of the budget. A `leaving` worker frees it soon; a `fixed` one is not unloaded."""
+    """One worker's part of the budget. A `leaving` worker frees it soon; a `fixed` worker stays loaded."""
 
     model: str
     mb: float
     used_at_s: float = 0.0
     leaving: bool = False
-    fixed: bool = False  # pinned, on trial or being replaced
+    fixed: bool = False  # the model is pinned, on trial, or loads a version
 
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is room now; if not, the models to unload for it (none: wait)."""
+    """Whether there is memory now; if not, the models to unload for it (none: wait)."""
 
     now: bool
     unload: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Room:
 def make_room(need_mb: float, limit_mb: float, reservations: Sequence[Reservation], now_s: float) -> Room:
     """Decide how `need_mb` fits under `limit_mb` beside `reservations`.
 
-    The least recently used models are unloaded first, as few as possible, and none if that would not suffice.
+    The least recently used models come first. Unload as few as possible, and none if even all would not suffice.
     """
     staying = [each for each in reservations if not each.leaving]
     if need_mb <= limit_mb - sum(each.mb for each in reservations):

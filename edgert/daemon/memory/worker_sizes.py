@@ -1,4 +1,4 @@
-"""The memory of each version's worker: measured while it serves, kept by the version's digest."""
+"""The memory of each version's worker: measured while it serves, stored by the version's digest."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-# A worker with its engine's code and without its model: as a program of its own, and a fork's own part (decision 24).
+# A worker with its engine's code and without its model: as a separate program, and a fork's own part (decision 24).
 PROGRAM_MB, FORK_MB = 40.0, 12.0
-LEARNED_SHARE = 0.05  # smaller changes are not written
+LEARNED_SHARE = 0.05  # the least relative change that is written
 
 
 class LearnedSizes:
@@ -27,7 +27,7 @@ class LearnedSizes:
             try:
                 self._known[digest] = float(json.loads(self._path(digest).read_bytes())["worker_mb"])
             except (OSError, ValueError, KeyError, TypeError):
-                return None  # not measured yet, or damaged
+                return None  # the file is missing or damaged
         return self._known[digest]
 
     def learn(self, digest: str, mb: float) -> None:
@@ -41,17 +41,17 @@ class LearnedSizes:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps({"worker_mb": round(mb, 1)}).encode(), durable=False)
         except OSError:
-            pass  # a full disk costs the memory of it, not the serving
+            pass  # without a free block the size is not stored, and the model serves all the same
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest[:32]}.size.json"
 
 
 def estimated_mb(folder: Path, forked: bool) -> float:
-    """Return what a version that never served here may need: its files once, and a worker."""
+    """Return an estimate in MB for a version that never served here: its files once, and a worker."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # an install may remove files meanwhile
+            with contextlib.suppress(OSError):  # an install may remove files at the same time
                 size += os.lstat(os.path.join(parent, name)).st_size
     return (FORK_MB if forked else PROGRAM_MB) + size / 1e6

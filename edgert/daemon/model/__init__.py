@@ -1,1 +1,1 @@
-"""One model in the daemon: the version that its slots name, restarts, rollbacks and trials."""
+"""One model in the daemon: its live version, restarts, rollbacks and trials."""

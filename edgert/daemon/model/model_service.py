@@ -1,18 +1,18 @@
-"""Keeps one model served as its slots say.
+"""Serves the live version of one model.
 
 The service follows the model's slots: `sync` reads them and starts a worker for the live version. A new version loads
-in a worker of its own while the old one serves. When it is ready, new connections go to it, and the old worker asks its
-clients to reconnect. A worker whose memory outgrows its limit is replaced in the same way.
+in its own worker while the old one serves. When it is ready, it receives new connections, and the old worker tells its
+clients to reconnect. A worker whose memory exceeds its limit is replaced in the same way.
 
-A worker that ends unexpectedly is restarted after growing pauses. After CRASHES_MAX in a row, the service rolls the
-model back; without a good version that it trusts, it quarantines the model, with long pauses.
+If a worker ends unexpectedly, the service restarts it after a pause that grows. After CRASHES_MAX ends in a row, the
+service rolls the model back. Without a good version that it trusts, it quarantines the model, with long pauses.
 
-With a memory budget, a model loads when the first client asks for it, and is unloaded when another model needs the
+With a memory budget, a model loads when the first client requests it, and is unloaded when another model needs the
 memory.
 
-Most events end in `sync`, which may be called at any time. Other parts act at times of their own. Beside this file:
-`restarts` (the next restart), `trial`, and `slot_writer` (changes to try again because the slots are busy). In
-`edgert/daemon/workers`: `worker_set` (the processes) and `watchdog`. All methods run on the supervisor's thread.
+Most events end in `sync`, which may be called at any time. Other parts act at their own times: `restarts` (the next
+restart), `trial` and `slot_writer` (changes to repeat because the slots are busy), and in `edgert/daemon/workers`
+`worker_set` (the processes) and `watchdog`. All methods run on the supervisor's thread.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Settled = Callable[[EdgeRTError | None], None]
 class ModelService:
     """`report` reports an event of the model (name, fields).
 
-    `admit` returns whether a version may load now, and raises if it may not soon; otherwise it calls `sync` when it
-    may. `start_worker` starts a worker, and passes its messages to `received` and its end to `ended`.
+    `admit` returns whether a version may load now. If it returns False, it calls `sync` later; it raises if the version
+    cannot load soon. `start_worker` starts a worker, and passes its messages to `received` and its end to `ended`.
     `clock` is monotonic seconds, the same as the workers' run pages.
     """
 
@@ -73,7 +73,7 @@ class ModelService:
         self.model, self.pinned = model, config.model(model).pinned
         self.store = SlotStore(state.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        # When a client last asked for it in vain; 0 if it loads before one does, None if it does not.
+        # The time of a client's last request that was refused. 0: load without a request. None: wait for a request.
         self.asked_at_s = 0.0 if self.pinned or not config.serving.memory_mb else None
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
@@ -91,10 +91,10 @@ class ModelService:
     # --- events -------------------------------------------------------------------------------
 
     def sync(self, settled: Settled | None = None) -> None:
-        """Serve what the slots name; call `settled` with None once it serves, or with the reason why not."""
+        """Serve the live version; call `settled` with None once it serves, else with the error."""
         if settled is not None:
             self._waiting.append(settled)
-            self._restarts.distrusted.clear()  # a command has decided anew
+            self._restarts.distrusted.clear()  # a command chose the version
         if self._idle is ModelState.STOPPING:
             self._settle(Unavailable("the daemon is stopping"))
             return
@@ -105,7 +105,7 @@ class ModelService:
             return
         self._restarts.cancel()
         self.trial.follow(slots)
-        if self.store.fault is not None:  # the disk is full or read-only: the previous version serves meanwhile
+        if self.store.fault is not None:  # the disk is full or read-only, and the previous version serves
             self._slot_writer.attempt("record the rollback", self.store.record)
         serving, loading = self.workers.serving, self.workers.loading
         if loading is not None and not loading.runs(slots.live):
@@ -119,10 +119,9 @@ class ModelService:
             self._bring_up(slots, slots.live)
 
     def connect(self, client: socket.socket, **asked: bool) -> None:
-        """Pass a client's connection to the worker that serves. Raises EdgeRTError while none does.
+        """Pass a client's connection to the worker that serves. Raises EdgeRTError if none serves.
 
-        It may have asked for `shared` memory, for a `probe`, which is a check, or for a `session` of requests that
-        continue each other.
+        The hello may request `shared` memory or a `session` of requests that continue each other. A `probe` is a check.
         """
         worker = self.workers.serving
         if worker is None:
@@ -135,14 +134,14 @@ class ModelService:
             link.send(worker.link, {"op": "connection", **asked}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(
-                f"model {self.model} takes no more connections now: try again", retry_after_s=0.5
+                f"model {self.model} accepts no more connections now: try again", retry_after_s=0.5
             ) from error
-        except OSError as error:  # it has just ended; the loop will notice
+        except OSError as error:  # the worker has just ended; the loop will notice this
             raise Unavailable(f"model {self.model} is restarting: try again", retry_after_s=RETRY_S) from error
         worker.connected_at_s = self._clock()
 
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """Take a worker's message. Raises ValueError, KeyError or TypeError for one that no worker sends."""
+        """Handle a worker's message. Raises ValueError, KeyError or TypeError for a malformed one."""
         op = message["op"]
         worker.received(message, self._clock())
         if op == "ready" and worker is self.workers.loading:
@@ -170,16 +169,16 @@ class ModelService:
             self._crashed(worker.version, fault, served_s=worker.served_s(self._clock()))
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Call `tick` of each part."""
         for part in self._parts:
             part.tick()
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due next, on `clock`; None for never."""
+        """Return the time when `tick` is due next, on `clock`; None for never."""
         return soonest_s(self._parts)
 
     def unload(self, reason: str) -> None:
-        """Release this model's memory for another; it loads again when a client asks for it."""
+        """Release this model's memory for another model. It loads again when a client requests it."""
         worker = self.workers.serving
         if worker is not None:
             self.workers.retire()
@@ -187,7 +186,7 @@ class ModelService:
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
-        """Stop with the daemon: every worker answers what it has and refuses the rest."""
+        """Stop with the daemon: every worker answers the requests that it has and refuses others."""
         self._idle = ModelState.STOPPING
         self.workers.abandon()  # no client is connected to a worker that loads
         self.workers.retire(final=True)
@@ -196,32 +195,32 @@ class ModelService:
         self.trial.stop()
         self._settle(Unavailable("the daemon is stopping"))
 
-    # --- what it is ---------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------
 
     @property
     def needs_turn(self) -> bool:
-        """Whether a load may wait for those of other models."""
+        """Whether a load may wait for the loads of other models."""
         return not (self._waiting or self.trial.in_progress or self.workers.serving)
 
     @property
     def pauses(self) -> bool:
-        """Whether the model restarts after a pause, before which it is not tried again."""
+        """Whether a restart is planned after a pause; no earlier attempt is allowed."""
         return self._restarts.due_s() is not None
 
     @property
     def settled(self) -> bool:
-        """Whether the first version has loaded, or will not soon."""
+        """Whether the first load has ended, or does not start soon."""
         return self.workers.loading is None and self._state is not ModelState.WAITING
 
     @property
     def state(self) -> str:
-        """The state as `edgertd status` shows it."""
+        """The state that `edgertd status` shows."""
         worker = self.workers.serving
         return "degraded" if worker and worker.loaded and worker.loaded.degraded else self._state.value
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """The faults of the model now: a state in which it does not serve well, and its worker's alarms."""
+        """The current alarms: a state in which the model does not serve well, and its worker's alarms."""
         worker = self.workers.serving
         return ((self.state,) if self.state in ALARMING else ()) + (() if worker is None else worker.alarms)
 
@@ -250,7 +249,7 @@ class ModelService:
     # --- loading ------------------------------------------------------------------------------
 
     def _bring_up(self, slots: SlotState, version: Version) -> None:
-        """Load `version` if it is wanted and there is memory."""
+        """Load `version` if it may load now and there is memory."""
         if self.asked_at_s is None and not (self.trial.in_progress or self.workers.serving):
             self._serve_none(ModelState.UNLOADED)
             return
@@ -266,7 +265,7 @@ class ModelService:
         self._start(slots, version)
 
     def _refuse(self, version: Version, fault: EdgeRTError) -> None:
-        """Do not load `version` until the next client asks."""
+        """Do not load `version` until the next request of a client."""
         is_same = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
@@ -280,7 +279,7 @@ class ModelService:
         self._settle(fault)
 
     def _serve_none(self, idle: ModelState) -> None:
-        """Serve no version for now; if a fault is the reason, that is what clients are told."""
+        """Serve no version for now; if a fault is the reason, clients receive it."""
         self._idle = ModelState.FAILED if self.fault else idle
         self._settle(None)
 
@@ -298,7 +297,7 @@ class ModelService:
         order = self._order(folder, version.digest, previous=previous)
         try:
             self.workers.start(order, version)
-        except OSError as error:  # no memory or no processes, which is no fault of the version
+        except OSError as error:  # there is no memory or no process; the version did not cause this
             self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), blamed=False)
 
     def _switch(self, worker: WorkerProcess) -> None:
@@ -312,7 +311,7 @@ class ModelService:
         self.trial.begin(worker)
 
     def _recycle(self, worker: WorkerProcess) -> bool:
-        """Load the version that serves once more, to switch to it; return whether that could begin."""
+        """Load the version that serves again, to switch to the new worker; return whether this started."""
         try:
             slots = self.store.read()
             if not worker.runs(slots.live) or not self._admit(self, slots):
@@ -345,12 +344,12 @@ class ModelService:
     def _roll_back(
         self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None, *, of_trial: bool = True
     ) -> None:
-        """Roll back from `version`, now or once the slots can be changed. `fields` are added to the event."""
+        """Roll back from `version`, now or once the slots can change. The event also contains `fields`."""
 
         def change() -> None:
             try:
                 if not self.store.fail(version.digest, fault.message, self._restarts.distrusted, of_trial=of_trial):
-                    self.fault = None  # a command was faster
+                    self.fault = None  # a command has already changed the live version
                     self.sync()
                     return
             except TransitionRefused:
@@ -376,7 +375,7 @@ class ModelService:
         self._settle(fault)
 
     def _settle(self, error: EdgeRTError | None) -> None:
-        """Answer the commands that wait."""
+        """Call the waiting `settled` functions."""
         waiting, self._waiting = self._waiting, []
         for settled in waiting:
             settled(error)

@@ -1,4 +1,4 @@
-"""The states of a model in the daemon, and what a client is told while the model does not serve."""
+"""The states of a model in the daemon, and the error for clients while the model does not serve."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from enum import Enum
 
 from edgert.errors import EdgeRTError, ModelNotFound, ShuttingDown, Unavailable
 
-RETRY_S = 0.1  # when a client asks again while a model loads
+RETRY_S = 0.1  # a client's pause before its next attempt while a model loads
 
 
 class ModelState(str, Enum):
-    """The state of one model: SERVING and LOADING follow from its workers, the others say why it has none.
+    """The state of one model: SERVING and LOADING have a worker; the others are reasons for none.
 
     None follows from the state before it, so there is no table of transitions (decision 30).
     """
 
     SERVING = "ready"
-    LOADING = "loading"  # and none serves
+    LOADING = "loading"  # a version loads, and none serves
     STOPPED = "stopped"  # no version is live
-    UNLOADED = "unloaded"  # it loads when a client asks for it
-    WAITING = "waiting"  # for memory that other models use, or until others have loaded
+    UNLOADED = "unloaded"  # it loads when a client requests it
+    WAITING = "waiting"  # it waits for memory that other models use, or until others have loaded
     RESTARTING = "restarting"  # its worker ended; the next starts after a pause
     QUARANTINED = "quarantined"  # too many workers ended; the next starts after a long pause
     FAILED = "failed"  # it does not load, and no restart is planned
@@ -29,7 +29,7 @@ class ModelState(str, Enum):
 def unavailable(
     model: str, state: ModelState, fault: EdgeRTError | None, crashes: int, restart_in_s: float | None
 ) -> EdgeRTError:
-    """Return why a model does not answer, and when a client asks again."""
+    """Return the error of a model that does not answer, with the pause before a client's next attempt."""
     if state is ModelState.STOPPING:
         return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
     if state is ModelState.STOPPED:

@@ -8,13 +8,13 @@ from edgert.backoff import STABLE_S, Backoff
 
 CRASHES_MAX = 3
 RESTART_PAUSES_S = (0.1, 0.5)
-QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # the pauses from CRASHES_MAX crashes on
+QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # the pauses after CRASHES_MAX and more crashes
 
 
 class Restarts:
     """Counts the crashes of one version in a row, and calls `restart` after a pause that grows with them.
 
-    `distrusted` holds the digests of versions that failed since a command last decided.
+    `distrusted` holds the digests of versions that failed since a command last chose a version.
     """
 
     def __init__(self, clock: Callable[[], float], restart: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ class Restarts:
         self._due_s: float | None = None
 
     def starts(self, digest: str) -> None:
-        """Note that a worker with the version `digest` starts: the crashes of another version do not count."""
+        """Note that a worker with the version `digest` starts. Crashes of another version do not count."""
         if digest != self._digest:
             self._backoff.reset()
 
@@ -51,11 +51,11 @@ class Restarts:
         return self._backoff.pause_s
 
     def cancel(self) -> None:
-        """Forget the restart that is planned."""
+        """Cancel the planned restart."""
         self._due_s = None
 
     def in_s(self) -> float | None:
-        """Return the time until the next restart; None while none is planned."""
+        """Return the time until the next restart; None if none is planned."""
         return None if self._due_s is None else max(0.0, self._due_s - self._clock())
 
     def tick(self) -> None:

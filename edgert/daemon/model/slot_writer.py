@@ -1,4 +1,4 @@
-"""Changes of a model's slots that are tried again while the slots are busy or the disk is full."""
+"""Changes of a model's slots, repeated while the slots are busy or the disk is full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STORAGE_RETRY_S = 5.0  # a full disk stays full for longer
 class SlotWriter:
     """Makes changes now or later.
 
-    A change reads the slots itself, so that it does nothing once it is out of date.
+    A change reads the slots itself, so that an outdated change does nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -21,7 +21,7 @@ class SlotWriter:
         self._pending: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def attempt(self, name: str, change: Callable[[], None]) -> EdgeRTError | None:
-        """Make the change, in place of a pending one of that name; return the reason if it failed.
+        """Make the change and drop a pending one of that name; return the error if it failed.
 
         If the slots are busy or the disk is full, `tick` tries again.
         """
@@ -43,9 +43,9 @@ class SlotWriter:
                 self.attempt(name, change)
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due, on the clock; None while nothing is pending."""
+        """Return the time when `tick` is due, on the clock; None while nothing is pending."""
         return min((at_s for at_s, _ in self._pending.values()), default=None)
 
     def clear(self) -> None:
-        """Forget what is pending."""
+        """Drop the pending changes."""
         self._pending.clear()

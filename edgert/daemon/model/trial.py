@@ -1,7 +1,7 @@
-"""The trial of one model: when it ends, and what follows from its limits.
+"""The trial of one model: its end, and the consequences of its limits.
 
-`Trial` follows the slots, begins a `TrialWatch` if the trial has limits, and acts on what the watch found: it keeps
-the version, waits for the host, or has it rolled back.
+`Trial` follows the slots, starts a `TrialWatch` if the trial has limits, and acts on the result of the watch: it keeps
+the version, waits for the host, or starts a rollback.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from edgert.versions.slots import CUT_OFF, SlotState, Version
 class Trial:
     """All methods run on the supervisor's thread.
 
-    `roll_back` ends the trial of a version (version, reason, fields of the event). `rolled_back` follows a trial that
-    ran out, with the same arguments; `sync` follows the slots if a command ended it before. `report` reports an event.
+    `roll_back` ends the trial of a version (version, reason, fields of the event). `rolled_back` is called with the
+    same arguments after the time of a trial has passed, or `sync` if a command ended it first. `report` reports an
+    event.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class Trial:
         self._roll_back, self._rolled_back, self._sync, self._report = roll_back, rolled_back, sync, report
         self.in_progress = False
         self._ends_at_s: float | None = None
-        self.fault: EdgeRTError | None = None  # why a trial that is over could not be ended yet
+        self.fault: EdgeRTError | None = None  # the reason why a trial that is over could not end yet
         self._watch: TrialWatch | None = None
-        self._last: TrialStatus | None = None  # what the last watch found
-        self._unwatched: WorkerProcess | None = None  # its watch begins once the slots can be changed
+        self._last: TrialStatus | None = None  # the result of the last watch
+        self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
 
     def follow(self, slots: SlotState) -> None:
-        """Follow what the slots say of a trial."""
+        """Update the trial from the slots."""
         self._ends_at_s = None
         self.in_progress = slots.on_trial
         if not self.in_progress:
@@ -59,14 +60,14 @@ class Trial:
             self._ends_at_s = self._clock() + slots.trial.left_s(self._store.clock)
 
     def begin(self, worker: WorkerProcess) -> None:
-        """Watch the limits from now on, if `worker` serves a version whose trial has some."""
+        """Watch the limits from now on, if the trial of `worker`'s version has limits."""
         self._watch, self._unwatched = None, worker
         error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
-        if error is not None:  # without a watch, the trial runs out
+        if error is not None:  # without a watch, the trial ends with a rollback
             log(f"model {self._model}: its limits are not watched yet: {error.message}")
 
     def is_of(self, version: Version) -> bool:
-        """Return whether `version` is on trial; if the slots cannot be read, assume so and start nothing."""
+        """Return whether `version` is on trial. If the slots cannot be read, return True: this starts nothing."""
         try:
             slots = self._store.read()
         except EdgeRTError:
@@ -74,17 +75,17 @@ class Trial:
         return slots.on_trial and slots.live is not None and slots.live.digest == version.digest
 
     def watches(self, worker: WorkerProcess) -> bool:
-        """Return whether the limits are watched on `worker`, or will be."""
+        """Return whether a watch of the limits on `worker` is in progress or planned."""
         return worker is self._unwatched or (self._watch is not None and worker is self._watch.worker)
 
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """Take a worker's message about its figures."""
+        """Handle a worker's message about its figures."""
         if self._watch is not None and worker is self._watch.worker:
             self._watch.received(message, self._clock())
             self._conclude(self._watch)
 
     def count_golden(self, samples: int) -> None:
-        """Count golden samples that a command asked, which are not requests of apps."""
+        """Count golden samples of a command, which are not requests of apps."""
         if self._watch is not None:
             self._watch.count_golden(samples)
 
@@ -93,12 +94,12 @@ class Trial:
         self._watch = self._unwatched = self.fault = None
 
     def stop(self) -> None:
-        """Let the trial run on without this daemon."""
+        """Let the trial continue without this daemon."""
         self.forget()
         self._ends_at_s = None
 
     def tick(self) -> None:
-        """Do what is due."""
+        """End the trial if its time has passed, and continue the watch."""
         now_s = self._clock()
         if self._ends_at_s is not None and now_s >= self._ends_at_s:
             self._ends_at_s = None
@@ -109,12 +110,12 @@ class Trial:
             self._conclude(self._watch)
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due, on `clock`; None for never."""
+        """Return the time when `tick` is due, on `clock`; None for never."""
         times = [self._ends_at_s, None if self._watch is None else self._watch.due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
-        """Return how the limits are watched, or what the last watch found; None if there was none."""
+        """Return the status of the watch, or the result of the last watch; None if there was none."""
         return self._last if self._watch is None else self._watch.status(self._clock())
 
     def _begin(self, worker: WorkerProcess) -> None:
@@ -133,7 +134,7 @@ class Trial:
             self._roll_back(worker.version, HealthCheckFailed(CUT_OFF), {})
 
     def _conclude(self, watch: TrialWatch) -> None:
-        """Act on what the watch found, once."""
+        """Act once on the result of the watch."""
         if not watch.over or watch.concluded:
             return
         watch.concluded = True

@@ -1,10 +1,10 @@
 """Measures a version on trial and judges its limits.
 
-A `TrialWatch` begins when the version on trial serves. After each period it asks the worker for its figures, measures
-the worker's memory and the device's temperature, and judges them (edgert.versions.trial_limits). A limit that is broken
+A `TrialWatch` starts when the version on trial serves. After each period it requests the worker's figures, measures the
+worker's memory and the device's temperature, and judges them (edgert.versions.trial_limits). A limit that is broken
 LOOKS_TO_BREAK times in a row ends the watch at once; at the end, one judgement decides. If apps sent too few requests
-for a p99 or a share of errors, the worker first asks itself golden samples, through the socket like an app. A worker
-that ends, hangs or is replaced meanwhile fails the trial; `Trial` sees to that.
+for a p99 or an error rate, the worker first sends itself golden samples, through the socket like an app. A worker that
+ends, hangs or is replaced during the watch fails the trial; `Trial` does this.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from edgert.versions.trial_limits import (
 )
 from edgert.worker_link import link
 
-PERIOD_SHARE = 1 / 60  # the time between two looks, as a share of the watch
+PERIOD_SHARE = 1 / 60  # the time between two judgements, as a share of the watch
 PERIOD_S_MIN, PERIOD_S_MAX = 0.2, 5.0
-SILENT_S_MAX = 15.0  # a worker that reports no figures for longer fails the watch
-FILL_GRACE_S = 30.0  # the time that the last golden sample may take beyond the watch
+SILENT_S_MAX = 15.0  # a worker without figures for longer than this fails the watch
+FILL_GRACE_S = 30.0  # the time that golden samples may take in addition to FILL_S_MAX
 
 
 class TrialWatch:
@@ -73,24 +73,24 @@ class TrialWatch:
         return self.phase in (TrialPhase.HELD, TrialPhase.BROKEN)
 
     def tick(self, now_s: float) -> None:
-        """Ask for figures if that is due; a worker that has reported none for long fails."""
+        """Request figures if this is due; fail a worker that has reported none for too long."""
         if self.over or now_s < self._due_s:
             return
         self._due_s = now_s + self._period_s
         if now_s < self._ends_s:
             self._due_s = min(self._due_s, self._ends_s)
-        with contextlib.suppress(OSError):  # the worker ended, which the loop notices, or its queue is full
+        with contextlib.suppress(OSError):  # the worker has ended, which the loop notices, or its queue is full
             link.send(self.worker.link, {"op": "figures"})
         if now_s - self._received_s > SILENT_S_MAX + self._period_s:
-            message = f"the worker gave no figures for {now_s - self._received_s:.0f} s"
+            message = f"the worker reported no figures for {now_s - self._received_s:.0f} s"
             self._break(Broken("worker", None, SILENT_S_MAX, message))
 
     def count_golden(self, samples: int) -> None:
-        """Count golden samples that a command asked."""
+        """Count golden samples of a command."""
         self._golden += samples
 
     def received(self, message: dict[str, Any], now_s: float) -> None:
-        """Take the worker's figures, or its message that it has asked the golden samples."""
+        """Handle the worker's figures, or its message that the golden samples are answered."""
         if self.over:
             return
         self._received_s = now_s
@@ -129,7 +129,7 @@ class TrialWatch:
 
     def _fill(self) -> None:
         self.phase = TrialPhase.FILLING
-        self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message says when it is done
+        self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message tells when the samples are answered
         count = REQUESTS_MIN - self.readings.requests
         with contextlib.suppress(OSError):
             link.send(self.worker.link, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
@@ -155,7 +155,7 @@ def event_fields(readings: Readings) -> dict[str, Any]:
 
 
 def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:
-    """Return folder and digest of the good version to compare with, if a limit asks for it."""
+    """Return folder and digest of the good version for the comparison, if a limit needs one."""
     spare = slots.spare
     if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
         return None

@@ -1,9 +1,9 @@
-"""The acceptor: takes new connections and reads each one's hello, to its end and not one byte further.
+"""The acceptor: accepts new connections and reads exactly the hello of each.
 
-Usually the hello has arrived when the connection is accepted. Otherwise the connection is pending, under a deadline;
-when too many are pending, the oldest is dropped, so that a flood of silent connections keeps no client out. The rate of
-accepts is limited, so that a flood does not take the processors from connected clients: the others wait in the kernel's
-queue, or 2 s if that is full.
+Usually the hello has arrived when the connection is accepted. Otherwise the connection is pending, with a deadline. If
+too many are pending, the oldest is dropped, so that a flood of silent connections excludes no client. The rate of
+accepts is limited, so that a flood does not take the processors from connected clients. Further connections wait in the
+kernel's queue; if that is full, a client waits 2 s.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from edgert.protocol.frame_buffer import FrameBuffer
 
 HELLO_S_MAX = 5.0
 PENDING_MAX = 256
-ACCEPTS_MAX = 64  # per turn of the loop
+ACCEPTS_MAX = 64  # accepts per turn of the loop
 ACCEPTS_PER_S_MAX = 2000.0
 BURST_MAX = 512  # the clients of a model that reconnect at the same time after a swap
 FLOOD_PAUSE_S = 0.01
-ACCEPT_PAUSE_S = 0.1  # when the process is out of descriptors or memory
-PASSED_ON = (
-    "passed on"  # what each event returns: a hello may have reached `route`, which changes other parts of the daemon
-)
-# Apps send the same hello again and again, and most have this length: such a hello is read once.
+ACCEPT_PAUSE_S = 0.1  # the pause if the process is out of descriptors or memory
+PASSED_ON = "passed on"  # the result of each event of the acceptor
+# Apps send the same hello repeatedly, and most hellos have this length: such a hello is parsed once.
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 256  # Python's limit for one option; for a user with more groups, only the first group counts
+_GROUPS_MAX = 256  # Python's limit for one option; if a user has more groups, only the first group counts
 
 
 class Acceptor:
@@ -51,8 +49,8 @@ class Acceptor:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._spare_buffer: FrameBuffer | None = None  # of the last hello: a new one costs 9 us
-        self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # their content; nobody changes it
+        self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, as a new one costs 9 us
+        self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which nobody changes
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
@@ -66,7 +64,7 @@ class Acceptor:
                 return PASSED_ON
             except ConnectionError:
                 continue
-            except OSError:  # out of descriptors or memory: the queue waits
+            except OSError:  # the process is out of descriptors or memory: the queue waits
                 self._pause(listener, ACCEPT_PAUSE_S)
                 return PASSED_ON
             self._allowed -= 1
@@ -94,7 +92,7 @@ class Acceptor:
         return min(times, default=None)
 
     def _allowance(self) -> int:
-        """Return how many connections may be accepted in this turn."""
+        """Return the number of connections that this turn may accept."""
         now_s = self._clock()
         self._allowed = min(BURST_MAX, self._allowed + (now_s - self._allowed_at_s) * ACCEPTS_PER_S_MAX)
         self._allowed_at_s = now_s
@@ -112,12 +110,12 @@ class Acceptor:
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
     def _receive_more(self, pending: _PendingHello) -> str:
-        if pending.sock in self._pending:  # else it was dropped earlier in this turn
+        if pending.sock in self._pending:  # otherwise it was dropped earlier in this turn
             self._read(pending)
         return PASSED_ON
 
     def _read(self, pending: _PendingHello) -> bool:
-        """Read what has arrived of the hello; return whether the connection was routed or closed."""
+        """Read the bytes of the hello that have arrived; return whether the connection was routed or closed."""
         hello: dict[str, Any] | EdgeRTError | None
         try:
             hello = pending.read()
@@ -172,14 +170,14 @@ class _PendingHello:
                 self.sock.recv(KEPT_HELLO_BYTES, socket.MSG_DONTWAIT)
                 return content
         while hello is None:
-            # The kernel closes descriptors that a client attaches, as `recv_into` takes none.
+            # The kernel closes descriptors that a client attaches, because `recv_into` accepts none.
             room = frames.room[: frames.missing() or wire.HEADER_BYTES]
             count = self.sock.recv_into(room, 0, socket.MSG_DONTWAIT)
             if not count:
                 return None
             hello = frames.feed(count)
         if hello.kind != wire.HELLO or hello.tensors:
-            raise ProtocolError("a connection begins with a HELLO frame of at most 4096 bytes (docs/protocol.md)")
+            raise ProtocolError("a connection starts with a HELLO frame of at most 4096 bytes (docs/protocol.md)")
         content = hello.json()
         if len(self._first_bytes) == KEPT_HELLO_BYTES == wire.HEADER_BYTES + wire.aligned(len(hello.meta)):
             if len(self._kept_hellos) >= KEPT_HELLOS_MAX:
@@ -196,9 +194,9 @@ def reject(client: socket.socket, error: EdgeRTError) -> None:
 
 
 def is_allowed(sock: socket.socket, serving: ServingConfig) -> bool:
-    """Return whether the user or a group of the connected process is allowed, as the kernel reports them.
+    """Return whether the user or a group of the connected process, as the kernel reports them, is allowed.
 
-    Root and the daemon's own user always are: they can read its memory anyway.
+    Root and the daemon's own user are always allowed, because they can read its memory anyway.
     """
     if not (serving.allow_uids or serving.allow_gids):
         return True
@@ -215,6 +213,6 @@ def _other_groups(sock: socket.socket) -> list[int]:
     groups = array.array("I")
     try:
         groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * groups.itemsize))
-    except OSError:  # a kernel before 4.13, or too many groups
+    except OSError:  # the kernel is older than 4.13, or there are too many groups
         return []
     return groups.tolist()

@@ -1,4 +1,4 @@
-"""The control server: takes the commands of `edgertd`, one JSON line per connection, under a deadline."""
+"""The control server: receives `edgertd`'s commands, one JSON line per connection, with a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of `status`: each waits until the workers have reported their figures, or for STATUS_S_MAX."""
+"""Answers of `status`: each waits for the figures of the workers, for at most STATUS_S_MAX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Round:
 
 
 class StatusRounds:
-    """Asks the workers of `services`, and answers each command once."""
+    """Requests figures from the workers of `services`, and answers each command once."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StatusRounds:
         self._number = 0
 
     def begin(self, client: ControlClient) -> None:
-        """Ask every worker that serves."""
+        """Request figures from every worker that serves."""
         self._number += 1
         started = self._rounds[self._number] = _Round(client, self._clock() + STATUS_S_MAX)
         for service in self._services.values():
@@ -58,7 +58,7 @@ class StatusRounds:
             self._finish(self._number)
 
     def received(self, model: str, message: dict[str, Any]) -> None:
-        """Take a worker's figures. Raises ValueError, KeyError or TypeError for a malformed message."""
+        """Handle a worker's figures. Raises ValueError, KeyError or TypeError for a malformed message."""
         current = self._rounds.get(message["id"])
         if current is None:
             return
@@ -68,7 +68,7 @@ class StatusRounds:
             self._finish(message["id"])
 
     def tick(self) -> None:
-        """Answer without the figures that did not come in time."""
+        """Answer without the figures that did not arrive in time."""
         now_s = self._clock()
         for number in [number for number, each in self._rounds.items() if now_s > each.ends_at_s]:
             self._finish(number)

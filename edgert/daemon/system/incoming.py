@@ -1,8 +1,8 @@
-"""Removes what hosts left in `STATE/incoming` when they died or lost the link.
+"""Removes files that hosts left in `STATE/incoming` because they died or lost the connection.
 
-An interrupted transfer can be resumed for PARTIAL_S_MAX after its last byte; everything else there belongs to a command
-of a few minutes. Ages come from the wall clock, which may jump by years on a device without a battery. So nothing is
-removed while the clock is not synchronized, nor before the daemon has seen it unchanged for WATCHED_S_MIN.
+A host can resume an interrupted transfer for PARTIAL_S_MAX after its last byte. Other files there belong to commands of
+a few minutes. Ages depend on the wall clock, which may jump by years on a device without a battery. So a file stays
+while the clock is not synchronized, and until the daemon has seen the file unchanged for WATCHED_S_MIN.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from pathlib import Path
 from edgert import machine
 from edgert.log import log
 
-PARTIAL_S_MAX = 7 * 86400.0  # how long an interrupted transfer is kept after its last byte
-LEFT_S_MAX = 86400.0  # how long complete files and folders are kept: those of an install, of a bench
+PARTIAL_S_MAX = 7 * 86400.0  # the age at which an interrupted transfer is removed
+LEFT_S_MAX = 86400.0  # the age at which other files and folders are removed: those of an install or a bench
 WATCHED_S_MIN = 6 * 3600.0
 CHECK_S = 3600.0
 
 
 @dataclass
 class IncomingFolder:
-    """Cleans `folder` and logs what it removed. `clock` is monotonic seconds."""
+    """Cleans `folder` and logs each removal. `clock` is monotonic seconds."""
 
     folder: Path
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     clock_synced: Callable[[], bool | None] = machine.clock_synced
-    _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
+    _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> first seen
 
     def clean(self) -> None:
-        """Remove what is old enough; call it every CHECK_S."""
+        """Remove the files that are old enough. Call this every CHECK_S."""
         now_s = self.clock()
         wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
         for path in self._entries():
             try:
                 stat = path.lstat()
-            except OSError:  # its command has just removed it
+            except OSError:  # a command has just removed it
                 continue
             known = (path.name, stat.st_size, stat.st_mtime)
             seen[known] = self._seen.get(known, now_s)

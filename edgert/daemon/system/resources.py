@@ -32,11 +32,11 @@ def sole_daemon(state: StateDir) -> Iterator[int | None]:
                 state.make()
                 file = stack.enter_context(locked(state.pid, wait_s=0))
                 descriptor, text = file.fileno(), f"{os.getpid()}\n".encode()
-                with contextlib.suppress(OSError):  # no block is free; the lock is what counts
+                with contextlib.suppress(OSError):  # no block is free; only the lock matters
                     file.write(text)
                     file.truncate(len(text))
         except BlockingIOError as error:
-            raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
+            raise DeviceError(f"a daemon already runs on {state.root}; stop it with: edgertd stop") from error
         except OSError as error:
             raise StorageFailed(f"cannot lock {state.pid}: {error.strerror}") from error
         status = os.fstat(descriptor)
@@ -44,7 +44,7 @@ def sole_daemon(state: StateDir) -> Iterator[int | None]:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many descriptors as the hard limit, here and in the workers: each client needs one."""
+    """Raise the limit of descriptors to the hard limit, here and in the workers: each client needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

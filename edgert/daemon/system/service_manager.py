@@ -1,4 +1,4 @@
-"""Messages to systemd (sd_notify(3)), and whether it runs the daemon of a state folder."""
+"""Messages to systemd (sd_notify(3)), and the check whether it runs the daemon of a state folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watchdog_s() -> float | None:
 def manager_of(state: Path, *, active: bool = False) -> str | None:
     """Return `systemctl` or `systemctl --user` if its unit runs the daemon of a state folder, else None.
 
-    With `active`, a unit that is only enabled does not count: it would not start the daemon before the next boot.
+    With `active`, a unit that is only enabled does not count, as it starts the daemon only at the next boot.
     """
     if not os.path.isdir("/run/systemd/system"):
         return None
@@ -44,7 +44,7 @@ def manager_of(state: Path, *, active: bool = False) -> str | None:
 
 def _keeps(manager: str, state: Path, active: bool) -> bool:
     words = [*manager.split(), "show", UNIT, "--property=ExecStart,ActiveState,UnitFileState"]
-    environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}  # neither SSH nor `su` sets it always
+    environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}  # SSH and `su` do not always set it
     try:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=ANSWER_S_MAX)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""A process beside the workers: the telemetry forwarder, the HTTP server, or a round of the follower.
+"""A process beside the workers: the forwarder, the HTTP server, or a round of the follower.
 
-No request on the local socket waits for it, so the supervisor restarts it after a growing pause. Its standard input is
-a pipe that closes when the supervisor dies; then the process ends too.
+No request on the local socket waits for it, so the supervisor restarts it after a pause that grows. Its standard input
+is a pipe that closes when the supervisor dies; then the process also ends.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edgert.log import log
 
 PAUSE_S_MIN = 5.0
 PAUSE_S_MAX = 300.0
-CHECK_S = 5.0  # the time between checks on a kernel without pidfd (before 5.3)
+CHECK_S = 5.0  # the time between two checks on a kernel without pidfd (before 5.3)
 STOP_S_MAX = 5.0
 
 
 class SideProcess:
     """Keeps `command` running until `stop`. `clock` is monotonic seconds.
 
-    With `rest_s` the command makes rounds: the next one begins `rest_s()` after a good end. Its output is not kept. All
-    methods run on the supervisor's thread. It learns of an end through `selector` or, without a pidfd, `tick`.
+    With `rest_s` the command makes rounds: the next one starts `rest_s()` after a good end. Its output is dropped. All
+    methods run on the supervisor's thread. `selector` reports the end of the process, or `tick` without a pidfd.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SideProcess:
         try:
             out = None if self._rest_s is None else subprocess.DEVNULL
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out)
-        except OSError as error:  # no memory, no process
+        except OSError as error:  # there is no memory or no process
             self._plan_restart(f"cannot be started: {error.strerror}")
             return
         try:
@@ -69,14 +69,14 @@ class SideProcess:
             self._due_s = self._clock() + CHECK_S
 
     def start_in(self, pause_s: float) -> None:
-        """Start the process after a pause, which begins at its end if it still runs."""
+        """Start the process after a pause; if it still runs, the pause starts at its end."""
         if self._process is None:
             self._due_s = self._clock() + pause_s
         else:
             self._wanted_in_s = pause_s
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due, on `clock`; None while there is nothing to do."""
+        """Return the time when `tick` is due, on `clock`; None if there is nothing to do."""
         return self._due_s
 
     def tick(self) -> None:

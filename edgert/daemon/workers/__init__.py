@@ -1,1 +1,1 @@
-"""Worker processes as the daemon sees them: started, switched, watched and ended."""
+"""Worker processes in the daemon: it starts, switches, watches and ends them."""

@@ -1,8 +1,8 @@
 """Starts workers as forks of one fork server if that saves memory and works, else as programs.
 
-`edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of
-each to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the
-next worker gets a new server.
+`edgert.worker.fork_server` is the server's process. It is the parent of the workers. So the daemon holds a pidfd of
+each worker, to kill it and to detect its end, and requests the exit code from the server. Workers continue if their
+server is killed; the next worker gets a new server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 from edgert.log import log
 from edgert.worker_link import link
 
-ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork takes milliseconds
+ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork needs milliseconds
 
 
 class Process(Protocol):
@@ -34,7 +34,7 @@ class Process(Protocol):
 
 
 class WorkerStarter:
-    """Starts workers, on the supervisor's thread; `pays` returns whether a fork server saves memory."""
+    """Starts workers, on the supervisor's thread. `pays` returns whether a fork server saves memory."""
 
     def __init__(self, pays: Callable[[], bool] = lambda: True) -> None:
         self._pays = pays
@@ -56,7 +56,7 @@ class WorkerStarter:
         return self._forks and self._pays()
 
     def abandon(self) -> None:
-        """Kill a server that has no worker yet, which ends those that wait for it."""
+        """Kill a server that has no worker yet; this ends the workers that wait for it."""
         if self._server is not None and not self._server.forked:
             self._server.process.kill()
 
@@ -85,7 +85,7 @@ class WorkerStarter:
 
 
 class ForkServer:
-    """One run of the server. `forked` tells whether a worker came of it."""
+    """One run of the server. `forked` tells whether it has started a worker."""
 
     def __init__(self) -> None:
         self.forked = False
@@ -99,7 +99,7 @@ class ForkServer:
                 raise
 
     def fork(self, end: socket.socket) -> ForkedProcess:
-        """Ask for a worker with `end` as its link. Raises OSError."""
+        """Request a worker with `end` as its link. Raises OSError."""
         link.send(self.link, {"op": "fork"}, (end.fileno(),))
         return ForkedProcess(self)
 
@@ -109,7 +109,7 @@ class ForkServer:
             link.send(self.link, {"op": "reap", "pid": pid})
             received = link.receive(self.link)
         except OSError:
-            self.process.kill()  # if it is stuck; the next worker gets a new one
+            self.process.kill()  # the server may be stuck; the next worker gets a new one
             return None
         return None if received is None else int(received[0]["code"])
 
@@ -124,14 +124,14 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A worker that the fork server starts. `pid` is 0 until it says that it has started."""
+    """A worker that the fork server starts. `pid` is 0 until the worker reports its start."""
 
     def __init__(self, server: ForkServer) -> None:
         self.pid = 0
         self._server, self._pidfd, self._killed = server, -1, False
 
     def started(self, pid: int) -> None:
-        """Take the process's own id. Raises ValueError if it came before, OSError if the process has ended."""
+        """Set the process id. Raises ValueError for a second call, OSError if the process has ended."""
         if self.pid:
             raise ValueError("a worker starts once")
         self._pidfd = os.pidfd_open(pid)
@@ -146,9 +146,9 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        if self._pidfd < 0:  # it never started
+        if self._pidfd < 0:  # the worker never started
             return None
-        ended = select.poll()  # select() takes no descriptor above 1023
+        ended = select.poll()  # select() accepts no descriptor above 1023
         ended.register(self._pidfd, select.POLLIN)
         if not ended.poll(None if timeout is None else 1000 * timeout):
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
@@ -158,12 +158,12 @@ class ForkedProcess:
 
 
 def start_alone(end: socket.socket) -> Process:
-    """Start a worker as a program of its own. Raises OSError."""
+    """Start a worker as a separate program. Raises OSError."""
     return link.start("edgert.worker.worker", end)
 
 
 def _has_pidfd() -> bool:
-    """Return whether this system has pidfds: Linux since 5.3, unless a sandbox refuses them."""
+    """Return whether this system has pidfds: Linux 5.3 or newer, unless a sandbox refuses them."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):

@@ -1,6 +1,6 @@
-"""Limits the run time and memory of the worker that serves: it is killed or replaced.
+"""Limits the run time and memory of the worker that serves: kills or replaces it.
 
-`edgert/daemon/model/` starts the next worker: after a kill as `restarts.py` says, as a replacement at once.
+`edgert/daemon/model/` starts the next worker: after a kill by the rules of `restarts.py`, as a replacement at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import EngineFailed
 
-CHECK_S_MAX = 30.0  # the time between checks of a worker; the length of a run is exact all the same
-MEMORY_CHECK_S = 2.0  # while a worker's memory is limited
-MEMORY_HARD_SHARE = 1.25  # a worker beyond so many times its limit is killed instead of replaced
+CHECK_S_MAX = 30.0  # the longest time between two checks; the limit of a run's length is exact all the same
+MEMORY_CHECK_S = 2.0  # the longest time between two checks if a worker's memory is limited
+MEMORY_HARD_SHARE = 1.25  # a worker beyond this multiple of its limit is killed, not replaced
 RECYCLE_PAUSE_S = 60.0
 
 
@@ -35,7 +35,7 @@ class Watchdog:
         self._replaced_at_s: float | None = None
 
     def plan(self) -> None:
-        """Set the next check of a worker, at a multiple of the period, so that many models cost one wake-up."""
+        """Set the next check of a worker to a multiple of the period: many models then share one wake-up."""
         now_s, worker = self._clock(), self._workers.serving
         if worker is None:
             return
@@ -46,7 +46,7 @@ class Watchdog:
             self._due_s = max(now_s, min(self._due_s, since + self._run_s_max)) + 0.001
 
     def tick(self) -> None:
-        """Check the worker that serves, if that is due."""
+        """Check the worker that serves, if a check is due."""
         now_s, worker = self._clock(), self._workers.serving
         if worker is None or now_s < self._due_s:
             return
@@ -55,15 +55,15 @@ class Watchdog:
         self.plan()
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due, on the clock; None while no worker serves."""
+        """Return the time when `tick` is due, on the clock; None if no worker serves."""
         return None if self._workers.serving is None else self._due_s
 
     def _outgrown(self, worker: WorkerProcess, now_s: float) -> bool:
-        """Kill a worker that is beyond its limits; return whether its memory calls for a replacement."""
+        """Kill a worker that exceeds its limits; return whether its memory requires a replacement."""
         if self._runs_too_long(worker, now_s) or not self.limit_mb or worker.measure() <= self.limit_mb:
             return False
         if worker.mb > self.limit_mb * MEMORY_HARD_SHARE:
-            worker.kill(now_s, EngineFailed(f"the worker took {worker.mb:.0f} MB; {self.limit_mb:g} MB are allowed"))
+            worker.kill(now_s, EngineFailed(f"the worker used {worker.mb:.0f} MB; {self.limit_mb:g} MB are allowed"))
             return False
         return self._replaced_at_s is None or now_s - self._replaced_at_s > RECYCLE_PAUSE_S
 

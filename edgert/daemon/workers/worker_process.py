@@ -1,4 +1,4 @@
-"""A worker process: its link, its run page, and what the daemon knows of it."""
+"""A worker process in the daemon: its link, its run page, and its last known state."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
 LOAD_S_MAX = 180.0
-PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as TensorRT building a plan
+PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as during a TensorRT build
 EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the process
 
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """`loaded` is None until the worker is ready; `mb` is its memory when last measured (0: never).
+    """`loaded` is None until the worker is ready; `mb` is the last measurement of its memory (0: none).
 
-    It may load for `load_s_max` from `started_s` on; `progress` is the last line of a long load.
+    Its load may take `load_s_max`, starting at `started_s`; `progress` is the last line of a long load.
     """
 
     process: Process
@@ -46,7 +46,7 @@ class WorkerProcess:
     connected_at_s: float = 0.0
     load_s_max: float = LOAD_S_MAX
     progress: str = ""
-    alarms: tuple[str, ...] = ()  # that it has raised
+    alarms: tuple[str, ...] = ()  # raised by the worker
 
     @classmethod
     def start(
@@ -56,7 +56,7 @@ class WorkerProcess:
         now_s: float,
         start_process: Callable[[socket.socket], Process] = start_alone,
     ) -> WorkerProcess:
-        """Start a process and give it `order`. Raises OSError."""
+        """Start a process and send it `order`. Raises OSError."""
         with contextlib.ExitStack() as on_error:
             page = RunPage.create()
             on_error.callback(page.close)
@@ -66,14 +66,14 @@ class WorkerProcess:
                 process = start_process(theirs)
             on_error.pop_all()
         ours.setblocking(False)
-        with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed link
+        with contextlib.suppress(OSError):  # the process ended at once, and the loop will see the closed link
             link.send(ours, to_json(order), (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 
     def received(self, message: dict[str, Any], now_s: float) -> None:
-        """Take what the worker says of itself.
+        """Handle the worker's message about itself.
 
-        Raises ValueError, KeyError or TypeError for a message that no worker sends, OSError if its process has ended.
+        Raises ValueError, KeyError or TypeError for a malformed message, OSError if its process has ended.
         """
         op = message["op"]
         if op == "ready":
@@ -96,16 +96,16 @@ class WorkerProcess:
         return version is not None and version.digest == self.version.digest
 
     def served_s(self, now_s: float) -> float:
-        """Return for how long the worker has served; 0 while it loads."""
+        """Return the time for which the worker has served; 0 while it loads."""
         return 0.0 if self.serves_since_s is None else now_s - self.serves_since_s
 
     @property
     def leaving(self) -> bool:
-        """Whether it was told to end."""
+        """Whether the worker was told to end."""
         return self.stop_by_s is not None or self.killed_at_s is not None
 
     def stop(self, *, final: bool, now_s: float) -> None:
-        """Ask the worker to answer what it has and to end; `final` tells its clients that the daemon stops."""
+        """Tell the worker to finish its requests and to end; `final` tells its clients that the daemon stops."""
         if self.stop_by_s is not None:
             return
         self.stop_by_s = now_s + STOP_S_MAX
@@ -115,13 +115,13 @@ class WorkerProcess:
             self.kill(now_s)
 
     def kill(self, now_s: float, why: EdgeRTError | None = None) -> None:
-        """Kill the worker; `why` becomes the reason of its end."""
+        """Kill the worker. `why` becomes the reason of its end."""
         self.failure = why or self.failure
         self.killed_at_s = self.killed_at_s or now_s
         self.process.kill()
 
     def reaped(self) -> str:
-        """Wait for the end of a process whose link has closed; return how it ended."""
+        """Wait for the end of a process whose link has closed; return a description of the end."""
         try:
             code = self.process.wait(EXIT_S_MAX)
         except subprocess.TimeoutExpired:

@@ -9,13 +9,13 @@ from edgert.errors import EngineFailed
 from edgert.versions.slots import Version
 from edgert.worker_link.load_order import LoadOrder
 
-STUCK_S = 10.0  # a worker that lives this long after it was killed
+STUCK_S = 10.0  # a worker that still runs this long after its kill is stuck
 
 StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
 
 
 class WorkerSet:
-    """Starts, switches and ends them. `clock` is monotonic seconds, the same as the workers' run pages."""
+    """Starts, switches and ends workers. `clock` is monotonic seconds, like the workers' run pages."""
 
     def __init__(self, clock: Callable[[], float], start: StartWorker) -> None:
         self.serving: WorkerProcess | None = None
@@ -35,12 +35,12 @@ class WorkerSet:
         """Let the worker that loaded serve, and end the one that served."""
         self.retire()
         worker, self.loading = self.loading, None
-        assert worker is not None  # the caller has had its message
+        assert worker is not None  # the caller has received its message
         worker.serves_since_s = worker.connected_at_s = self._clock()
         self.serving = worker
 
     def retire(self, *, final: bool = False) -> None:
-        """End the worker that serves, after it answered what it has; `final` while the daemon stops."""
+        """Tell the worker that serves to finish its requests and to end; `final` if the daemon stops."""
         if self.serving is not None:
             self.serving.stop(final=final, now_s=self._clock())
             self._ending.append(self.serving)
@@ -54,7 +54,7 @@ class WorkerSet:
             self.loading = None
 
     def remove(self, worker: WorkerProcess) -> bool:
-        """Forget a worker whose process is gone; return whether its end was unexpected."""
+        """Remove a worker whose process has ended; return whether its end was unexpected."""
         if worker is self.serving:
             self.serving = None
         elif worker is self.loading:
@@ -65,7 +65,7 @@ class WorkerSet:
         return True
 
     def tick(self) -> None:
-        """Kill what loads or ends for too long."""
+        """Kill each worker that loads or ends for too long."""
         now_s, loading = self._clock(), self.loading
         if loading is not None and now_s > loading.started_s + loading.load_s_max:
             message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s"
@@ -75,7 +75,7 @@ class WorkerSet:
                 worker.kill(now_s)
 
     def due_s(self) -> float | None:
-        """Return when `tick` is due, on the clock; None for never."""
+        """Return the time when `tick` is due, on the clock; None for never."""
         alive = [worker for worker in self._ending if not worker.killed_at_s]
         times = [worker.stop_by_s for worker in alive if worker.stop_by_s is not None]
         if self.loading is not None and not self.loading.killed_at_s:
@@ -89,6 +89,6 @@ class WorkerSet:
 
     @property
     def stuck(self) -> bool:
-        """Whether a worker outlived its kill, which this daemon cannot mend."""
+        """Whether a worker still runs after its kill, which this daemon cannot change."""
         now_s = self._clock()
         return any(worker.killed_at_s is not None and now_s - worker.killed_at_s > STUCK_S for worker in self)

@@ -112,7 +112,7 @@ def test_a_version_that_is_known_to_be_too_large_is_refused(tmp_path: Path) -> N
     world = World(tmp_path, 100)
     world.add("pinned", 30.0, pinned=True)
     world.sizes.learn(version_of("new").digest, 80.0)
-    with pytest.raises(Unavailable, match="needs 80 MB, the budget leaves 70 MB beside pinned models"):
+    with pytest.raises(Unavailable, match="needs 80 MB, but the pinned models leave 70 MB of the budget"):
         world.admit(world.add("new"))
 
 

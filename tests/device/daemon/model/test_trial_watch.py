@@ -43,7 +43,7 @@ def test_a_worker_that_reports_no_figures_fails(worker: FakeWorker) -> None:
     for second in range(1, int(SILENT_S_MAX) + 3):
         watch.tick(float(second))
     assert watch.finding is not None
-    assert "gave no figures" in watch.finding.message
+    assert "reported no figures" in watch.finding.message
 
 
 def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:

@@ -127,7 +127,7 @@ def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: Worl
     [
         (b"GET / HTTP/1.1\r\n" + b"x" * 64, "this is not the EdgeRT protocol"),
         (bytes(64), "this is not the EdgeRT protocol"),
-        (bytes(wire.json_frame(wire.PING, {})), "a connection begins with a HELLO frame"),
+        (bytes(wire.json_frame(wire.PING, {})), "a connection starts with a HELLO frame"),
         (bytes(wire.json_frame(wire.HELLO, {"model": "x" * 5000}))[:64], "too large; at most 4160 are allowed"),
     ],
 )
