@@ -43,8 +43,8 @@ from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.connections.sessions import Sessions
-from edgert.worker.loading.learning import QUICK_US_MAX
-from edgert.worker.loading.model import LoadedModel, load_model
+from edgert.worker.loading.learning import QUICK_US_MAX, REACTOR_US_MAX
+from edgert.worker.loading.model import LoadedModel, load_model, may_have_reactor
 from edgert.worker.pipeline.batcher import Batcher
 from edgert.worker.pipeline.cache import PredictionCache
 from edgert.worker.pipeline.near_cache import NearCache, image_axes
@@ -122,6 +122,7 @@ class Worker:
             model.batch_cap,
             serving.queue_max,
             more_sessions=model.more_sessions,
+            reactor_sessions=model.reactor_sessions,
             p95_ms=settings.p95_ms,
         )
         self._cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
@@ -151,7 +152,7 @@ class Worker:
             wire.json_frame(wire.WELCOME, welcome),
             frame_bytes_max,
             serving.connections_max,
-            reactor_limits=_reactor_limits(model, self._batcher, len(os.sched_getaffinity(0))),
+            reactor_limits=_reactor_limits(model, config, self._batcher, len(os.sched_getaffinity(0))),
             areas=self._areas,
             sessions=self._sessions,
         )
@@ -206,7 +207,7 @@ class Worker:
             shadow.close()
         if self._reporter is not None:
             self._reporter.stop()
-        for session in (self._model.session, *self._model.more_sessions):
+        for session in (self._model.session, *self._model.more_sessions, *self._model.reactor_sessions):
             session.close()
 
     def _send_away(self, reason: str) -> None:
@@ -331,8 +332,12 @@ def _reporter(
 
 def _watched(model: LoadedModel, page: RunPage) -> LoadedModel:
     """Return `model` with the runs of its sessions noted on the page."""
-    more = tuple(page.watch(session) for session in model.more_sessions)
-    return replace(model, session=page.watch(model.session), more_sessions=more)
+    return replace(
+        model,
+        session=page.watch(model.session),
+        more_sessions=tuple(map(page.watch, model.more_sessions)),
+        reactor_sessions=tuple(map(page.watch, model.reactor_sessions)),
+    )
 
 
 def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
@@ -377,23 +382,19 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
     return Shadow(lambda: ReferenceProcess(before, as_served=True), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 
-def _reactor_limits(model: LoadedModel, batcher: Batcher, cpus: int) -> RunLimits | None:
-    """Return the limits of a reactor; None: requests must not wait for each other.
+def _reactor_limits(model: LoadedModel, config: DeviceConfig, batcher: Batcher, cpus: int) -> RunLimits | None:
+    """Return the limits of the reactor; None if each connection has a thread.
 
-    The engine must be quick, and no other step slow: an image takes milliseconds to decode. The reactor runs requests
-    of one shape. A latency target needs the batcher to see every waiting request. Two requests of a very quick engine
-    run one by one if there is a core for the clients: the first client goes on while the second request runs.
+    Where batches gain nothing, or less than runs of one thread, each request has its own run. Two requests of a very
+    quick engine run one by one if there is a core for the clients: the first client goes on while the second runs.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
-    plain = (
-        batcher.tuner is None
-        and batcher.instances == 1
-        and not batcher.is_open
-        and not model.version.manifest.state
-        and model.version.manifest.input_rule is None
-    )
-    if not plain or run_us > QUICK_US_MAX:
+    if not may_have_reactor(model.version.manifest, config):
+        return None
+    if model.reactor_sessions or (batcher.cap == 1 and QUICK_US_MAX < run_us <= REACTOR_US_MAX):
+        return RunLimits(2, 1, batcher.instances)
+    if batcher.instances > 1 or run_us > QUICK_US_MAX:
         return None
     return RunLimits(3 if cpus > 1 and run_us <= PAIR_US_MIN else 2, batcher.cap)
 

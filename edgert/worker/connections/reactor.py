@@ -1,10 +1,15 @@
-"""One thread for many connections of a model that answers quickly.
+"""Few threads for many connections of a model that answers quickly.
 
 A thread for each connection is the fastest way while few clients ask. But when many ask a model that answers within
 microseconds, handing the interpreter from thread to thread costs several times what the engine does. So a worker with
-many connections moves them here. The reactor reads every connection that has sent something, runs all these requests
-through the engine at once (up to the batcher's cap), and answers them. It waits for no client. Where `RunLimits` says
-that a shared run of few requests does not pay, each of them is run and answered by itself.
+many connections moves them here. The reactor has one of two forms, by `RunLimits`:
+
+- Requests share runs of the engine: one thread reads every connection that has sent something, runs all these requests
+  at once (up to the batcher's cap), and answers them. Where a shared run of few requests does not pay, each of them is
+  run and answered by itself.
+- Each request has its own run: as many threads as there are runs at once take the requests in the order in which they
+  came. A thread reads a request just before its run, while the input is still in the processor's cache, and answers it
+  just after, so no request passes from thread to thread.
 
 The code here never blocks. A connection leaves for a thread of its own when few connections are left or the others are
 silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with high priority
@@ -17,6 +22,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -41,24 +47,31 @@ class Departure(NamedTuple):
 
 
 class RunLimits(NamedTuple):
-    """How many requests share a run of the engine: `least` or more, `most` at a time."""
+    """How many requests share a run of the engine: `least` or more, `most` at a time.
+
+    With `most` 1 there are `threads` runs at once.
+    """
 
     least: int
     most: int
+    threads: int = 1
 
 
 class _Client:
     """A connection and the request that it made last.
 
-    `came_ns` is when the request came, `read_ns` when it was read; `deadline_s` is on time.monotonic.
+    `came_ns` is when the request came, `read_ns` when it was read, and `waited_ns` is how long it was left in between;
+    `deadline_s` is on time.monotonic.
     """
 
-    __slots__ = ("came_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "request", "sock")
+    __slots__ = (
+        "came_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "request", "sock", "waited_ns",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:
         self.connection, self.sock, self.frames = connection, connection.sock, connection.frames
         self.number = self.sock.fileno()
-        self.came_ns = self.read_ns = 0
+        self.came_ns = self.read_ns = self.waited_ns = 0
         self.deadline_s: float | None = None
         self.forget()
 
@@ -84,7 +97,9 @@ class _Client:
     def read(self, request: wire.Frame) -> None:
         """Read an INFER frame. Raises RequestError if the model does not take it."""
         self.request = request
-        self.deadline_s = time.monotonic() + request.arg * 1e-6 if request.arg else None
+        self.came_ns -= self.waited_ns
+        left_us = request.arg - self.waited_ns // 1000
+        self.deadline_s = time.monotonic() + left_us * 1e-6 if request.arg else None
         self.inputs = self.connection.read(request)
         self.read_ns = time.perf_counter_ns()
 
@@ -117,13 +132,23 @@ class Reactor:
         log: Callable[[str], None],
     ) -> None:
         self._pipeline, self._switch, self._departs, self._log = pipeline, switch, departs, log
-        self._least, self._most = limits
+        self._least, self._most, self._threads = limits
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
+        # An event of a connection that one of several threads serves must reach no other thread.
+        self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
+        self._waiting: deque[tuple[_Client, int]] = (
+            deque()
+        )  # clients that wait for a thread, each with the arrival of its request in ns
+        self._sleeping: list[None] = []  # an entry for each thread that waits for requests
+        self._polled_ns = 0  # when a thread polled last
+        self._alone, self._turns = -1, 0  # the number of the only client that asks, and for how many turns
 
     def start(self) -> None:
-        """Start the thread; it runs as long as the process."""
-        threading.Thread(target=self._serve, name="reactor", daemon=True).start()
+        """Start the threads; they run as long as the process."""
+        serve = self._serve if self._most > 1 else self._serve_one_by_one
+        for _ in range(self._threads):
+            threading.Thread(target=serve, name="reactor", daemon=True).start()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -133,15 +158,15 @@ class Reactor:
         client = _Client(connection)
         self._clients[client.number] = client
         try:
-            self._epoll.register(client.number, select.EPOLLIN)
+            self._epoll.register(client.number, self._events)
         except OSError:  # the kernel's limit on watched descriptors
             del self._clients[client.number]
             raise
 
     def _serve(self) -> None:
+        """Serve requests that share runs: the one thread of this form."""
         poll, clients = self._epoll.poll, self._clients
         more: list[_Client] = []  # clients whose next frame came together with the last one
-        alone, turns = -1, 0  # the number of the only client that asked, and for how many turns
         while True:
             ready = [clients[number] for number, _ in poll(0 if more else None)]
             if more:
@@ -155,12 +180,67 @@ class Reactor:
                     for client in turn:
                         self._leave(client, Departure(error=error))
             more = [client for client in ready if client.frames.more and clients.get(client.number) is client]
-            if len(ready) > 1 or ready[0].number != alone:
-                alone, turns = ready[0].number if len(ready) == 1 else -1, 0
-            elif (turns := turns + 1) >= ALONE_MAX and not more:
+            if len(ready) > 1:
+                self._alone = -1
+            elif self._is_lone(ready[0]) and not more:
                 self._leave(ready[0], Departure())
-                alone = -1
             ready, turn = [], []  # keep no client that has left while the thread sleeps
+
+    def _serve_one_by_one(self) -> None:
+        """Serve requests that each have a run of their own: one of several threads of this form."""
+        while True:
+            client = self._next()
+            try:
+                self._turn((client,))
+            except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
+                self._log(f"{type(error).__name__} between requests: {error}")
+                self._leave(client, Departure(error=error))
+            if self._clients.get(client.number) is client:
+                if client.frames.more:
+                    self._waiting.append((client, time.perf_counter_ns()))
+                elif self._is_lone(client):
+                    self._leave(client, Departure())
+                else:
+                    self._epoll.modify(client.number, self._events)
+            del client  # keep none that has left while the thread sleeps
+
+    def _next(self) -> _Client:
+        """Return the client whose request has waited longest, with its `waited_ns`; sleep if there is none.
+
+        While all threads run the engine, no thread sees a request arrive. It arrived between the last poll and this
+        one; the middle of that time is the best estimate.
+        """
+        poll, clients, waiting, sleeping = self._epoll.poll, self._clients, self._waiting, self._sleeping
+        while True:
+            # A request beyond the first wakes a sleeping thread: leave it to that thread.
+            found = poll(0, 1 if sleeping else -1)
+            now_ns, came_ns = time.perf_counter_ns(), 0
+            if found:
+                came_ns = now_ns if sleeping else (self._polled_ns + now_ns) // 2
+            elif not waiting:
+                sleeping.append(None)
+                found = poll(None, 1)
+                sleeping.pop()
+                now_ns = came_ns = time.perf_counter_ns()
+            self._polled_ns = now_ns
+            waiting.extend((clients[number], came_ns) for number, _ in found)
+            try:
+                client, came_ns = waiting.popleft()
+            except IndexError:  # another thread took it
+                continue
+            client.waited_ns = max(0, now_ns - came_ns)
+            return client
+
+    def _is_lone(self, client: _Client) -> bool:
+        """Return whether all of the last ALONE_MAX requests came from this client."""
+        if client.number != self._alone:
+            self._alone, self._turns = client.number, 0
+            return False
+        self._turns += 1
+        if self._turns < ALONE_MAX:
+            return False
+        self._alone = -1
+        return True
 
     def _turn(self, clients: Sequence[_Client]) -> None:
         """Read each client once, and answer those that have asked."""
@@ -208,7 +288,14 @@ class Reactor:
         if self._is_late(client):
             return
         try:
-            answer = self._pipeline.infer(client.inputs, client.request.flags, client.came_ns, client.deadline_s)
+            answer = self._pipeline.infer(
+                client.inputs,
+                client.request.flags,
+                client.came_ns,
+                client.deadline_s,
+                client.waited_ns,
+                in_reactor=True,
+            )
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(client, error)
         else:

@@ -7,7 +7,8 @@ cap is the largest batch that is still cheaper per item than the smaller ones. A
 than LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their
 largest batch, so a session that grew by more than KEPT_MB_MAX is opened anew. Where threads may share the engine's
 session, a model that gains little from batches gets several runs at once: while one waits for its client or its slowest
-thread, another works.
+thread, another works. If the reactor may serve the model, and runs of one thread answer more requests than runs of
+several, the reactor gets a session of its own, of one thread.
 
 All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide.
 The result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration,
@@ -36,7 +37,7 @@ from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 
 LEARN_S_MAX = 3.0
-FORMAT = 5
+FORMAT = 6
 OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
 MEASURED_MAX = 3
 
@@ -45,6 +46,8 @@ THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
 BATCH_GAIN_MAX = 1.5  # the most that the learned batch may gain for several runs at once: they share the requests, so batches are smaller
 QUICK_US_MAX = 100.0  # an engine run for one item that may delay the answers to others
+REACTOR_US_MAX = 1000.0  # the longest run for one item of a model that the reactor serves one request at a time
+MORE_RUNS_GAIN = 0.10  # the least gain of runs of one thread for which the reactor gets a session of its own
 MORE_INSTANCES_GAIN = 0.10
 RATE_S = 0.2
 
@@ -70,13 +73,15 @@ class Learned:
     """The measured settings for an artifact on this device.
 
     `threads_us` and `run_us` are the measured times (threads, batch -> us). `instances` is how many runs there are at
-    once: of one session if the engine is `concurrent`, else each of its own. `others` is the share of the
-    processors that other work took meanwhile, `measured` the number of measurements.
+    once: of one session if the engine is `concurrent`, else each of its own. With `reactor_session`, requests of the
+    reactor run on a session of their own, of one thread. `others` is the share of the processors that other work took
+    meanwhile, `measured` the number of measurements.
     """
 
     threads: int
     instances: int = 1
     batch_cap: int = 1
+    reactor_session: bool = False
     threads_us: dict[str, float] = field(default_factory=dict)
     run_us: dict[str, float] = field(default_factory=dict)
     took_s: float = 0.0
@@ -95,7 +100,10 @@ class Learned:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances."""
+    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances.
+
+    `reactor` is whether the reactor may serve the model.
+    """
 
     engine: str
     engine_version: str
@@ -104,14 +112,22 @@ class Circumstances:
     threads: int
     instances: int
     batch_max: int
+    reactor: bool = False
     format: int = FORMAT
 
     @classmethod
-    def of(cls, engine: str, engine_version: str, settings: ServingConfig, cpus: int | None = None) -> Circumstances:
+    def of(
+        cls,
+        engine: str,
+        engine_version: str,
+        settings: ServingConfig,
+        cpus: int | None = None,
+        *,
+        reactor: bool = False,
+    ) -> Circumstances:
         cpus = cpus or len(os.sched_getaffinity(0))
-        return cls(
-            engine, engine_version, cpus, settings.objective, settings.threads, settings.instances, settings.batch_max
-        )
+        given = (settings.objective, settings.threads, settings.instances, settings.batch_max)
+        return cls(engine, engine_version, cpus, *given, reactor)
 
     @property
     def threads_to_try(self) -> tuple[int, ...]:
@@ -188,8 +204,12 @@ def learn(
             _replace(sessions, load, threads)
         if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
             run_us = {1: _item_us(sessions[-1], sample, clock)}
+        reactor_session = False
         if together > 1 and _batch_gain(cap, run_us) <= BATCH_GAIN_MAX:
-            instances = together
+            instances, cpus = together, circumstances.cpus
+            pays = circumstances.reactor and _one_thread_pays(threads, cpus, times_us, run_us)
+            if pays and clock() + RATE_S < until and _fits_beside(load, sample, cpus, clock, memory_mb):
+                reactor_session, instances = True, cpus
     except BaseException:
         for session in sessions:
             session.close()
@@ -199,6 +219,7 @@ def learn(
         threads=threads,
         instances=instances,
         batch_cap=cap,
+        reactor_session=reactor_session,
         threads_us={str(n): round(us, 2) for n, us in times_us.items()},
         run_us={str(n): round(us, 2) for n, us in run_us.items()},
         took_s=round(clock() - began, 3),
@@ -302,6 +323,30 @@ def _runs_at_once(
     before_mb = memory_mb()
     _rate([session] * count, sample, clock)
     return count if memory_mb() - before_mb <= LEARN_MB_MAX else 1
+
+
+def _one_thread_pays(threads: int, cpus: int, times_us: Mapping[int, float], run_us: Mapping[int, float]) -> bool:
+    """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
+
+    So it is where the threads of a run wait for each other. Batches may be as good, but many clients seldom fill one. A
+    measurement of both rates would say less: on a machine with other work they differ by less than the noise.
+    """
+    if threads == 1 or 1 not in times_us or times_us[threads] > REACTOR_US_MAX:
+        return False
+    one_us, at_once = times_us[1] / cpus, cpus // threads
+    batch_us = min((us / items for items, us in run_us.items()), default=times_us[threads]) / at_once
+    return one_us * (1 + MORE_RUNS_GAIN) < times_us[threads] / at_once and one_us < batch_us * (1 + MORE_RUNS_GAIN)
+
+
+def _fits_beside(load: Load, sample: Arrays, cpus: int, clock: Clock, memory_mb: Callable[[], float]) -> bool:
+    """Return whether a second session, of one thread, and its runs take little memory."""
+    before_mb = memory_mb()
+    session = load(1)
+    try:
+        _rate([session] * cpus, sample, clock)
+        return memory_mb() - before_mb <= LEARN_MB_MAX
+    finally:
+        session.close()
 
 
 def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:

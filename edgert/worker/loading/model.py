@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgert.bundle.manifest import ArtifactEntry
+from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig
 from edgert.engines import ENGINES, EngineOptions, Session, engine_by_name
@@ -22,13 +22,15 @@ class LoadedModel:
     """The artifact that a worker serves.
 
     `tried` names the preferred artifacts that failed, each with its reason. `more_sessions` run beside `session` if
-    several runs at once answer more: the same one if threads may share it.
+    several runs at once answer more: the same one if threads may share it. `reactor_sessions` run instead of all of
+    these for requests of the reactor, if runs of one thread answer more there.
     """
 
     version: InstalledVersion
     artifact: ArtifactEntry
     session: Session
     more_sessions: tuple[Session, ...]
+    reactor_sessions: tuple[Session, ...]
     engine_version: str
     learned: Learned
     load_s: float
@@ -58,13 +60,14 @@ def load_model(
     working = first_working(
         version, lambda artifact: _open(version, artifact, state, config, progress), strict=config.serving.strict
     )
-    engine_version, (session, *more), learned = working.value
+    engine_version, (session, *more), reactor_sessions, learned = working.value
     return_free_memory()
     return LoadedModel(
         version,
         working.artifact,
         session,
         tuple(more),
+        tuple(reactor_sessions),
         engine_version,
         learned,
         time.monotonic() - began,
@@ -78,12 +81,13 @@ def _open(
     state: StateDir,
     config: DeviceConfig,
     progress: Callable[[str], None],
-) -> tuple[str, list[Session], Learned]:
-    """Return the engine's version, the artifact's checked sessions, and how to run them."""
+) -> tuple[str, list[Session], list[Session], Learned]:
+    """Return the engine's version, the checked sessions, those of the reactor, and how to run them."""
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
     concurrent = ENGINES[artifact.engine].concurrent
-    circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
+    reactor = may_have_reactor(version.manifest, config)
+    circumstances = Circumstances.of(artifact.engine, engine_version, config.serving, reactor=reactor)
     learned_file = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
 
     def load(threads: int) -> Session:
@@ -106,6 +110,8 @@ def _open(
         _close_to(sessions, count)
         while len(sessions) < count:
             sessions.append(load(learned.threads))
+        if learned.reactor_session:
+            sessions.append(load(1))
         for session in sessions:
             if session is not checked:
                 golden.check(version, artifact, session.run)
@@ -114,9 +120,21 @@ def _open(
         raise
     if learned != kept:
         learned_file.write(circumstances, learned)
+    reactor_sessions = [sessions.pop()] * learned.instances if learned.reactor_session else []
     if concurrent:
         sessions *= learned.instances  # the same one
-    return engine_version, sessions, learned
+    return engine_version, sessions, reactor_sessions, learned
+
+
+def may_have_reactor(manifest: Manifest, config: DeviceConfig) -> bool:
+    """Return whether the reactor may serve the model, if its engine is quick enough.
+
+    No step beside the engine may be slow: an image takes milliseconds to decode. The reactor runs requests of one
+    shape, which do not depend on each other. A latency target needs the batcher to see every waiting request.
+    """
+    is_open = any(-1 in spec.item_shape for spec in manifest.inputs)
+    plain = not is_open and not manifest.state and manifest.input_rule is None
+    return plain and not config.model(manifest.model).p95_ms
 
 
 def _close_to(sessions: list[Session], count: int) -> None:

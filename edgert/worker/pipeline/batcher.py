@@ -51,12 +51,16 @@ class EngineAnswer(NamedTuple):
 
 
 class _Instance:
-    """One engine session, run by the thread that holds it; its last run had `last_count` requests."""
+    """One engine session, run by the thread that holds it; its last run had `last_count` requests.
 
-    __slots__ = ("arena", "last_count", "last_run_s", "rest", "run")
+    A request of the reactor runs on `reactor_session`, which may be the same one.
+    """
 
-    def __init__(self, session: Session) -> None:
-        self.run, self.rest = session.run, session.rest
+    __slots__ = ("arena", "last_count", "last_run_s", "reactor_run", "run", "sessions")
+
+    def __init__(self, session: Session, reactor_session: Session) -> None:
+        self.sessions = [session] if reactor_session is session else [session, reactor_session]
+        self.run, self.reactor_run = session.run, reactor_session.run
         self.arena: Arrays = []
         self.last_count, self.last_run_s = 1, 0.0
 
@@ -81,6 +85,8 @@ class _Waiting:
 class Batcher:
     """Runs requests on `session` and its equals `more_sessions`, at most `cap` items at a time.
 
+    Requests of the reactor run on `reactor_sessions` instead, if there are some: one for each of the others.
+
     With `cap` 1, each request runs by itself. At most `queue_max` requests of each priority wait. `p95_ms` is a target
     for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
     are stated on it.
@@ -98,6 +104,7 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         more_sessions: Sequence[Session] = (),
+        reactor_sessions: Sequence[Session] = (),
         p95_ms: float = 0.0,
     ) -> None:
         self.cap = cap if batchable((*session.inputs, *session.outputs)) else 1
@@ -107,7 +114,8 @@ class Batcher:
         self.is_open = any(-1 in spec.item_shape for spec in session.inputs)
         self._queue_max = queue_max
         self._clock, self._sleep = clock, sleep
-        self._idle = [_Instance(each) for each in (*more_sessions, session)]
+        sessions = (*more_sessions, session)
+        self._idle = list(map(_Instance, sessions, reactor_sessions or sessions))
         self.instances = len(self._idle)
         self._last = self._idle[-1]
         self._arena: Arrays = []  # used by `infer_together` alone
@@ -125,6 +133,7 @@ class Batcher:
         deadline_s: float | None = None,
         high: bool = False,
         came_ns: int = 0,
+        in_reactor: bool = False,
     ) -> EngineAnswer:
         """Answer one request of `items` items; blocks until it is answered.
 
@@ -132,7 +141,7 @@ class Batcher:
         DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine could start, EngineFailed.
         """
         if self._idle and (instance := self._idle_instance()) is not None:
-            return self._run_alone(instance, inputs, items, came_ns)
+            return self._run_alone(instance, inputs, items, came_ns, in_reactor)
         shapes = tuple(array.shape[1:] for array in inputs) if self.is_open else ()
         request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns(), shapes)
         self._queue(request)
@@ -183,7 +192,8 @@ class Batcher:
             taken += iter(self._idle_instance, None)
             for instance in taken:
                 instance.arena.clear()
-                instance.rest(inputs)
+                for session in instance.sessions:
+                    session.rest(inputs)
         for instance in taken:
             self._release(instance)
         return True
@@ -202,11 +212,13 @@ class Batcher:
         except IndexError:  # another thread took it
             return None
 
-    def _run_alone(self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, came_ns: int) -> EngineAnswer:
+    def _run_alone(
+        self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, came_ns: int, in_reactor: bool
+    ) -> EngineAnswer:
         """Run one request on an instance that was idle: the hot path."""
         began_ns = time.perf_counter_ns()
         try:
-            outputs = instance.run(inputs)
+            outputs = (instance.reactor_run if in_reactor else instance.run)(inputs)
             engine_ns = time.perf_counter_ns() - began_ns
             self.closed["cap" if items >= self.cap > 1 else "idle"] += 1
             self._count_run(instance, 1, items, engine_ns)

@@ -69,6 +69,8 @@ class _Request:
     memory: Memory | None = None
     placements: list[Placement] | None = None
     windows: list[int] | None = None
+    waited_ns: int = 0
+    in_reactor: bool = False
     preprocess_ns: int = 0
     postprocess_ns: int = 0
 
@@ -112,15 +114,27 @@ class Pipeline:
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         return not cached and not inputs.raw and self._bare
 
-    def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
-        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError."""
+    def infer(
+        self,
+        inputs: ModelInputs,
+        flags: int,
+        came_ns: int,
+        deadline_s: float | None,
+        waited_ns: int = 0,
+        in_reactor: bool = False,
+    ) -> Answer:
+        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError.
+
+        It was read `waited_ns` after it came, and counts as queued until then.
+        """
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         if not cached and not inputs.raw and self._bare:  # as `is_bare`
-            engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns)
-            return self._bare_answer(engine, (began_ns - came_ns) // 1000, engine.queue_ns // 1000)
-        request = _Request(*inputs, deadline_s, high, came_ns)
+            engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns, in_reactor)
+            decode_us = (began_ns - came_ns - waited_ns) // 1000
+            return self._bare_answer(engine, decode_us, (engine.queue_ns + waited_ns) // 1000)
+        request = _Request(*inputs, deadline_s, high, came_ns, waited_ns=waited_ns, in_reactor=in_reactor)
         cache_ns = hit_flags = 0
         if not cached:
             engine = self._run(request)
@@ -145,10 +159,10 @@ class Pipeline:
         self, request: _Request, engine: EngineAnswer, began_ns: int, cache_ns: int = 0, hit_flags: int = 0
     ) -> Answer:
         stages = StageTimes(
-            decode_us=(began_ns - request.came_ns) // 1000,
+            decode_us=(began_ns - request.came_ns - request.waited_ns) // 1000,
             preprocess_us=request.preprocess_ns // 1000,
             cache_us=cache_ns // 1000,
-            queue_us=engine.queue_ns // 1000,
+            queue_us=(engine.queue_ns + request.waited_ns) // 1000,
             engine_us=engine.engine_ns // 1000,
             postprocess_us=request.postprocess_ns // 1000,
         )
@@ -185,7 +199,9 @@ class Pipeline:
             return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
         if self._in_turn:
             return self._postprocessed(request, self._ask_in_turn(request))
-        answer = self._ask_engine(request.arrays, request.items, request.deadline_s, request.high, request.came_ns)
+        answer = self._ask_engine(
+            request.arrays, request.items, request.deadline_s, request.high, request.came_ns, request.in_reactor
+        )
         return self._postprocessed(request, answer)
 
     def _ask_in_turn(self, request: _Request) -> EngineAnswer:
@@ -205,10 +221,16 @@ class Pipeline:
         return EngineAnswer(outputs, queue_ns, engine_ns, max(answer.batch for answer in answers))
 
     def _ask_engine(
-        self, arrays: Arrays, items: int, deadline_s: float | None, high: bool, came_ns: int
+        self,
+        arrays: Arrays,
+        items: int,
+        deadline_s: float | None,
+        high: bool,
+        came_ns: int,
+        in_reactor: bool = False,
     ) -> EngineAnswer:
         if self._padder is None:
-            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns)
+            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns, in_reactor)
         else:
             length, padded = self._padder.length(arrays), self._padder.padded(arrays)
             answer = self._batcher.infer(padded, items, deadline_s, high, came_ns)

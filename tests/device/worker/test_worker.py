@@ -159,6 +159,6 @@ def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor
     model = load_model(version, state, settings)
     order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b")
     worker = Worker(order, state, settings, model)
-    limits = [_reactor_limits(model, worker._batcher, cpus) for cpus in (1, 2)]
+    limits = [_reactor_limits(model, settings, worker._batcher, cpus) for cpus in (1, 2)]
     cap = worker._batcher.cap if cap is None else cap
     assert limits == ([RunLimits(2, cap), RunLimits(3, cap)] if cap else [None, None])

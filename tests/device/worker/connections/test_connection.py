@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgert.engines import Session
 from edgert.errors import Overloaded
 from edgert.protocol import wire
 from edgert.protocol.kept_frame import KeptFrame
@@ -43,6 +46,23 @@ WELCOME = wire.json_frame(wire.WELCOME, {})
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     return pipeline_of(loaded(tmp_path_factory.mktemp("model")))
+
+
+class HeldSession(Session):
+    """Answers as `session` does, each run once `go` allows it."""
+
+    def __init__(self, session: Session, go: threading.Semaphore) -> None:
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self._session, self._go = session, go
+        self.running = 0
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        self.running += 1
+        assert self._go.acquire(timeout=WAIT_S_MAX)
+        return self._session.run(tensors)
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class Served:
@@ -220,6 +240,56 @@ def test_as_many_requests_share_a_run_as_the_limits_allow(tmp_path: Path, least:
         for client in clients:
             assert read_frame(client).kind == wire.RESULT
     assert {items: count for items, (count, _) in batcher.runs.items()} == runs
+
+
+def test_requests_that_have_runs_of_their_own_run_at_once_and_their_wait_counts_as_queueing(tmp_path: Path) -> None:
+    """Two threads run the first two requests; the third waits, unread, until one of them ends."""
+    model, go = loaded(tmp_path), threading.Semaphore(0)
+    session = HeldSession(model.session, go)
+    pipeline = Pipeline(model, Batcher(session, 1, more_sessions=[session]), PredictionCache(0, 60.0))
+    switch, departed = ReactorSwitch(), list[Departure]()
+    switch.many = True
+    reactor = Reactor(pipeline, RunLimits(2, 1, 2), switch, lambda _, departure: departed.append(departure), print)
+    reactor.start()
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for _ in range(3):
+            client, server = (stack.enter_context(sock) for sock in socket.socketpair())
+            client.settimeout(WAIT_S_MAX)
+            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
+            client.sendall(request(1))
+            clients.append(client)
+        wait_until(lambda: session.running == 2, "two requests run at once")
+        time.sleep(0.2)  # the third waits for at least half of this
+        go.release(3)
+        stages = [wire.stage_times(read_frame(client)) for client in clients]
+    waited = sorted(stage.queue_us for stage in stages)
+    assert waited[1] < waited[2]
+    assert waited[2] >= 100_000
+    assert departed == []
+
+
+def test_a_request_whose_time_passed_while_all_threads_ran_is_refused(tmp_path: Path) -> None:
+    model, go = loaded(tmp_path), threading.Semaphore(0)
+    session = HeldSession(model.session, go)
+    pipeline = Pipeline(model, Batcher(session, 1), PredictionCache(0, 60.0))
+    switch = ReactorSwitch()
+    switch.many = True
+    reactor = Reactor(pipeline, RunLimits(2, 1), switch, lambda connection, departure: None, print)
+    reactor.start()
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for timeout_us in (0, 1000):
+            client, server = (stack.enter_context(sock) for sock in socket.socketpair())
+            client.settimeout(WAIT_S_MAX)
+            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
+            client.sendall(b"".join(KeptFrame(wire.INFER).parts([ITEM], [0], 0, 1, timeout_us)))
+            clients.append(client)
+            wait_until(lambda: session.running == 1, "the first request runs")
+        time.sleep(0.1)
+        go.release(2)
+        assert read_frame(clients[0]).kind == wire.RESULT
+        assert wire.error_of(read_frame(clients[1])).code == "request.deadline_exceeded"
 
 
 @pytest.mark.parametrize("items", [ITEM, ITEM[:, :3]], ids=["answered", "refused"])

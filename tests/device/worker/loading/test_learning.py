@@ -162,6 +162,38 @@ def test_runs_at_once_share_a_session_of_an_engine_that_allows_it(changes: dict[
 
 
 @pytest.mark.parametrize(
+    ("item_s", "thread_s", "changes", "own"),
+    [
+        (0.4e-3, 0.08e-3, {}, True),
+        (0.4e-3, 0.0, {}, False),
+        (4e-3, 0.8e-3, {}, False),
+        (0.4e-3, 0.08e-3, {"reactor": False}, False),
+        (0.4e-3, 0.08e-3, {"cpus": 1}, False),
+        (0.4e-3, 0.08e-3, {"threads": 2}, False),
+        (0.4e-3, 0.08e-3, {"engine": "openvino"}, False),
+    ],
+    ids=["threads wait", "none waits", "slow", "no reactor", "one processor", "configured", "not shared"],
+)
+def test_the_reactor_gets_a_session_of_one_thread_where_threads_of_a_run_wait_for_each_other(
+    item_s: float, thread_s: float, changes: dict[str, Any], own: bool
+) -> None:
+    learned = learned_on(Machine(0, item_s, useful=2, thread_s=thread_s), **{"cpus": 2, "reactor": True, **changes})
+    assert learned.reactor_session is own
+    if own:
+        assert (learned.threads, learned.instances) == (2, 2), "a lone client keeps the runs of two threads"
+
+
+@pytest.mark.parametrize(("taken_mb", "own"), [(60.0, True), (70.0, False)])
+def test_the_reactor_gets_no_session_that_takes_much_memory(taken_mb: float, own: bool) -> None:
+    machine = Machine(0, 0.4e-3, useful=2, thread_s=0.08e-3)
+    wanted = circumstances(cpus=2, batch_max=1, reactor=True)
+    _, learned = learn(
+        machine.load, machine.load(1), SAMPLE, wanted, machine.clock, memory_mb=lambda: taken_mb * machine.open
+    )
+    assert (learned.reactor_session, machine.open) == (own, 1)
+
+
+@pytest.mark.parametrize(
     ("fixed_s", "item_s", "instances"),
     [(0.1e-3, 0.5e-3, 2), (4e-3, 0.5e-3, 1), (0, 50e-6, 1)],
     ids=["batches gain little", "batches gain much", "the reactor serves it"],

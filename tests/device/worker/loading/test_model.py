@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edgert.errors import EdgeRTError
-from edgert.worker.loading.model import load_model
+from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile
+from edgert.worker.loading.model import load_model, may_have_reactor
 from tests.support.stand_ins.loaded_models import installed, loaded
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -35,6 +36,26 @@ def test_strict_takes_the_preferred_artifact_or_none(tmp_path: Path) -> None:
 def test_a_model_with_wrong_golden_answers_is_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(EdgeRTError):
         loaded(tmp_path, golden_off_by=1.0)
+
+
+def test_the_reactor_has_a_session_for_each_run_at_once_if_that_was_learned(tmp_path: Path) -> None:
+    version, state, config = installed(tmp_path)
+    (artifact,) = version.manifest.artifacts
+    measured = load_model(version, state, config)
+    assert measured.reactor_sessions == ()
+    file = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
+    circumstances = Circumstances.of(artifact.engine, measured.engine_version, config.serving, reactor=True)
+    file.write(circumstances, Learned(threads=2, instances=3, reactor_session=True))
+    model = load_model(version, state, config)
+    assert len(model.reactor_sessions) == len(model.more_sessions) + 1 == 3
+    assert model.session not in model.reactor_sessions
+    assert model.reactor_sessions[0].run([ITEM])[0].tolist() == ITEM.tolist()
+
+
+@pytest.mark.parametrize(("config", "may"), [("", True), ("[models.echo]\np95_ms = 5.0\n", False)])
+def test_a_model_with_a_latency_target_has_no_reactor(tmp_path: Path, config: str, may: bool) -> None:
+    version, _, settings = installed(tmp_path, config)
+    assert may_have_reactor(version.manifest, settings) is may
 
 
 def test_as_many_sessions_are_open_as_are_configured(tmp_path: Path) -> None:
