@@ -18,6 +18,7 @@ or in large frames, or ends.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -192,16 +193,11 @@ class Reactor:
             client = self._next()
             try:
                 self._turn((client,))
+                if self._clients.get(client.number) is client:
+                    self._await_next(client)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
                 self._log(f"{type(error).__name__} between requests: {error}")
                 self._leave(client, Departure(error=error))
-            if self._clients.get(client.number) is client:
-                if client.frames.more:
-                    self._waiting.append((client, time.perf_counter_ns()))
-                elif self._is_lone(client):
-                    self._leave(client, Departure())
-                else:
-                    self._epoll.modify(client.number, self._events)
             del client  # keep none that has left while the thread sleeps
 
     def _next(self) -> _Client:
@@ -230,6 +226,15 @@ class Reactor:
                 continue
             client.waited_ns = max(0, now_ns - came_ns)
             return client
+
+    def _await_next(self, client: _Client) -> None:
+        """Wait for the next request of a client whose last one is answered."""
+        if client.frames.more:
+            self._waiting.append((client, time.perf_counter_ns()))
+        elif self._is_lone(client):
+            self._leave(client, Departure())
+        else:
+            self._epoll.modify(client.number, self._events)
 
     def _is_lone(self, client: _Client) -> bool:
         """Return whether all of the last ALONE_MAX requests came from this client."""
@@ -366,7 +371,8 @@ class Reactor:
     def _leave(self, client: _Client, departure: Departure) -> None:
         if self._clients.get(client.number) is not client:
             return
-        self._epoll.unregister(client.number)
+        with contextlib.suppress(OSError):  # a closed socket has left the epoll by itself
+            self._epoll.unregister(client.number)
         del self._clients[client.number]
         client.forget()
         self._departs(client.connection, departure)
