@@ -1,6 +1,7 @@
-"""The engine seam: `Engine.load(artifact) -> Session`, one file per vendor, SDKs imported lazily.
+"""The interface of engines: `Engine.load(artifact) -> Session`. Each vendor has one file.
 
-To add an engine, add one file here and one entry in `ENGINES`; `tests/device/engines/test_engines.py` then tests it.
+A file imports its SDK when it is first needed. To add an engine, add one file here and one entry in `ENGINES`;
+`tests/device/engines/test_engines.py` then tests it.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ FOR_TESTS = tuple(name for name, kind in ENGINES.items() if not kind.packages)
 class LocalArtifact:
     """An artifact's files on this machine, already verified.
 
-    `path` is the file that the engine opens; its companions are in the same folder. `inputs` and `outputs` are the
-    model's contract, the same for every engine: the session takes and returns arrays in that order. If the model has
-    `buckets`, an engine's session takes inputs of their sizes only; `padding.load_session` gives one for all lengths.
+    `path` is the file that the engine opens; its other files are in the same folder. `inputs` and `outputs` are the
+    model's contract, the same for every engine: the session accepts and returns arrays in that order. If the model has
+    `buckets`, an engine's session accepts only inputs of their sizes; `padding.load_session` handles all lengths.
     """
 
     engine: str
@@ -79,9 +80,9 @@ class LocalArtifact:
 class EngineOptions:
     """The settings of an engine on this machine. `threads` 0 lets the engine choose.
 
-    An engine keeps compiled files in `cache_dir`; None keeps none. `extra` holds settings under the engine's own names:
-    with them the packager runs an artifact in several ways, to see how far answers differ. A load reports work of
-    minutes to `progress`.
+    An engine stores compiled files in `cache_dir`; with None it stores none. `extra` holds settings under the engine's
+    own names: with them the packager runs an artifact in several ways, to measure how much answers differ. A load that
+    needs minutes reports to `progress`.
     """
 
     threads: int = 1
@@ -103,8 +104,8 @@ class Session(Protocol):
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs for one batch.
 
-        `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`, all with the same length on axis 0
-        if that is -1. A later run does not change the returned arrays. Raises EngineFailed.
+        `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`. If axis 0 is -1, all have the same
+        length on it. A later run does not change the returned arrays. Raises EngineFailed.
         """
         ...
 
@@ -113,7 +114,7 @@ class Session(Protocol):
         return
 
     def close(self) -> None:
-        """Release everything; the session is not used again."""
+        """Release all resources. The session cannot be used afterwards."""
         ...
 
 
@@ -127,11 +128,11 @@ class Engine(Protocol):
         ...
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        """Do work of minutes once, before the artifact is live: TensorRT builds its plan."""
+        """Do work that needs minutes, once, before the artifact is live: TensorRT builds its plan."""
         return
 
     def before_fork(self) -> None:
-        """Set up what all sessions of a process share, so that forks copy less; leave no thread."""
+        """Set up the parts that all sessions of a process share, so that forks copy less; leave no thread."""
         return
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
@@ -140,7 +141,7 @@ class Engine(Protocol):
 
 
 def engine_by_name(name: str) -> Engine:
-    """Return the engine called `name`, its SDK not imported yet. Raises ConfigInvalid for an unknown name."""
+    """Return the engine `name`, without an import of its SDK. Raises ConfigInvalid for an unknown name."""
     if name not in ENGINES:
         raise ConfigInvalid(
             f"unknown engine {name!r}; known: {', '.join(name for name in ENGINES if name not in FOR_TESTS)}"
@@ -150,7 +151,7 @@ def engine_by_name(name: str) -> Engine:
 
 
 def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-    """Do `Engine.prepare`; for an engine with nothing to prepare, import neither the engine nor NumPy."""
+    """Call `Engine.prepare`. Without work to do, import neither the engine nor NumPy."""
     kind = ENGINES.get(artifact.engine)
     if kind is None or kind.prepares:
         engine_by_name(artifact.engine).prepare(artifact, options, progress)
@@ -173,10 +174,10 @@ def sdk_of(engine: str) -> Any:
 
 
 def closed(*_: Any) -> Any:
-    """Raise EngineFailed; a closed session has this in place of its run."""
+    """Raise EngineFailed. A closed session calls this instead of its run."""
     raise EngineFailed("the session is closed")
 
 
 def bucket_for(count: int, buckets: Sequence[int]) -> int:
-    """Return the smallest of the ascending `buckets` that holds `count` items, or `count` if none does."""
+    """Return the smallest of the ascending `buckets` for `count` items, or `count` if all are smaller."""
     return next((b for b in buckets if b >= count), count)

@@ -1,7 +1,7 @@
 """The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0.
 
 `cuda-bindings` is the first choice (it has wheels for x86-64 and aarch64), `pycuda` the second (the device compiles
-it). Only `open_cuda` imports them. Nothing here has run on a GPU yet.
+it). Only `open_cuda` imports them. This module has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert.errors import EngineFailed, EngineMissing
 class Cuda(Protocol):
     """One stream on one GPU. Copies are queued on the stream; `synchronize` waits for all of them.
 
-    `stream` is the handle that TensorRT takes; `compute_capability` is text like "8.7".
+    `stream` is the handle for TensorRT; `compute_capability` is text like "8.7".
     """
 
     stream: int
@@ -96,7 +96,7 @@ class BindingsCuda:
 
 
 class PycudaCuda:
-    """`pycuda`: the driver API. A context belongs to a thread, so each call makes it the calling thread's."""
+    """`pycuda`: the driver API. A context belongs to one thread, so each call moves it to its own thread."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -142,7 +142,7 @@ class PycudaCuda:
 
 @contextmanager
 def _current(context: Any) -> Iterator[None]:
-    """Make a pycuda context the calling thread's for the block."""
+    """Make a pycuda context current in the calling thread during the block."""
     context.push()
     try:
         yield

@@ -1,14 +1,14 @@
 """The fault engine: the null engine plus every way in which an engine can fail, on request.
 
-Tests of the daemon use it, and so can an operator who wants to see how a device handles a bad engine. Its artifact is
-the null engine's JSON with two more optional keys:
+Tests of the daemon use it. An operator can use it to see how a device handles a bad engine. Its artifact is the null
+engine's JSON with two more optional keys:
 
     {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
-`load` happens when the artifact is loaded. Each of `runs` happens at every run after the first `after` ones (those at
-load count), or only if an element of an input equals `value`. `while` names a file: without that file the fault does
-not happen. The values of MAGIC cause their faults anywhere in an input.
+`load` happens when the artifact is loaded. Each of `runs` happens at every run after the first `after` runs (runs at
+load count), or only if an element of an input equals `value`. `while` names a file; without it the fault does not
+happen. The values of MAGIC cause their faults anywhere in an input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edgert.engines.null import NullEngine
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
-# Exact in FP32, and no input that a model gets by accident.
+# These values are exact in FP32, and no app sends them by accident.
 MAGIC = {
     -66601.0: "segfault",
     -66602.0: "exit",
@@ -48,7 +48,7 @@ EXIT_CODE = 70
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and when it happens. `mb` is leaked per run, `s` is the duration of a slow run."""
+    """A fault and its condition. Each run leaks `mb`; a slow run takes `s` seconds."""
 
     fault: str
     after: int = 0
@@ -93,7 +93,7 @@ class FaultEngine(Engine):
             if fault.strikes(1, ()):
                 if fault.fault == "slow":
                     options.progress(f"loading takes {fault.s:g} s")
-                session.suffer(fault)
+                session.trigger(fault)
         return session
 
 
@@ -111,12 +111,12 @@ class FaultSession(Session):
         for fault in self._faults:
             if fault.strikes(self._runs, tensors):
                 wrong = wrong or fault.fault == "wrong"
-                self.suffer(fault)
+                self.trigger(fault)
         outputs = self._within.run(tensors)
         return [np.asarray(array + 1, array.dtype) for array in outputs] if wrong else outputs
 
-    def suffer(self, fault: Fault) -> None:
-        """Make `fault` happen now; return from those that only slow down, leak or change the answer."""
+    def trigger(self, fault: Fault) -> None:
+        """Cause `fault` now. Faults that only slow down, leak or change the answer return."""
         if fault.fault == "segfault":
             ctypes.string_at(0)
         elif fault.fault == "exit":

@@ -1,4 +1,4 @@
-"""The null engine: the specification of the seam, without a vendor.
+"""The null engine: the specification of the interface, without a vendor.
 
 Its artifact is a JSON file. `{"op": "copy"}` copies input i to output i; `{"op": "sum"}` fills each output, per item,
 with the sum of input 0; `{"op": "add"}` gives each output the sum of all inputs; `{"op": "zeros"}` ignores them. One
@@ -72,6 +72,6 @@ class NullSession(Session):
 
 
 def _filled(sums: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """Return an array of `spec` with every element of an item set to the item's entry in `sums`."""
+    """Return an array of `spec` in which each element of an item equals the item's entry in `sums`."""
     shape = (len(sums), *spec.item_shape)
     return np.broadcast_to(sums.reshape(-1, *(1 for _ in spec.item_shape)), shape).astype(spec.dtype)

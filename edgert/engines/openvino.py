@@ -1,7 +1,7 @@
 """OpenVINO: the engine for Intel boxes.
 
 A compiled model with fixed shapes is up to 2.3x faster than one whose batch changes. So each bucket, of the batch and
-of another open axis, has its own compiled model and infer request, made when the bucket is first needed. Its tensors
+of another open axis, has its own compiled model and infer request, created when the bucket is first needed. Its tensors
 are preset arrays of this session: a call copies in, infers, and copies out (26 us on the digits model; 28 with
 `infer`'s own copies, 126 with `start_async` and `wait`).
 """
@@ -49,7 +49,7 @@ class OpenVINOSession(Session):
         self._openvino, self._core, self._model = openvino, core, model
         self._config = _config(options)
         self._batches = batchable((*self.inputs, *self.outputs))
-        # A model with a fixed batch has one bucket, its own size; it is never reshaped.
+        # A model with a fixed batch has one bucket of its own size, and is never reshaped.
         self._buckets = tuple(sorted(options.buckets)) if self._batches else (1,)
         self._fixed = None if artifact.buckets is not None else tuple(spec.item_shape for spec in self.inputs)
         self._by_size: dict[tuple[int, _Shapes], _Bucket] = {}
@@ -91,7 +91,7 @@ class OpenVINOSession(Session):
 class _Bucket:
     """One size of the inputs: a request, and the arrays behind its tensors.
 
-    OpenVINO does not keep such an array alive: without this reference the process crashes.
+    OpenVINO does not keep these arrays alive: without the references here the process crashes.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Bucket:
             self._request.set_tensor(spec.name, openvino.Tensor(array, shared_memory=True))
 
     def run(self, tensors: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
-        # Items after `count` keep values of an earlier batch: items are independent, and these are cut off.
+        # Items after `count` keep values of an earlier batch. Items are independent, and these are cut off.
         for preset, array in zip(self._inputs, tensors, strict=True):
             preset[:count] = array
         self._request.infer(share_outputs=True)
@@ -122,9 +122,9 @@ def _config(options: EngineOptions) -> dict[str, Any]:
     config: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
-        # Several models share the processor: pinned, they would all run on the same cores.
+        # Several models share the processor. With pinning, all would run on the same cores.
         "ENABLE_CPU_PINNING": False,
-        # Else FP32 layers run as bf16 if the processor can, and answers differ from the golden ones.
+        # Otherwise FP32 layers run as bf16 if the processor can, and answers differ from the golden ones.
         "INFERENCE_PRECISION_HINT": "f32",
     }
     if options.threads:
@@ -138,6 +138,6 @@ def sdk() -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line of OpenVINO's message: lines of source positions come before the cause."""
+    """Return the last line of OpenVINO's message, which has the cause; earlier lines are source positions."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

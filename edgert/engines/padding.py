@@ -1,4 +1,4 @@
-"""Brings requests to the sizes of an artifact: padding to buckets, and batches in pieces."""
+"""Fits requests to the sizes of an artifact: pads to buckets, and splits batches."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Padder:
         self._outputs = [(names.index(place.name), place) for place in buckets.outputs]
 
     def length(self, inputs: Sequence[NDArray[Any]]) -> int:
-        """Return the length of a request. Raises RequestError if its inputs differ in it."""
+        """Return the length of a request. Raises RequestError if its inputs have different lengths."""
         lengths = [int(inputs[i].shape[place.axis]) for i, place in self._inputs]
         if len(set(lengths)) != 1:
             raise RequestError(f"the inputs differ in length along axis {self.buckets.axis!r}: {lengths}")
         return lengths[0]
 
     def padded(self, inputs: Sequence[NDArray[Any]]) -> Arrays:
-        """Return the inputs in the smallest bucket that holds them. Raises RequestError."""
+        """Return the inputs, padded to the smallest bucket that is long enough. Raises RequestError."""
         length = self.length(inputs)
         size = self.buckets.size_for(length)
         arrays = list(inputs)
@@ -55,14 +55,14 @@ class Padder:
         return arrays
 
     def trimmed(self, inputs: Sequence[NDArray[Any]], length: int) -> Arrays:
-        """Return the first `length` of inputs that are longer."""
+        """Return the inputs, cut to `length`."""
         arrays = list(inputs)
         for i, place in self._inputs:
             arrays[i] = np.ascontiguousarray(arrays[i][_until(place.axis, length)])
         return arrays
 
     def cut(self, outputs: Sequence[NDArray[Any]], length: int) -> Arrays:
-        """Return the outputs as they belong to inputs of `length`."""
+        """Return the outputs, cut to their length for inputs of `length`."""
         arrays = list(outputs)
         for i, place in self._outputs:
             if arrays[i].shape[place.axis] > (end := place.length(length)):
@@ -71,7 +71,7 @@ class Padder:
 
 
 class PaddedSession(Session):
-    """A session that pads inputs up to a bucket: its engine sees the buckets' sizes only."""
+    """A session that pads inputs to a bucket, so that its engine sees only the buckets' sizes."""
 
     def __init__(self, session: Session, buckets: Buckets) -> None:
         self.inputs, self.outputs = session.inputs, session.outputs

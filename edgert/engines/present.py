@@ -1,7 +1,7 @@
-"""The installed engines and their versions, remembered: importing them takes seconds.
+"""The installed engines and their versions, stored in a file because imports take seconds.
 
-A remembered version is valid for one Python until a package is installed or removed, which changes the time of its
-folder of packages. Missing engines are looked for each time, which is fast.
+A stored version is valid for one Python until a package is installed or removed, which changes the time of its
+folder of packages. Each call searches for missing engines again, which is fast.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgert.errors import EdgeRTError
 def engine_versions(remembered: Path) -> dict[str, str | None]:
     """Return the version of each engine's SDK, None if it is missing.
 
-    `remembered` is the file for known versions. An engine whose libraries broke later is still listed; loading an
-    artifact then reports the fault.
+    `remembered` is the file with known versions. An engine whose libraries break later is still in the list; the load
+    of an artifact then reports the fault.
     """
     python, known = _python(), dict[str, str]()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -32,14 +32,14 @@ def engine_versions(remembered: Path) -> dict[str, str | None]:
     versions = {name: known.get(name) or _version(name) for name in ENGINES}
     installed = {name: version for name, version in versions.items() if version is not None}
     if installed != known:
-        with contextlib.suppress(OSError):  # on a full disk they are looked for again
-            make_private(remembered.parent)  # a host asks for the status before a daemon has run
+        with contextlib.suppress(OSError):  # on a full disk, the next call searches again
+            make_private(remembered.parent)  # a host requests the status before a daemon has run
             replace_file(remembered, json.dumps({"python": python, "versions": installed}).encode(), shared=True)
     return versions
 
 
 def _version(name: str) -> str | None:
-    # An engine's module imports NumPy, which takes a tenth of a second: not for an SDK that is not there.
+    # An engine's module imports NumPy, which takes 0.1 s; do this only for an installed SDK.
     if (packages := ENGINES[name].packages) and not any(importlib.util.find_spec(package) for package in packages):
         return None
     try:
@@ -49,10 +49,10 @@ def _version(name: str) -> str | None:
 
 
 def _python() -> list[list[str | int]]:
-    """Return what identifies this Python and its installed packages."""
+    """Return a signature of this Python and its installed packages."""
     signature: list[list[str | int]] = [[sys.executable, sys.version]]
     for folder in sys.path:
-        if not folder.endswith("-packages"):  # such as the folder of the command
+        if not folder.endswith("-packages"):  # for example the folder of the command
             continue
         with contextlib.suppress(OSError):
             signature.append([folder, os.stat(folder).st_mtime_ns])

@@ -1,8 +1,8 @@
-"""TensorRT: the engine for NVIDIA Jetson. Written against the API that 10.3 (JetPack 6) and 11 share.
+"""TensorRT: the engine for NVIDIA Jetson. It uses the API that 10.3 (JetPack 6) and 11 share.
 
 The artifact is a Q/DQ ONNX graph. As a step of the deployment, `prepare` builds a plan from it on the device; this
-takes minutes, while the previous version serves. A plan fits one GPU and one TensorRT, so its name in `cache_dir` holds
-both. If the device's TensorRT has changed, the next load builds a new plan, faster by the kept timings of kernels.
+takes minutes, while the previous version serves. A plan fits one GPU and one TensorRT, so its name in `cache_dir`
+contains both. If the device's TensorRT changes, the next load builds a new plan; stored timings of kernels speed it up.
 
 Parsing and building are tested without a GPU through TensorRT-RTX, which has the same API. Loading and running have not
 run on a GPU yet.
@@ -65,7 +65,7 @@ def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int
 
 
 class TensorRTSession(Session):
-    """A session with GPU memory for the largest batch; a smaller batch uses the front of it."""
+    """A session with GPU memory for the largest batch; a smaller batch uses the start of it."""
 
     def __init__(
         self, tensorrt: Any, cuda: Cuda, loaded: tuple[Any, Any, Any], artifact: LocalArtifact, batch_max: int
@@ -75,12 +75,12 @@ class TensorRTSession(Session):
         self._batches = batchable((*self.inputs, *self.outputs))
         self._batch_max = batch_max if self._batches else 1
         self._buckets = artifact.buckets
-        # TensorRT's objects do not keep their makers alive, so all three are kept here.
+        # TensorRT's objects do not keep the objects that created them alive, so this keeps all three.
         self._loaded: tuple[Any, ...] = loaded
         log, _, engine = loaded
         self._context = engine.create_execution_context()
         if self._context is None:
-            raise EngineFailed(f"TensorRT cannot make a context for {artifact.path.name}: {log.reason()}")
+            raise EngineFailed(f"TensorRT cannot create a context for {artifact.path.name}: {log.reason()}")
         for spec in (*self.inputs, *self.outputs):
             dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
             if dtype != spec.dtype:
@@ -161,7 +161,7 @@ def build_plan(
     config.progress_monitor = monitor = _monitor(tensorrt, progress)
     configure(config)
     plan = builder.build_serialized_network(network, config)
-    del monitor  # the configuration does not keep it alive, so it must last until here
+    del monitor  # the configuration does not keep it alive, so this reference must exist until here
     if plan is None:
         raise EngineFailed(f"TensorRT {tensorrt.__version__} cannot build the model: {log.reason()}")
     return bytes(plan)
@@ -171,14 +171,14 @@ def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int, bucke
     profile = builder.create_optimization_profile()
     least, most = (0, 0) if buckets is None else (buckets.sizes[0], buckets.largest)
     for spec in inputs:
-        # Tuned for single requests, which are the usual ones at the edge; larger batches run as well.
+        # The plan is tuned for single requests, which are usual at the edge; larger batches also run.
         sizes = ((1, least), (1, most), (batch_max, most))
         profile.set_shape(spec.name, *(_shape(spec, count, buckets, length) for count, length in sizes))
     return profile
 
 
 def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> bytes:
-    """Return the plan from `cache_dir`; build it and keep it there if it is missing."""
+    """Return the plan from `cache_dir`; if it is missing, build it and store it there."""
     version, capability = str(tensorrt.__version__), cuda.compute_capability
     batch_max, plan_file = max(options.buckets), _plan_file(tensorrt, cuda, artifact, options)
     try:
@@ -195,7 +195,7 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
     timings.keep()
     _write(plan_file, plan)
     for path in plan_file.parent.glob(f"{artifact.sha256}-trt*.plan"):
-        if path.name != plan_file.name:  # for another TensorRT or GPU: nothing will load it
+        if path.name != plan_file.name:  # a plan for another TensorRT or GPU, which is never loaded
             path.unlink(missing_ok=True)
     progress(f"TensorRT {version}: the plan is built ({len(plan)} bytes)")
     return plan
@@ -205,7 +205,7 @@ def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, op
     """Return the plan's engine, None if it fails; a plan that does not load is rebuilt once."""
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     plan_file = _plan_file(tensorrt, cuda, artifact, options)
-    if engine is None and plan_file is not None:  # damaged on disk, or another driver under the same version
+    if engine is None and plan_file is not None:  # the file is damaged, or the driver changed under the same version
         plan_file.unlink(missing_ok=True)
         engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     return engine
@@ -236,8 +236,8 @@ class _Timings:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write whole or not at all: a power cut leaves no half plan."""
-    with storing(f"cannot keep {path}", "free some space and try again"):
+    """Write the whole file or nothing: a power cut leaves no incomplete plan."""
+    with storing(f"cannot write {path}", "free some space and try again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, shared=True)
 
@@ -281,7 +281,7 @@ def _monitor(tensorrt: Any, progress: Progress) -> Any:
             steps = self.steps.get(phase_name, 0)
             if steps and step % max(1, steps // 10) == 0:
                 progress(f"TensorRT: {phase_name}, step {step} of {steps}")
-            return True  # False would cancel the build
+            return True  # False cancels the build
 
         def phase_finish(self, phase_name: str) -> None:
             if phase_name in self.steps:

@@ -1,10 +1,10 @@
 """TFLite, the engine for ARM: `ai-edge-litert`, or `tflite-runtime` on a system without its wheel.
 
-An interpreter is planned for one batch size, and planning again takes milliseconds. So each bucket has its own
-interpreter over the same memory-mapped file, made when the bucket is first needed. A batch between two buckets is
+An interpreter is planned for one batch size, and another plan takes milliseconds. So each bucket has its own
+interpreter over the same memory-mapped file, created when the bucket is first needed. A batch between two buckets is
 padded and its answers are cut; a batch above the largest bucket runs in pieces. A model with buckets of another axis
-has a file for each, beside the artifact's own, which is the largest. Interpreters copy in and out (`set_tensor`,
-`get_tensor`), which was measured faster than views into their memory (1.3 us a call, not 2.6) and returns new arrays.
+has one file for each; the artifact's own file is that of the largest. Interpreters copy in and out (`set_tensor`,
+`get_tensor`), which is faster than views into their memory (1.3 us per call, not 2.6) and returns new arrays.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TFLiteEngine(Engine):
 
 
 def path_for(path: Path, size: int, buckets: Buckets) -> Path:
-    """Return the file for a bucket's `size` beside the artifact's own, which is that of the largest."""
+    """Return the file for a bucket's `size`; the artifact's own file is that of the largest bucket."""
     return path if size == buckets.largest else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
@@ -93,7 +93,7 @@ class TFLiteSession(Session):
         self._make_interpreter = closed
 
     def _bucket(self, count: int) -> _Bucket:
-        """Return the bucket for `count` items; without padding only the last size is kept."""
+        """Return the bucket for `count` items; without padding, keep only the last size."""
         size = bucket_for(count, self._buckets) if self._pads else count
         if size not in self._by_size:
             if not self._pads:
@@ -152,7 +152,7 @@ class _Bucket:
                 interpreter.resize_tensor_input(index, shape)
         interpreter.allocate_tensors()
         self._outputs = _indices(interpreter, "output", outputs)
-        # A smaller batch is copied into these; items after it are zeros or of an earlier batch, and cut off.
+        # Input buffers for smaller batches. Items after the batch are zeros or from an earlier batch; they are cut off.
         self._padded = [np.zeros(shape, spec.dtype) for spec, shape in zip(inputs, shapes, strict=True)]
         self._set, self._invoke, self._get = interpreter.set_tensor, interpreter.invoke, interpreter.get_tensor
 

@@ -1,1 +1,1 @@
-"""The follower: rounds that ask a registry for this device's channel, and install its releases."""
+"""The follower: rounds that read this device's channel from a registry, and install its releases."""

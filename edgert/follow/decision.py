@@ -1,4 +1,4 @@
-"""Decides about one model of a channel, from the statement, the slots and the record. Pure."""
+"""The next step with one model of a channel, from the statement, the slots and the record. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Do(Enum):
     """The next step with a model."""
 
     NOTHING = "nothing"
-    WAIT = "wait"  # for the end of a trial
+    WAIT = "wait"  # wait for the end of a trial
     FETCH = "fetch"  # fetch, install and activate
-    ACTIVATE = "activate"  # it is installed
+    ACTIVATE = "activate"  # activate the installed release
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A step, and its reason as text. `wanted`: the release is to be live here, or a trial failed."""
+    """A step, and its reason. `wanted`: the release should be live here, or it failed its trial."""
 
     do: Do
     text: str
@@ -29,7 +29,7 @@ class Decision:
 
 
 def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
-    """Return what the follower does for `entry`, which selects this device; `tried`: the last attempt."""
+    """Return the follower's step for `entry`, which selects this device; `tried` is the last attempt."""
     name = f"release {entry.release} of {entry.model}"
     live = slots.live
     if live is not None and live.digest == entry.digest:
@@ -39,7 +39,7 @@ def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
     installed = slots.staged and slots.spare is not None and slots.spare.digest == entry.digest
     if tried is not None and (tried.reason or not installed):
         why = tried.reason or _rollback(entry, slots)
-        text = f"{name} is not tried again: {why or 'another release was made live here after it'}"
+        text = f"{name} is not tried again: {why or 'another release became live here after it'}"
         return Decision(Do.NOTHING, text, wanted=bool(why))
     if entry.halted:
         return Decision(Do.NOTHING, f"{name} is halted", wanted=False)

@@ -1,7 +1,7 @@
-"""Fetch from the registry what this device lacks of a release.
+"""Fetches the files of a release that this device lacks from the registry.
 
-Nothing here trusts the registry. The signed statement names the envelope by its SHA-256, the envelope is signed, too,
-and names the SHA-256 and the size of each file.
+This code does not trust the registry. The signed statement names the envelope by its SHA-256; the envelope is also
+signed, and names the SHA-256 and the size of each file.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from edgert.versions.slots import SlotState
 
 
 class ReleaseFetcher:
-    """Fetches releases to STATE/incoming. A part of one stays there for the next attempt."""
+    """Fetches releases to STATE/incoming. Incomplete files stay there for the next attempt."""
 
     def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
         self._registry, self._state, self._config, self._pace = registry, state, config, pace
 
     def fetch(self, entry: Entry, slots: SlotState, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
-        """Fetch what this device lacks of a release; return the file that `edgertd install` takes.
+        """Fetch the files of a release that this device lacks; return the file for `edgertd install`.
 
         Raises RegistryError, BundleError and ChannelMismatch if the release cannot be installed here, StorageFailed,
         and WindowClosed.
@@ -61,7 +61,7 @@ class ReleaseFetcher:
         return path
 
     def remove(self, model: str) -> None:
-        """Remove what was fetched for a release that is installed, or refused."""
+        """Remove the fetched files of a release that is installed or refused."""
         self._remove_but(model, set())
 
     def _delivery(self, model: str) -> Path:
@@ -71,7 +71,7 @@ class ReleaseFetcher:
         return fetched_path(self._state, manifest.model, file.sha256)
 
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return the files to fetch, each content once, also one that flash memory changed in a slot."""
+        """Return the files to fetch, each content once, including files in a slot that flash memory changed."""
         files = {file.sha256: file for file in wanted}
         held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
         return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
@@ -85,7 +85,7 @@ class ReleaseFetcher:
         if free < need:
             raise StorageFailed(
                 f"release {manifest.release} of {manifest.model} needs {need // 1024**2 + 1} MB to be fetched and "
-                f"installed, and {free // 1024**2} MB are free: free some space"
+                f"installed, but {free // 1024**2} MB are free: free some space"
             )
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
@@ -102,7 +102,7 @@ def _held_manifest(path: Path, entry: Entry, trusted: tuple[PublicKey, ...]) -> 
         with open_delivery(path, trusted, lambda _: {}) as opened:
             if isinstance(opened, Delta) and hashlib.sha256(opened.envelope.raw).hexdigest() == entry.envelope:
                 return _checked(opened.manifest, opened.digest, entry)
-    except BundleError:  # none, or another
+    except BundleError:  # there is no delivery, or one of another release
         pass
     return None
 
@@ -116,14 +116,14 @@ def _signed_manifest(data: bytes, entry: Entry, trusted: tuple[PublicKey, ...]) 
 def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:
     if (manifest.model, manifest.release, digest) != (entry.model, entry.release, entry.digest):
         raise ChannelMismatch(
-            f"the channel names release {entry.release} of {entry.model}, and its bundle is release {manifest.release} "
+            f"the channel names release {entry.release} of {entry.model}, but its bundle is release {manifest.release} "
             f"of {manifest.model} or has other content: publish it again"
         )
     return manifest
 
 
 def _check_fits(manifest: Manifest, slots: SlotState, now_s: float) -> None:
-    """Refuse before a file is fetched what an install would refuse after it."""
+    """Raise, before the download, the errors that an install would raise after it."""
     name = f"release {manifest.release} of {manifest.model}"
     check_expiry(manifest.expires, name, now_s)
     if not manifest.may_follow(slots.ratchet):

@@ -1,8 +1,8 @@
-"""The follower of one channel: it asks for the statement, and brings each model a step further.
+"""The follower of one channel: reads the statement from the registry, and advances each model.
 
-Theory of operation: `ask_registry` and `advance_models` read everything from disk (the record, the kept statement, the
-slots) and decide from that. So a round that was cut off anywhere is repeated, and continues where it was; nothing else
-has to be restored. Most rounds find nothing new, so what fetches and installs is imported where it is used.
+Theory of operation: `ask_registry` and `advance_models` read all their data from disk (the record, the stored
+statement, the slots) and decide from that. So after an interrupted round, the next one continues; nothing else has to
+be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from edgert.follow.fetch import ReleaseFetcher
     from edgert.follow.runtime import RuntimeFollower
 
-RESUME_S = 2.0  # the longest pause before a link that broke is used again
+RESUME_S = 2.0  # the longest pause before the next attempt on a broken connection
 
 Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
 T = TypeVar("T")
@@ -76,8 +76,8 @@ T = TypeVar("T")
 class Step:
     """The result of one model's step, as text.
 
-    `soon`: look again soon. `error`: why it failed; the next round retries it. `wanted` is the entry whose release the
-    channel wants here.
+    `soon` requests another round soon. `error` is the reason of a failure, which the next round retries. `wanted` is
+    the entry whose release should be live here.
     """
 
     text: str
@@ -88,7 +88,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """The result of a round: why the question failed, and a step for each model."""
+    """The result of a round: the error of the request to the registry, and a step for each model."""
 
     error: EdgeRTError | None
     steps: tuple[Step, ...]
@@ -102,8 +102,8 @@ class Round:
 class ChannelFollower:
     """Follows the channel of `config`.
 
-    `report` tells telemetry. `pace` limits downloads in time and rate, `latest` is the latest time that the device has
-    seen, `jitter` returns 0 ... 1 for pauses. `home` holds this device's runtimes; None: it has none of its own.
+    `report` sends events to telemetry. `pace` limits downloads in time and rate, `latest` is the latest time that the
+    device has seen, `jitter` returns 0 ... 1 for pauses. `home` holds this device's runtimes; None if it has none.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class ChannelFollower:
         self._home = home
 
     def round(self) -> Round:
-        """Ask, then work. Without an answer the kept statement still counts, until it expires.
+        """Read the channel, then advance the models.
 
-        Raises FollowerBusy and StorageFailed.
+        Without an answer, the stored statement applies until it expires. Raises FollowerBusy and StorageFailed.
         """
         with self._locked():
             error = self._try_to_ask()
@@ -139,10 +139,10 @@ class ChannelFollower:
         return Round(error, tuple(steps))
 
     def ask_registry(self) -> None:
-        """Ask the registry for the channel, and keep a new statement.
+        """Read the channel from the registry, and store a new statement.
 
-        Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed; then the statement
-        before is kept.
+        Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed; the earlier
+        statement then stays.
         """
         record, trusted = self._records.read(), self._trusted()
         current = self._records.statement(self._channel, trusted)
@@ -158,30 +158,30 @@ class ChannelFollower:
                 f"channel {self._channel} has two statements with counter {statement.counter}, and the first was kept: "
                 "publish the channel again"
             )
-        # In this order: a power cut between two of them only repeats the question.
+        # The order matters: after a power cut between two steps, the next round only repeats the request.
         revoke(self._state, statement.revoked)
         self._latest.saw(expiry_time(statement.issued))
         self._records.accept(envelope, record.accepting(statement, self._source, manifest))
 
     def statement(self) -> Statement | None:
-        """Return the statement that is followed; None before the first."""
+        """Return the current statement; None before the first."""
         return self._records.statement(self._channel, self._trusted())
 
     def advance_models(self) -> list[Step]:
-        """Bring each model of the kept statement a step further; return the steps."""
+        """Advance each model of the stored statement by a step; return the steps."""
         statement = self.statement()
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):
             return [Step(_expired(statement))]
-        # The runtime first: with a model on trial it would wait, and a model waits for the end of its trial.
+        # The runtime comes first: it waits for models on trial, and models wait for the end of its trial.
         models = sorted(statement.models, key=lambda model: model != RUNTIME)
         return [self._try_to_advance(model, statement.entry_for(model, self._device)) for model in models]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from following meanwhile. Raises FollowerBusy and StorageFailed."""
-        busy = FollowerBusy("the follower of this device is at work; see what it does with: edgertd status")
+        """Lock out other followers during the block. Raises FollowerBusy and StorageFailed."""
+        busy = FollowerBusy("another follower runs on this device; see its progress with: edgertd status")
         with storing(f"cannot use {self._state.follow}", busy=busy):
             make_private(self._state.follow)
             make_private(self._state.incoming)
@@ -190,7 +190,7 @@ class ChannelFollower:
             yield
 
     def _try_to_ask(self) -> EdgeRTError | None:
-        """Ask, and note how it ended; return why it failed."""
+        """Read the channel, and store the result; return the error of a failure."""
         try:
             self.ask_registry()
         except EdgeRTError as error:
@@ -199,7 +199,7 @@ class ChannelFollower:
             self._write_status(error=error.message)
             return error
         statement = self.statement()
-        assert statement is not None  # a question that succeeds has kept one
+        assert statement is not None  # a successful request has stored one
         asked_at = int(self._latest.now_s())
         self._write_status(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
         return None
@@ -208,14 +208,14 @@ class ChannelFollower:
         return read_channel_status(self._state, self._config)
 
     def _write_status(self, **changes: Any) -> None:
-        """Keep what happened for `edgertd status` and the daemon."""
+        """Store changes of the status for `edgertd status` and the daemon."""
         before = self._read_status()
         after = replace(before, **changes)
         if after != before:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step]) -> None:
-        """Keep each model's result, and log what is new; an expired statement leaves the wanted releases."""
+        """Store each model's result, and log new ones. After an expiry, the wanted releases stay."""
         before, statement = self._read_status(), self.statement()
         for step in steps:
             if step.text not in before.steps:
@@ -291,7 +291,7 @@ class ChannelFollower:
         return Step(decision.text, soon=decision.do is not Do.NOTHING)
 
     def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
-        """Fetch. A link that breaks is used again at once, as long as each attempt brings something."""
+        """Fetch. If the connection breaks, try again soon, as long as each attempt receives some bytes."""
         while True:
             before = self._pace.fetched_bytes
             try:
@@ -302,7 +302,7 @@ class ChannelFollower:
                 self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
 
     def _install_and_activate(self, entry: Entry, path: Path | None) -> None:
-        """Install and activate under the claim; decide again before each, as a deployment may have come."""
+        """Install and activate under the claim. Decide again before each, as a deployment may have intervened."""
         from edgert.versions.install import install
 
         try:
@@ -314,7 +314,7 @@ class ChannelFollower:
             self._note_refusal(entry, error)
 
     def _activate(self, entry: Entry) -> None:
-        """Begin the trial; the daemon watches its limits and then keeps the version or rolls it back."""
+        """Start the trial; the daemon watches its limits and then keeps the version or rolls it back."""
         from edgert.checks.trial_preparation import fit_for
 
         store = SlotStore(self._state.models / entry.model)
@@ -323,17 +323,17 @@ class ChannelFollower:
             limits, _ = fit_for(limits, store, self._config)
         except TransitionRefused as error:
             raise ConfigInvalid(error.message) from error
-        # Written first: whatever ends the trial, this release is not tried a second time.
+        # Write the record first, so that this release is not tried a second time, however the trial ends.
         self._records.write(self._records.read().trying(entry))
         store.activate(limits.confirm_s, limits)
         with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
 
     def _note_refusal(self, entry: Entry, error: EdgeRTError) -> Step:
-        """Note that this release cannot be installed here; it is not tried again until its entry changes."""
+        """Record that this release cannot be installed here; it is not tried again until its entry changes."""
         record = self._records.read()
         tried = record.tried_of(entry)
-        if tried is None or not tried.reason:  # else it was told already
+        if tried is None or not tried.reason:  # otherwise it was already reported
             self._records.write(record.trying(entry, error.message))
             fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
             self._report("refused", entry.model, fields)
@@ -367,7 +367,7 @@ def _expired(statement: Statement) -> str:
 
 
 def reporter(state: StateDir) -> Report:
-    """Return a `Report` that asks the daemon to put events into the spool. Without a daemon they are lost."""
+    """Return a `Report` that sends events to the daemon for the spool. Without a daemon they are lost."""
 
     def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
         try:

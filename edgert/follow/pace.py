@@ -1,4 +1,4 @@
-"""The hours in which the follower may fetch, and the rate."""
+"""The hours in which the follower may fetch, and the rate of downloads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
-    """A download stops here, and goes on when the window of `[follow]` opens."""
+    """A download stops now, and continues when the window of `[follow]` opens."""
 
 
 class Pace:
-    """Counts what is fetched, by `clock` (monotonic s) and `local_minute`, the minute of the local day."""
+    """Counts fetched bytes and limits downloads. `local_minute` returns the minute of the local day.
+
+    `clock` is monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Pace:
             raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
 
     def took(self, count: int) -> None:
-        """Note that `count` bytes were fetched, and wait if that was too fast. Raises WindowClosed."""
+        """Count `count` fetched bytes, and wait if this was too fast. Raises WindowClosed."""
         self.fetched_bytes += count
         self.check()
         self._rate_limit.passed(count)

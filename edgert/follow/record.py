@@ -1,13 +1,13 @@
-"""The memory of the follower over a restart.
+"""The files that the follower keeps between its rounds.
 
-    STATE/follow/statement.dsse.json    the newest statement that was accepted
-    STATE/follow/record.json            the counters seen, and which releases were tried
+    STATE/follow/statement.dsse.json    the newest accepted statement
+    STATE/follow/record.json            the counters seen, and the releases that were tried
     STATE/follow/runtime.dsse.json      the release of the runtime that the statement names
-    STATE/follow/note.json              what it last did (edgert.checks.channel_status)
+    STATE/follow/note.json              the result of its last round (edgert.checks.channel_status)
     STATE/follow/lock                   locked during a round
 
-The statement is written before the record that names it. If a power cut comes between the two, the registry is asked
-for the statement again.
+The statement is written before the record that names it. After a power cut between the two, the follower requests the
+statement again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.slots import REASON_LENGTH_MAX
 
-CHANNELS_MAX = 64  # whose counters are kept
+CHANNELS_MAX = 64  # the most channels whose counters are kept
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The last attempt with a model. `reason` says why it was refused; "" if the slots say how it went."""
+    """The last attempt with a model. `reason` tells why it was refused; "" if the slots have its result."""
 
     attempt: str
     reason: str = ""
@@ -39,7 +39,7 @@ class Tried:
 class Record:
     """The counters seen, by channel, the newest channel last, and the releases `tried`, by model.
 
-    `manifest` is the digest of the OCI manifest of the kept statement, which came from `source`. `runtime` is the
+    `manifest` is the digest of the OCI manifest of the stored statement, which is from `source`. `runtime` is the
     highest release of the runtime that was in use.
     """
 
@@ -69,7 +69,7 @@ class Record:
 
 
 class RecordStore:
-    """The files of `state` that hold the record, the statement and the `runtime_release` that it names."""
+    """The files of `state` with the record, the statement and the `runtime_release` that it names."""
 
     def __init__(self, state: StateDir) -> None:
         self.folder = folder = state.follow
@@ -85,12 +85,12 @@ class RecordStore:
         self._replace(self._record, json_bytes(record))
 
     def accept(self, envelope: bytes, record: Record) -> None:
-        """Keep a statement's envelope, and the record that names it. Raises StorageFailed."""
+        """Store a statement's envelope, and the record that names it. Raises StorageFailed."""
         self._replace(self._statement, envelope)
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
-        """Return the kept statement; None if there is none that `trusted` signed for `channel`."""
+        """Return the stored statement; None if there is none that `trusted` signed for `channel`."""
         try:
             return read_statement(self._statement.read_bytes(), channel, trusted)
         except (OSError, EdgeRTError):

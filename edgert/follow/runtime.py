@@ -1,12 +1,12 @@
-"""The runtime that a channel names: fetched, made beside the one in use, tested and tried.
+"""The runtime that a channel names: fetched, created beside the one in use, tested and tried.
 
-Theory of operation: the wheels are fetched to STATE/incoming, as files of a model are. From there on the steps are
+Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
 those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
-stays. A round that was cut off is repeated: an environment counts once it is complete, and the files of the script say
-whether a trial began, and how it ended.
+stays. A later round repeats an interrupted one: only a complete environment counts, and the files of the script show
+whether a trial started, and how it ended.
 
-The follower runs as the daemon's user. So it can change only a runtime that belongs to this user; one that root
-installed is refused.
+The follower runs as the daemon's user. So it can change only a runtime that belongs to this user; it refuses one that
+root installed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from edgert.versions.slot_store import SlotStore
 if TYPE_CHECKING:
     from edgert.follow.follower import Report
 
-BEGIN_S_MAX = 60.0  # until the script has begun the trial
+BEGIN_S_MAX = 60.0  # the longest time until the script starts the trial
 POLL_S = 0.05
 
 
@@ -88,7 +88,7 @@ class RuntimesHere:
 
 
 def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
-    """Return what the follower does for `entry`, whose environment here is called `runtime`.
+    """Return the follower's step for `entry`, whose environment here has the id `runtime`.
 
     `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
     """
@@ -105,14 +105,14 @@ def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried 
     if tried is not None and (
         newest >= entry.release or (last.runtime == runtime and last.result is RuntimeResult.KEPT)
     ):
-        return Decision(Do.NOTHING, f"{name} is not tried again: another runtime was made live here after it")
+        return Decision(Do.NOTHING, f"{name} is not tried again: another runtime became live here after it")
     if entry.halted:
         return Decision(Do.NOTHING, f"{name} is halted")
     return Decision(Do.FETCH, f"{name} is wanted")
 
 
 class RuntimeFollower:
-    """Brings the runtime in `home` (None: not made by bootstrap) to the release of a channel."""
+    """Updates the runtime in `home` (None: bootstrap did not create it) to the release of a channel."""
 
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
@@ -122,7 +122,7 @@ class RuntimeFollower:
         self._records = RecordStore(state)
 
     def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
-        """Return what is to be done for `entry`, after the end of its trial was noted and reported.
+        """Return the next step for `entry`; first record and report the end of its trial.
 
         Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
         and StorageFailed.
@@ -142,7 +142,7 @@ class RuntimeFollower:
         return decision
 
     def _note_end(self, home: Path, entry: Entry, runtime: str, here: RuntimesHere) -> None:
-        """Note and report that the runtime of `entry` is in use, or that its trial ended otherwise."""
+        """Record and report that the runtime of `entry` is in use, or that its trial failed."""
         record = self._records.read()
         tried, last = record.tried_of(entry), here.outcome
         if here.in_use == runtime and record.runtime < entry.release:
@@ -174,7 +174,7 @@ class RuntimeFollower:
                 self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.took)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
-        """Make the environment, test it and begin its trial.
+        """Create the environment, test it and start its trial.
 
         The script `runtime.sh` decides, and restarts the daemon twice at most. Raises DeployUnderWay, EngineMissing,
         RolledBack if the test failed, DaemonUnreachable and DeviceError.
@@ -192,7 +192,7 @@ class RuntimeFollower:
             if why:
                 self._collect(home)
                 raise RolledBack(f"the new runtime failed its self-test: {why}")
-            # Both are written first: whatever ends the trial, this release is not tried a second time.
+            # Write both first, so that this release is not tried a second time, however the trial ends.
             store_file(folder / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(self._records.read().trying(entry))
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
@@ -206,7 +206,7 @@ class RuntimeFollower:
         if check and not os.access(self._home, os.W_OK, effective_ids=True):
             owner = self._home.stat().st_uid
             raise ConfigInvalid(
-                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, and the follower may "
+                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, so the follower may "
                 "not change it: change it with edgert bootstrap --upgrade"
             )
         return self._home
@@ -215,7 +215,7 @@ class RuntimeFollower:
         return RuntimesHere(_target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome")))
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return this device's part of the release; its envelope is fetched once and verified each time."""
+        """Return this device's part of the release. Fetch its envelope once; verify it each time."""
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:
@@ -224,7 +224,7 @@ class RuntimeFollower:
         release, payload = read_runtime(data, trusted)
         if (release.release, hashlib.sha256(payload).hexdigest()) != (entry.release, entry.digest):
             raise ChannelMismatch(
-                f"the channel names release {entry.release} of {RUNTIME}, and the registry has release {release.release} "
+                f"the channel names release {entry.release} of {RUNTIME}, but the registry has release {release.release} "
                 "or other content: publish it again"
             )
         python, glibc = "{}.{}".format(*sys.version_info), (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
@@ -251,16 +251,16 @@ class RuntimeFollower:
 
     @contextmanager
     def _claimed(self, home: Path) -> Iterator[None]:
-        """Keep bootstraps and deployments out, as `edgert bootstrap` does. Raises DeployUnderWay."""
-        with storing(f"cannot use {home}", busy=DeployUnderWay("a bootstrap is at work on this device")):
+        """Lock out bootstraps and deployments, like `edgert bootstrap`. Raises DeployUnderWay."""
+        with storing(f"cannot use {home}", busy=DeployUnderWay("a bootstrap runs on this device")):
             lock = locked(home / "working", wait_s=0)
         with lock:
             claim = dict(line.partition("=")[::2] for line in _content(home / "setup").splitlines())
             until = float(claim["until"]) if claim.get("until", "").isdecimal() else 0.0
             if BootClock().left_s(claim.get("boot", ""), until) > 0:
-                raise DeployUnderWay(f"a bootstrap is under way on this device, by {claim.get('who')}")
+                raise DeployUnderWay(f"a bootstrap is in progress on this device, by {claim.get('who')}")
             for deployment in Claims(self._state.root, self._config.device).under_way():
-                raise DeployUnderWay(f"a deployment of {deployment.model} is under way, by {deployment.by}")
+                raise DeployUnderWay(f"a deployment of {deployment.model} is in progress, by {deployment.by}")
             for model in self._state.model_names():
                 if SlotStore(self._state.models / model).read().on_trial:
                     raise DeployUnderWay(f"{model} is on trial")
@@ -283,7 +283,7 @@ class RuntimeFollower:
             trial_command(os.fspath(home), os.fspath(self._state.root), runtime, models, manager, trial_s), VENV_S_MAX
         )
         if not began.ok:
-            raise DeviceError(f"the trial of the new runtime did not begin: {began.complaint()}")
+            raise DeviceError(f"the trial of the new runtime did not start: {began.complaint()}")
         until = time.monotonic() + BEGIN_S_MAX
         while time.monotonic() < until:
             here = self._runtimes_here(home)
@@ -291,7 +291,7 @@ class RuntimeFollower:
             if here.trying or ended:
                 return
             time.sleep(POLL_S)
-        raise DeviceError(f"the trial of the new runtime did not begin within {BEGIN_S_MAX:.0f} s")
+        raise DeviceError(f"the trial of the new runtime did not start within {BEGIN_S_MAX:.0f} s")
 
     def _collect(self, home: Path) -> None:
         _run(["sh", os.fspath(home / "runtime.sh"), "collect"], VENV_S_MAX)
@@ -323,7 +323,7 @@ def _complete(home: Path, runtime: str) -> bool:
 
 
 def _manager(daemon: int) -> str:
-    """Return what restarts the daemon: systemd, or the monitor."""
+    """Return the manager that restarts the daemon: system, user (systemd) or monitor."""
     if f"/{UNIT}" not in _content(Path(f"/proc/{daemon}/cgroup")):
         return "monitor"
     return "system" if os.geteuid() == 0 else "user"
@@ -333,7 +333,7 @@ def _link(source: Path, path: Path) -> None:
     path.unlink(missing_ok=True)
     try:
         os.link(source, path)
-    except OSError:  # another file system
+    except OSError:  # the path is on another file system
         shutil.copyfile(source, path)
 
 

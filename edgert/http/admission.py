@@ -1,12 +1,12 @@
-"""Chooses the connections that give way when all places are taken, or bodies fill their memory.
+"""Selects the connections to end when all places are taken, or bodies fill their memory.
 
-Theory of operation: a connection waits while its client owes something: a request, the rest of one, or the reading of
-an answer. It does not wait while its request is handled. `due_s` is when the client is late. A body and an answer that
-move at BODY_BYTES_PER_S_MIN are never late, and bytes that came faster excuse at most STILL_S_MAX. A newcomer takes the
-place of a client that is late: first one of the address that holds the most places, then the latest one. That a client
-was answered before earns it nothing, because an attacker gets an answer too. So the heads and bodies that an attacker
-sends slowly go before a good request, however many there are. Only bytes that came count as memory, never the length
-that a request states.
+Theory of operation: a connection waits for its client while the client has to send a request or its rest, or to read
+an answer. It does not wait while its request is handled. From `due_s` on the client is late. A body and an answer that
+move at BODY_BYTES_PER_S_MIN are never late, and faster bytes allow a pause of at most STILL_S_MAX. A new connection
+takes the place of a late client: of those at the address with the most places, the one that is late for longest.
+Earlier answers give a client no advantage, because an attacker also gets answers. So slow heads and bodies of an
+attacker end before a good request, however many there are. Only received bytes count as memory, never the length that
+a request states.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Place:
         self._sock = sock
 
     def moved(self, size_bytes: int, now_s: float) -> None:
-        """Note that bytes of a body or an answer moved."""
+        """Note that bytes of a body or an answer were transferred."""
         due_s = now_s if self.due_s is None else self.due_s
         self.due_s = min(due_s + size_bytes / BODY_BYTES_PER_S_MIN, now_s + STILL_S_MAX)
 
     def end(self) -> None:
-        """Take no further bytes from the client; end an answer that the client reads too slowly."""
+        """Accept no further bytes from the client; end an answer that the client reads too slowly."""
         self.must_end = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR if self.sends else socket.SHUT_RD)
@@ -58,7 +58,7 @@ class Admission:
         self._taken_bytes = 0
 
     def admit(self, place: Place) -> bool:
-        """Give `place` to a new connection; return False if all are taken and none gives way."""
+        """Give `place` to a new connection; return False if all are taken and no client is late."""
         with self._lock:
             full = len(self._places) >= self._limits.connections_max
             if full and (len(self._leaving) >= self._limits.connections_max or not self._evict(place)):
@@ -73,7 +73,7 @@ class Admission:
             self._leaving.discard(place)
 
     def end_all(self) -> None:
-        """Let each connection end after the request that it works on."""
+        """Let each connection end after its current request."""
         with self._lock:
             for place in self._places:
                 place.end()
@@ -83,7 +83,7 @@ class Admission:
         return not self._places and not self._leaving
 
     def take(self, place: Place, size_bytes: int) -> None:
-        """Count a body's bytes. Raises HttpError (503) if they are too many and no other body gives way."""
+        """Count a body's bytes. Raises HttpError (503) if they are too many and no other client is late."""
         with self._lock:
             while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
@@ -94,13 +94,13 @@ class Admission:
             place.taken_bytes += size_bytes
 
     def give_back(self, place: Place) -> None:
-        """Forget the bytes of the request that is answered."""
+        """Subtract the bytes of an answered request."""
         with self._lock:
             self._taken_bytes -= place.taken_bytes
             place.taken_bytes = 0
 
     def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
-        """End the connection that goes before all others; return whether there is one."""
+        """End the connection that is first in line; return whether there is one."""
         now_s = self._clock()
         by_address = Counter(place.address for place in self._places if place is not newcomer)
         late = [
@@ -109,7 +109,7 @@ class Admission:
             if place is not newcomer
             and place.due_s is not None
             and place.due_s <= now_s
-            # No address takes a place from one that holds fewer.
+            # An address never takes a place from an address with fewer places.
             and by_address[place.address] >= by_address[newcomer.address]
             and (place.taken_bytes or not only_with_bytes)
         ]
@@ -125,7 +125,7 @@ class Admission:
 
 
 def busy(reason: str) -> HttpError:
-    """Return the answer to a request that finds no place. It closes the connection, which frees its place."""
+    """Return the answer for a lack of places or memory. It closes the connection, which frees its place."""
     return HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again", retry_after_s=1.0, closes=True)
 
 

@@ -1,8 +1,8 @@
 """Requests that a browser makes for a page of another site, and the names in `Host`. Pure.
 
-A page can make a browser send requests to 127.0.0.1 or to a machine of the local network, and cannot be asked who wrote
-it. So requests that a browser marks as another site's are refused. Every browser sends Origin with each POST; browsers
-since 2023 send Sec-Fetch-Site with every request to 127.0.0.1.
+A page can make a browser send requests to 127.0.0.1 or to a machine of the local network, and the page's author is
+unknown. So requests that a browser marks as another site's are refused. Every browser sends Origin with each POST;
+browsers since 2023 send Sec-Fetch-Site with every request to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ READING = ("GET", "HEAD")
 
 
 def from_another_site(method: str, headers: Mapping[str, str]) -> bool:
-    """Return whether another site's page made this request; following a link is allowed."""
+    """Return whether another site's page made this request. A click on a link is allowed."""
     if method in READING and headers.get("sec-fetch-mode") == "navigate":
         return False
     origin = headers.get("origin")
@@ -30,7 +30,7 @@ def host_name(header: str) -> str:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that `host` is; None for a name, which DNS could redirect."""
+    """Return `host` as an address; None for a name, which DNS could redirect."""
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:

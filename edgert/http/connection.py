@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection: bytes in, requests out, answers back, in the connection's own thread.
+"""One HTTP/1.1 connection: receives requests and sends answers, in the connection's own thread.
 
-Theory of operation: the parser reads every head and every chunked body. A body whose length the head states is read
-directly into its place instead, so a large tensor is copied once. The connection reads nothing ahead of the answer to
-the request before, so a client cannot pile up work, and every wait has a limit. The connection tells its `Place` when
+Theory of operation: the parser reads every head and every chunked body. A body with a stated length is read directly
+into its buffer instead, so a large tensor is copied once. The connection reads the next request only after it has
+answered the last one, so a client cannot queue work, and every wait has a limit. The connection tells its `Place` when
 it waits for the client, because a connection that waits can lose its place (edgert/http/admission.py).
 """
 
@@ -23,7 +23,7 @@ from edgert.http.request_parser import ParsedRequest, RequestParser
 from edgert.protocol.local_socket import timeval
 
 RECEIVE_BYTES = 64 * 1024
-KEPT_BODY_BYTES_MAX = 2 * 1024**2  # what a connection keeps for its next body
+KEPT_BODY_BYTES_MAX = 2 * 1024**2  # the largest buffer that a connection keeps for its next body
 INFLATE_BYTES = 256 * 1024  # bytes that are unpacked at a time
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 16 * 1024**2
@@ -66,7 +66,7 @@ class HttpConnection:
                 if request is None:
                     return
                 keep = self._answer(request)
-            except HttpError as error:  # the next request in the stream cannot be found any more
+            except HttpError as error:  # the start of the next request in the stream is unknown
                 self._send(error.response(), keep_alive=False, with_body=True)
                 self._linger()
                 return
@@ -76,14 +76,14 @@ class HttpConnection:
                 self._place.due_s = self._clock() + (NEXT_HEAD_S if keep else 0)
 
     def _next(self) -> ParsedRequest | None:
-        """Return the next request with a complete head; None if the client is gone or silent for too long."""
+        """Return the next request with a complete head; None if the client has gone or is silent for too long."""
         began_s, place = self._clock(), self._place
         idle_s_max = self._limits.idle_s_max if place.was_answered else self._limits.head_s_max
         head_until_s: float | None = None
         while (request := self._parser.take()) is None:
             if head_until_s is None and self._parser.requests:
                 head_until_s = self._clock() + self._limits.head_s_max
-                if place.was_answered:  # the others are due since they connected
+                if place.was_answered:  # a new client is due from the time of its connection
                     place.due_s = self._clock() + NEXT_HEAD_S
             try:
                 count = self._sock.recv_into(self._received)
@@ -92,7 +92,8 @@ class HttpConnection:
             now_s = self._clock()
             if head_until_s is not None and now_s > head_until_s:
                 raise HttpError(
-                    HTTPStatus.REQUEST_TIMEOUT, f"the request's head did not come within {self._limits.head_s_max:g} s"
+                    HTTPStatus.REQUEST_TIMEOUT,
+                    f"the request's head did not arrive within {self._limits.head_s_max:g} s",
                 )
             silent = count < 0 or not self._parser.requests  # blank lines are not a request
             if place.must_end and not silent and count <= 0:
@@ -104,11 +105,11 @@ class HttpConnection:
         return request
 
     def _answer(self, request: ParsedRequest) -> bool:
-        """Answer a request; return whether the connection goes on. Raises HttpError for an unreadable stream."""
+        """Answer a request; return whether the connection continues. Raises HttpError for a bad stream."""
         _check_head(request)
         body = self._body(request)
         self._place.due_s = None
-        # A request that was read whole can be refused, and the next one is still found.
+        # After a refusal of a completely read request, the next one can still be read.
         try:
             encoding = request.headers.get("content-encoding", "identity").strip().lower()
             if encoding != "identity":
@@ -117,7 +118,7 @@ class HttpConnection:
         except HttpError as error:
             response = error.response()
         keep_alive = request.keep_alive and not (self._place.must_end or response.stream or response.closes)
-        if keep_alive and request.version == "1.0":  # its client waits for the end of the connection otherwise
+        if keep_alive and request.version == "1.0":  # otherwise its client waits for the end of the connection
             response = response._replace(headers=(*response.headers, ("Connection", "keep-alive")))
         self._send(response, keep_alive, with_body=request.method != "HEAD")
         return keep_alive
@@ -163,7 +164,7 @@ class HttpConnection:
     def _chunked_body(self, request: ParsedRequest) -> memoryview:
         until_s = self._clock() + self._limits.body_s_max(self._limits.body_bytes_max)
         self._take_checked(request.body_bytes)
-        # In the parser's queue, the bytes of its trailers count too.
+        # The request stays in the parser's queue, so that the bytes of its trailers also count.
         self._parser.requests.appendleft(request)
         while not request.complete:
             before = request.body_bytes
@@ -178,7 +179,7 @@ class HttpConnection:
             count = self._sock.recv_into(place)
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
-        if self._place.must_end:  # only a request whose bytes had all come is still answered
+        if self._place.must_end:  # only a completely received request is still answered
             raise busy("other clients need this connection, or the server stops: try again")
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
@@ -186,7 +187,7 @@ class HttpConnection:
         self._place.moved(count, now_s)
         if now_s > until_s:
             raise HttpError(
-                HTTPStatus.REQUEST_TIMEOUT, "the body came too slowly; at least 256 KiB/s are expected after 10 s"
+                HTTPStatus.REQUEST_TIMEOUT, "the body arrived too slowly; at least 256 KiB/s are expected after 10 s"
             )
         return count
 
@@ -253,7 +254,7 @@ class HttpConnection:
         """Send the rest of `parts` after their first `sent` bytes, as the client reads them."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
-        place.due_s, place.sends = began_s, True  # what only filled the kernel's buffer was not read
+        place.due_s, place.sends = began_s, True  # bytes in the kernel's buffer do not count as read
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:
@@ -268,7 +269,7 @@ class HttpConnection:
         place.sends = False
 
     def _linger(self) -> None:
-        """Let the client read the answer: if the socket closed with bytes unread, the kernel would drop it."""
+        """Let the client read the answer. If the socket closed with unread bytes, the kernel would drop it."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -281,7 +282,7 @@ class HttpConnection:
 
 
 def _check_head(request: ParsedRequest) -> None:
-    """Raise HttpError if another server could see the end of this request elsewhere."""
+    """Raise HttpError if another server could find the end of this request at another place."""
     host, coding = request.headers.get("host"), request.headers.get("transfer-encoding")
     if request.version not in ("1.0", "1.1"):
         raise HttpError(HTTPStatus.BAD_REQUEST, f"HTTP/{request.version[:8]} is not HTTP/1.1")
@@ -297,7 +298,7 @@ def _check_head(request: ParsedRequest) -> None:
 
 
 def _memory(size_bytes: int) -> memoryview:
-    """Return private memory (half the cost of shared) that takes only the pages that are written."""
+    """Return private memory (half the cost of shared), in which only written pages use memory."""
     if size_bytes <= mmap.PAGESIZE:
         return memoryview(bytearray(size_bytes))
     return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -1,6 +1,6 @@
 """The Open Inference Protocol and Triton's extensions, answered through the local client.
 
-They ask the daemon as any app does: for inference over its socket, for figures over its control socket.
+They use the daemon like an app: its socket for inference, its control socket for figures.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-# A browser sends these for any page without asking. curl's default, a form's third type, is not among them: a browser
-# marks its own by Origin.
+# A browser sends these types for any page without a preflight request. curl's default, the third type of forms, is not
+# in the list, because a browser marks its own requests with Origin.
 FORM_TYPES = ("text/plain", "multipart/form-data")
 _LENGTH_HEADER = LENGTH_HEADER.lower()
 
@@ -44,11 +44,11 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 class Endpoints:
     """Answers requests.
 
-    `client` and `control_socket` lead to the daemon; `host_checked` refuses foreign Host fields. At most
+    `client` and `control_socket` connect to the daemon; `host_checked` refuses foreign Host fields. At most
     `inferences_max` requests infer at once.
 
-    If only this machine can connect, a request whose Host is a foreign name comes from a web page that has given its
-    own name this address (DNS rebinding), and must not be answered.
+    If only this machine can connect, a request with a foreign name as its Host is from a web page whose own name has
+    this address (DNS rebinding). It must not be answered.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:
@@ -58,7 +58,7 @@ class Endpoints:
         self._inferred = False  # since the last call of `rest`
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
-        # By method, then by the words of the path.
+        # The words of the path -> method and endpoint.
         self._of_server: dict[tuple[str, ...], tuple[str, Callable[[], HttpResponse]]] = {
             ("metrics",): ("GET", self._metrics),
             ("v2",): ("GET", self._server),
@@ -160,7 +160,7 @@ class Endpoints:
         return cached[1]
 
     def _served(self, model: str, version: str) -> dict[str, Any]:
-        """Return how `model` is served. Raises ModelNotFound if it is not, or not in `version` ("": any)."""
+        """Return the daemon's entry for `model`. Raises ModelNotFound if `version` ("": any) is not served."""
         for served in self._client.models():
             if served["name"] == model and version in ("", str(served.get("release", version))):
                 return served
@@ -172,7 +172,7 @@ class Endpoints:
         return json_response({"name": "edgert", "version": __version__, "extensions": list(EXTENSIONS)})
 
     def _ready(self) -> HttpResponse:
-        # A model that is loaded on demand counts as ready.
+        # A model that loads on demand counts as ready.
         waited_for = [m["name"] for m in self._client.models() if m["state"] not in (*SERVES, "unloaded", "stopped")]
         return _readiness(f"not ready: {', '.join(waited_for)}" if waited_for else "")
 
@@ -247,7 +247,7 @@ class Endpoints:
     def _metrics(self) -> HttpResponse:
         try:
             status = ask_daemon(self._control_socket)
-        except EdgeRTError:  # reported as edgert_up 0
+        except EdgeRTError:  # the answer then has edgert_up 0
             status = None
         return HttpResponse(
             HTTPStatus.OK, (metrics.exposition(status, self.responses.copy(), __version__),), metrics.CONTENT_TYPE

@@ -1,4 +1,4 @@
-"""The limits of one HTTP client, and of all of them together."""
+"""The limits of one HTTP client, and of all clients together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ STALL_S = 5.0  # the wait for the next bytes of a body, or until the client read
 BODY_S_MIN = 10.0
 BODY_BYTES_PER_S_MIN = 256 * 1024
 IDLE_S_MAX = 75.0  # the wait for the next request
-# When others need the place: the time in which a client that was answered sends the head of its next request, and the
-# longest time for which a body or an answer that moved fast may stand still.
+# If others need the place: the time in which an answered client must send the head of its next request, and the longest
+# pause of a body or an answer whose earlier bytes were fast.
 NEXT_HEAD_S = 0.1
 STILL_S_MAX = 1.0
-# Beyond connections_max: health and figures are answered while as many connections infer. Under attack, a client has as
-# long for its first bytes as newcomers need to fill these places.
+# Places beyond connections_max: health and figures are answered while connections_max connections infer. Under attack,
+# a client must send its first bytes before new connections fill these places.
 SPARE_PLACES = 64
 BODIES_MAX = 2  # bodies of the largest size in memory at once
 STOP_S_MAX = 3.0
@@ -40,5 +40,5 @@ class Limits:
         return BODIES_MAX * self.body_bytes_max
 
     def body_s_max(self, size_bytes: int) -> float:
-        """Return how long a body of this size may take to arrive."""
+        """Return the longest time in which a body of this size may arrive."""
         return BODY_S_MIN + size_bytes / BODY_BYTES_PER_S_MIN

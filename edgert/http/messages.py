@@ -1,4 +1,4 @@
-"""HTTP requests and responses as the endpoints use them, and the error that becomes a response."""
+"""HTTP requests and responses for the endpoints, and the error that becomes a response."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HttpResponse(NamedTuple):
 
 
 class HttpError(Exception):
-    """The request ends with `status` and `message`; it may be repeated after `retry_after_s`."""
+    """The request ends with `status` and `message`; the client may repeat it after `retry_after_s`."""
 
     def __init__(
         self, status: int, message: str, retry_after_s: float | None = None, allow: str = "", *, closes: bool = False
@@ -78,7 +78,7 @@ class HttpError(Exception):
 
     def response(self) -> HttpResponse:
         headers: tuple[tuple[str, str], ...] = (("Allow", self.allow),) if self.allow else ()
-        if self.retry_after_s is not None:  # the field holds whole seconds
+        if self.retry_after_s is not None:  # the field has whole seconds
             headers += (("Retry-After", str(max(1, math.ceil(self.retry_after_s)))),)
         return HttpResponse(
             self.status, (json.dumps({"error": self.message}).encode(),), headers=headers, closes=self.closes

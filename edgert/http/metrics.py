@@ -2,7 +2,7 @@
 
 The form: https://prometheus.io/docs/instrumenting/exposition_formats/.
 
-Counters begin at 0 with the model's worker process, and again with the next one, as Prometheus expects.
+Counters start at 0 with each worker process of a model, as Prometheus expects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def exposition(status: DaemonStatus | None, responses: Mapping[int, int], version: str) -> bytes:
-    """Return all metrics; `status` is None without the daemon, `responses` counts by HTTP status."""
+    """Return all metrics. `status` is None if no daemon answers; `responses` counts by HTTP status."""
     models = {} if status is None else status.models
     lines: list[str] = []
     _family(lines, "edgert_up", "gauge", "Whether the daemon answers.", [("", {}, float(status is not None))])
@@ -75,7 +75,7 @@ def _outcomes(figures: WorkerFigures) -> Mapping[str, int]:
 
 # Counters with one more label: name, help, label, the values by that label, their scale.
 _BY_LABEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], Mapping[str, int]], float], ...] = (
-    ("edgert_requests", "Requests by how they ended.", "outcome", _outcomes, 1),
+    ("edgert_requests", "Requests by outcome.", "outcome", _outcomes, 1),
     (
         "edgert_stage_seconds",
         "Time that answered requests spent in each stage.",
@@ -83,7 +83,7 @@ _BY_LABEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], Mapping[str, int
         lambda m: m.requests.totals.stage_sum_us,
         1e-6,
     ),
-    ("edgert_batches", "Batches by what closed them.", "reason", lambda m: m.batches_closed, 1),
+    ("edgert_batches", "Batches by the reason that closed them.", "reason", lambda m: m.batches_closed, 1),
     (
         "edgert_cache_lookups",
         "Look-ups in the prediction cache.",
@@ -97,7 +97,7 @@ _BY_MODEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], float]], ...] = 
     ("edgert_inferences", "counter", "Items that the engine computed.", lambda m: m.inferences),
     ("edgert_executions", "counter", "Runs of the engine.", lambda m: m.executions),
     ("edgert_cache_bytes", "gauge", "Bytes in the prediction cache.", lambda m: m.cache.bytes),
-    ("edgert_cache_on", "gauge", "Whether the cache pays, and is on.", lambda m: m.cache.on),
+    ("edgert_cache_on", "gauge", "Whether the cache is on, because it saves time.", lambda m: m.cache.on),
     ("edgert_queue_requests", "gauge", "Requests that wait for the engine.", lambda m: m.waiting),
     ("edgert_connections", "gauge", "Connections to the worker.", lambda m: m.connections),
 )
@@ -120,7 +120,7 @@ def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Ite
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """Return labels as text has them, `{site="a",device="b"}`; nothing for none."""
+    """Return labels in the text format, `{site="a",device="b"}`; "" for none."""
     escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
     text = ",".join(f'{key}="{value.translate(escaped)}"' for key, value in labels.items())
     return f"{{{text}}}" if text else ""

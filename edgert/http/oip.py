@@ -4,12 +4,12 @@ https://github.com/kserve/open-inference-protocol (JSON) and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes
 first, `Inference-Header-Content-Length` is its length, and the tensors' bytes follow in the order of the JSON.
 
-Numbers from JSON take many times their own size as Python objects. So their count is limited, and only one thread at a
-time works on long JSON; this costs no time, because Python runs one thread at a time anyway. Nothing is allocated by a
-shape that the request states: its values are counted first.
+Numbers from JSON need many times their own size as Python objects. So their count is limited, and only one thread at a
+time works on long JSON; this costs no time, because Python runs one thread at a time anyway. A shape in a request
+allocates no memory: its values are counted first.
 
 The client of a camera or a sensor sends the same JSON with each tensor. So short JSON before binary data is kept with
-what it means, and so is the JSON of a binary answer.
+its parsed form, and so is the JSON of a binary answer.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # values in one answer
-SHORT_JSON = 16 * 1024  # bytes to read or values to write that take no lock
+SHORT_JSON = 16 * 1024  # the bytes to read, or values to write, that need no lock
 KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest JSON that is kept, and how many of questions and of answers
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
-# Files are rows of one array, padded to the longest: this many bytes, or as many times what was sent.
+# Files are rows of one array, padded to the longest. It may have this many bytes, or this multiple of those sent.
 PADDED_BYTES_MIN, PADDED_TIMES_MAX = 1024**2, 8
 VALUES_MAX = 2**32  # values of a shape, where an axis of 0 counts as 1
-# In long JSON. They count before it is parsed, because each list and each string is an object of its own.
+# The limits of long JSON. They are counted before it is parsed, because each list and each string becomes an object.
 LISTS_MAX = 256 * 1024
 STRINGS_MAX = 2048
 
@@ -57,7 +57,7 @@ _long_json = threading.Lock()
 
 
 class WantedOutput(NamedTuple):
-    """One wanted output. `classes` above 0 asks for that many of the largest values instead of the tensor."""
+    """One wanted output. `classes` above 0 requests that many of the largest values instead of the tensor."""
 
     name: str
     binary: bool
@@ -74,7 +74,7 @@ class BinaryInput(NamedTuple):
     end: int
 
     def given(self, data: memoryview) -> Given:
-        """Return its values, as a view of `data`. Raises RequestError if BYTES do not add up."""
+        """Return its values, as a view of `data`. Raises RequestError if the lengths of BYTES are wrong."""
         own = data[self.begin : self.end]
         if self.dtype is None:
             return _files(self.name, own, math.prod(self.shape))
@@ -176,7 +176,7 @@ def answer(
         return _response([_kept_head(question.id, model, release, forms), *map(bytes_of, arrays)])
     values = sum(_values(want, outputs[want.name]) for want in wanted)
     if values > JSON_VALUES_MAX:
-        raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: ask for binary_data")
+        raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: request binary_data")
     with _long_json if values > SHORT_JSON else contextlib.nullcontext():
         entries = [_output_json(want, outputs[want.name], labels) for want in wanted]
         head = _head(question.id, model, release, [entry for entry, _ in entries])
@@ -184,7 +184,7 @@ def answer(
 
 
 def _response(parts: list[bytes | memoryview]) -> HttpResponse:
-    """Return the answer of these parts: JSON, then binary data."""
+    """Return the response with these parts: JSON, then binary data."""
     if len(parts) == 1:
         return HttpResponse(200, parts, JSON_TYPE)
     return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
@@ -201,12 +201,12 @@ def _head(question_id: str, model: str, release: int, entries: list[dict[str, An
 def _kept_head(
     question_id: str, model: str, release: int, forms: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 ) -> bytes:
-    """Return the JSON of an answer all of whose outputs follow as binary data."""
+    """Return the JSON of an answer whose outputs all follow as binary data."""
     return _head(question_id, model, release, [_binary_entry(*form) for form in forms])
 
 
 def _values(want: WantedOutput, array: NDArray[Any]) -> int:
-    """Return how many values of `array` become Python objects."""
+    """Return the number of values of `array` that become Python objects."""
     if want.classes:
         return array.size // max(1, array.shape[-1]) * want.classes if array.ndim else 1
     return 0 if want.binary else array.size
@@ -251,12 +251,12 @@ def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, Given | Binar
     dtype = np.dtype(NUMPY_NAMES[datatype])
     takes = math.prod(shape) * dtype.itemsize
     if size != takes:
-        raise RequestError(f"input {name!r} has {datatype} {shape}, which takes {takes} bytes, not {size}")
+        raise RequestError(f"input {name!r} has {datatype} {shape}, which has {takes} bytes, not {size}")
     return name, BinaryInput(name, dtype, shape, offset, offset + size)
 
 
 def _texts(name: str, data: Any, count: int) -> list[bytes]:
-    """Return the strings of a BYTES tensor in JSON: texts, for models that take text."""
+    """Return the strings of a BYTES tensor in JSON: texts, for models that read text."""
     strings = isinstance(data, list) and len(data) == count and all(isinstance(text, str) for text in data)
     _check(strings, f"the data of input {name!r} is not {counted(count, 'string')}; send other BYTES as binary data")
     _check(0 < count <= FILES_MAX, f"input {name!r} has {count} texts; it may have 1 to {FILES_MAX}")
@@ -276,7 +276,7 @@ def _files(name: str, data: memoryview, count: int) -> list[bytes]:
         length = int.from_bytes(data[offset : offset + 4], "little")
         files.append(bytes(data[offset + 4 : offset + 4 + length]))
         offset += 4 + length
-    _check(offset == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
+    _check(offset == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} are wrong")
     return _padded_alike(name, files, len(data))
 
 
@@ -289,7 +289,7 @@ def _padded_alike(name: str, files: list[bytes], sent_bytes: int) -> list[bytes]
 
 
 def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape: list[int]) -> NDArray[Any]:
-    """Return JSON numbers, nested like the shape or flat, as an array; none is rounded to fit."""
+    """Return JSON numbers, nested like the shape or flat, as an array. Integers are never rounded to fit."""
     _check(isinstance(data, list), f"input {name!r} has no 'data'")
     flat: list[Any] | None = _flat(data, shape) if data and type(data[0]) is list else data
     count = math.prod(shape)
@@ -368,7 +368,7 @@ def _classified(
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
     """Return the largest values of each item as `value:index[:label]`: Triton's classification extension."""
     if not array.ndim:
-        raise RequestError(f"output {want.name!r} has no classes: leave `classification` out")
+        raise RequestError(f"output {want.name!r} has no classes: omit `classification`")
     rows = array.reshape(-1, array.shape[-1])
     named = len(labels) == array.shape[-1]
     texts: list[str] = []

@@ -1,7 +1,7 @@
 """The requests of one connection, parsed by httptools (the parser of Node.js).
 
-Most clients send the same head with each request, before another tensor. So the last head is kept with what it means:
-where the parser is between two requests, the same bytes mean the same, and are not parsed again.
+Most clients send the same head with each request, before another tensor. So the last head is kept with its parsed form:
+if the parser is between two requests, the same bytes have the same meaning, and are not parsed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """A request, as far as it has come. httptools calls the methods of `RequestParser`, which fill this."""
+    """The arrived parts of a request. httptools calls the methods of `RequestParser` that fill it."""
 
     method: str = ""
     url: str = ""
@@ -36,7 +36,7 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Collects requests in the order they came; the last one may be incomplete."""
+    """Collects requests in the order of arrival; the last one may be incomplete."""
 
     def __init__(self) -> None:
         self.requests: deque[ParsedRequest] = deque()
@@ -64,7 +64,7 @@ class RequestParser:
         self._last, self._unparsed_bytes = ParsedRequest(complete=True), 0
 
     def _keep(self, data: memoryview) -> None:
-        """Keep the head in `data` if nothing but it and bytes of its body, whose length it states, are there."""
+        """Keep the head in `data` if `data` has only the head and bytes of its body with a stated length."""
         request = self._last
         head = bytes(data[: len(data) - request.body_bytes])
         if (
@@ -76,7 +76,7 @@ class RequestParser:
             self._kept_head, self._kept = head, replace(request, parts=[])
 
     def _came_again(self, data: memoryview) -> bool:
-        """Take `data` as the kept head and bytes of its body; return False if they are something else."""
+        """Use `data` if it is the kept head and bytes of its body; otherwise return False."""
         kept, at = self._kept, len(self._kept_head)
         size_bytes = int(kept.headers.get("content-length", 0))
         body_bytes = len(data) - at
@@ -95,7 +95,7 @@ class RequestParser:
         before = self._progress()
         try:
             self._parser.feed_data(data)
-        except HttpParserUpgrade:  # the only protocol here is HTTP/1.1: answer the request, then close
+        except HttpParserUpgrade:  # this server has only HTTP/1.1: it answers the request, then closes
             self._last.keep_alive = False
         except HttpParserError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"not HTTP/1.1: {error}") from error
@@ -128,7 +128,7 @@ class RequestParser:
         request = self._last
         request.head_bytes += len(name) + len(value) + 4
         if request.head_complete:
-            return  # a trailer: it must not change what the head said
+            return  # a trailer must not change the head
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         # A repeated field is a list (RFC 9110, 5.3), so no second value replaces the first.
         request.headers[key] = f"{request.headers[key]}, {text}" if key in request.headers else text

@@ -1,7 +1,7 @@
-"""Accepts HTTP connections, each with its own thread, and limits how many there are.
+"""Accepts HTTP connections, each with its own thread, and limits their number.
 
-It uses blocking threads instead of an event loop because the answer comes from a blocking call: to hand it between a
-loop and a pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
+It uses blocking threads instead of an event loop because a blocking call computes the answer: to pass it between a loop
+and a pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert.http.messages import HttpError
 from edgert.log import log
 
 STOP_POLL_S = 0.005  # between two looks at the connections that end
-PAUSE_S = 0.05  # when the process is out of descriptors or threads
+PAUSE_S = 0.05  # the pause if the process is out of descriptors or threads
 
 
 class Readable(Protocol):
@@ -39,7 +39,7 @@ class HttpServer:
         self._admission = Admission(limits, clock)
 
     def run(self, stop: Readable, rest: Callable[[], bool] = lambda: True) -> None:
-        """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests under way.
+        """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests in progress.
 
         Once clients came, it calls `rest`, which gives memory back, every `rest_s` until that returns True and they
         have gone.
@@ -69,7 +69,7 @@ class HttpServer:
             sock, peer = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors until some are closed
+        except OSError:  # the process is out of descriptors until some are closed
             time.sleep(PAUSE_S)
             return
         sock.setblocking(True)
@@ -79,7 +79,7 @@ class HttpServer:
             return
         try:
             threading.Thread(target=self._serve, args=(sock, place), daemon=True).start()
-        except RuntimeError:  # no more threads
+        except RuntimeError:  # the limit of threads is reached
             self._admission.leave(place)
             sock.close()
             time.sleep(PAUSE_S)
@@ -88,7 +88,7 @@ class HttpServer:
         try:
             HttpConnection(sock, self._handle, self._limits, self._admission, place, self._clock).serve()
         except OSError:
-            pass  # the client is gone
+            pass  # the client has gone
         except Exception as error:  # noqa: BLE001  # an error in one connection must not end the others
             log(f"http: {type(error).__name__} in a connection: {error}")
             _answer_and_close(

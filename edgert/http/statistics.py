@@ -2,7 +2,7 @@
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md: durations are
 nanoseconds; an inference is one item of a batch, an execution one run of the engine; a cache hit counts as neither. The
-queue counts hits too, and the three stages of computing do not.
+queue also counts hits; the three stages of computing do not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgert.telemetry.spans import Totals
 
 
 def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
-    """Return the statistics of `model`; figures count since its worker process began."""
+    """Return the statistics of `model`; figures count from the start of its worker process."""
     loaded, figures = status.loaded, status.figures
     totals = Totals() if figures is None else figures.requests.totals
     stages_us = totals.stage_sum_us
@@ -25,7 +25,7 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
     return {
         "name": model,
         "version": "" if loaded is None else str(loaded.release),
-        "last_inference": 0,  # not kept
+        "last_inference": 0,  # unknown
         "inference_count": 0 if figures is None else figures.inferences,
         "execution_count": 0 if figures is None else figures.executions,
         "inference_stats": {

@@ -70,13 +70,13 @@ def test_what_it_does_not_know_does_not_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("fault", "code"), [("segfault", -11), ("exit", EXIT_CODE)])
 @pytest.mark.parametrize("when", ["load", "run"])
 def test_it_takes_its_process_along(tmp_path: Path, fault: str, code: int, when: str) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_suffer, args=(tmp_path, fault, when))
+    process = multiprocessing.get_context("spawn").Process(target=_trigger, args=(tmp_path, fault, when))
     process.start()
     process.join(WAIT_S_MAX)
     assert process.exitcode == code
 
 
-def _suffer(folder: Path, fault: str, when: str) -> None:
+def _trigger(folder: Path, fault: str, when: str) -> None:
     if when == "load":
         load(folder, load={"fault": fault})
     else:

@@ -124,7 +124,7 @@ def test_a_release_that_a_deployment_replaced_is_left_alone(device: Device, regi
     followed(follower)
     until_kept(device)
     device.put(release=3)
-    assert followed(follower) == ["release 2 of echo is not tried again: another release was made live here after it"]
+    assert followed(follower) == ["release 2 of echo is not tried again: another release became live here after it"]
     assert device.model()["live"]["release"] == 3
 
 

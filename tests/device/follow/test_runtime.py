@@ -90,14 +90,14 @@ def offer(device: Device, registry: HostileRegistry) -> str:
             Tried("a"),
             4,
             Do.NOTHING,
-            "another runtime was made live here",
+            "another runtime became live here",
         ),
         (
             RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.KEPT, NEW)),
             Tried("a"),
             0,
             Do.NOTHING,
-            "another runtime was made live here",
+            "another runtime became live here",
         ),
     ],
 )
@@ -139,15 +139,15 @@ def test_a_bootstrap_a_deployment_and_the_trial_of_a_model_make_a_runtime_wait(
         assert says in text
 
     with locked(home(device) / "working"):
-        waits("a bootstrap is at work")
+        waits("a bootstrap runs on this device")
     clock = BootClock()
     (home(device) / "setup").write_text(
         f"token=x\nboot={clock.boot_id}\nuntil={clock.now_s() + 600:.0f}\nwho=me@host\n"
     )
-    waits("a bootstrap is under way on this device, by me@host")
+    waits("a bootstrap is in progress on this device, by me@host")
     (home(device) / "setup").unlink()
     token = device.run("claim", "echo", "--by", "me@host")["token"]
-    waits("a deployment of echo is under way")
+    waits("a deployment of echo is in progress")
     device.run("release", token)
     install(device.bundle(), device.state, read_config(device.state))
     SlotStore(device.state.models / "echo").activate(600)
@@ -173,7 +173,7 @@ def test_a_runtime_that_the_follower_may_not_change_is_refused(device: Device, r
     try:
         follower = following(device, registry.address, events, home=home(device))
         for _ in range(2):
-            assert "and the follower may not change it: change it with edgert bootstrap" in followed(follower)[0]
+            assert "so the follower may not change it: change it with edgert bootstrap" in followed(follower)[0]
     finally:
         if os.getuid() == 0:
             os.seteuid(0)
