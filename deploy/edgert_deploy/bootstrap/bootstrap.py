@@ -1,11 +1,11 @@
 """Bootstrap: turn a bare device into one that takes deployments, or bring such a device up to date.
 
-A bootstrap looks at the device, plans what has to change, and does exactly that: a second one changes nothing. It
-replaces a runtime only on request, or if an engine is missing, and then on trial (edgert_deploy.bootstrap.runtime). If
-it is interrupted, the old runtime goes on serving, and the next bootstrap continues.
+A bootstrap inspects the device, plans the changes, and makes only these: a second bootstrap changes nothing. It
+replaces a runtime only on request, or if an engine is missing. The new runtime goes on trial
+(edgert_deploy.bootstrap.runtime). After an interruption the old runtime still serves, and the next bootstrap continues.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
-    HOME/receipt             what else bootstrap made, for `edgert uninstall`
+    HOME/receipt             the other things that bootstrap made, for `edgert uninstall`
     STATE/config.toml        the device's configuration; lines that the user added stay
     STATE/keys/<id>.pem      the trusted public keys
 """
@@ -50,9 +50,10 @@ POLL_S = 1.0  # between two questions to the daemon
 
 @dataclass
 class BootstrapResult:
-    """The result of a bootstrap. `engines` load on the device; `lacking` says why others do not.
+    """The result of a bootstrap.
 
-    `sbom` is the file on this host with the bill of materials of the runtime that it prepared.
+    `engines` load on the device; `lacking` maps each other engine to the reason. `sbom` is the file on this host with
+    the bill of materials of the prepared runtime.
     """
 
     device: str
@@ -78,8 +79,8 @@ def bootstrap(
 ) -> BootstrapResult:
     """Install, configure and start EdgeRT on `device`.
 
-    Raises DeviceError (with what to install by hand), ConfigInvalid, EngineMissing, StorageFailed, RolledBack if a new
-    runtime failed its trial, and DeployUnderWay if another host works on the device.
+    Raises DeviceError (which names the packages to install by hand), ConfigInvalid, EngineMissing, StorageFailed,
+    RolledBack if a new runtime failed its trial, and DeployUnderWay if another host works on the device.
     """
     with setting_up(device, transport) as claim:
         plan = plan_bootstrap(device, profile, options, claim, progress)
@@ -153,7 +154,7 @@ class _Work:
         return done
 
     def try_out(self, runtime: str, models: Sequence[str], unit: Unit | None, trial_s: float) -> None:
-        """Switch to `runtime` on trial. Raises RolledBack once the daemon of the old one answers again."""
+        """Switch to `runtime` on trial. Raises RolledBack after the old runtime's daemon answers again."""
         manager = "monitor" if unit is None else "user" if unit.user else "system"
         self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device rolls back")
         try:
@@ -195,7 +196,7 @@ class _Work:
             done.changed.append("runtime")
 
     def _put_trial_unit(self, unit: Unit) -> None:
-        """Write this host's unit; the old one is kept, and returns with the old runtime."""
+        """Write this host's unit. Keep the old unit: a rollback of the runtime restores it."""
         file = DeviceFile(unit.path, unit.text.encode(), "unit")
         if not unit.user:
             service.give_to_user(self.transport, self.device)
@@ -207,7 +208,7 @@ class _Work:
         service.enable(self.transport, self.device, unit)
 
     def _wait_for_the_daemon(self) -> None:
-        """Wait until the daemon of the previous runtime answers, for the next command's sake."""
+        """Wait until the previous runtime's daemon answers, so that the next command finds it running."""
         until = time.monotonic() + ANSWER_S_MAX
         while time.monotonic() < until:
             with contextlib.suppress(EdgeRTError):
@@ -216,16 +217,16 @@ class _Work:
             time.sleep(POLL_S)
 
     def _link(self) -> Link:
-        """Return the device's note of its connection to the broker."""
+        """Return the state of the device's connection to the broker."""
         try:
             return RemoteDaemon(self.transport, self.device).status().telemetry.link
         except EdgeRTError:  # nothing is installed yet
             return Link()
 
     def _with_broker(self, before: Link) -> DeviceStatus:
-        """Return the status once the restarted daemon has reached its broker, failed to, or time is up.
+        """Wait until the restarted daemon connects to its broker, fails, or time is up; return the status.
 
-        `before` is the last daemon's note of its connection.
+        `before` is the connection state of the previous daemon.
         """
         until = time.monotonic() + FIRST_CONNECTION_S_MAX
         while True:
@@ -237,7 +238,7 @@ class _Work:
             time.sleep(POLL_S)
 
     def _write(self, files: list[DeviceFile], done: BootstrapResult) -> None:
-        """Write files, a marker first: after an interruption the next bootstrap restarts the daemon."""
+        """Write a marker, then the files: after an interruption, the next bootstrap restarts the daemon."""
         # A trial may have written the unit already.
         files = [file for file in files if not holds(self.transport, file)]
         if any(file.path.startswith(self.device.state) for file in files):
@@ -267,7 +268,7 @@ class _Work:
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
-    """Record which engines load. Raises EngineMissing if too few do, or if text was asked for in vain."""
+    """Record which engines load. Raises EngineMissing if too few do, or if text support is missing."""
     engines = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
     reasons: dict[str, str] = {}

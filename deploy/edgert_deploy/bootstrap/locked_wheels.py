@@ -1,7 +1,7 @@
 """The lock: version and hashes of every wheel that a device may get, as `make lock` resolved them.
 
-One file serves every Python, x86_64 and aarch64. 32-bit ARM has none: its wheels come from piwheels, which builds
-them anew.
+One file serves every Python on x86_64 and aarch64. 32-bit ARM has no lock: its wheels come from piwheels, which
+rebuilds them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class Lock:
-    """The pins by name, several for a package where Pythons need it; `digest` is the file's SHA-256."""
+    """The pins by package; some packages need one for each Python. `digest` is the file's SHA-256."""
 
     digest: str
     pins: Mapping[str, tuple[Pin, ...]]
@@ -41,8 +41,8 @@ class Lock:
     def lines(self, wanted: Iterable[Requirement], environment: dict[str, str]) -> list[str]:
         """Return pip's line, with version and hashes, for each requirement.
 
-        The lock's markers are judged in `environment`. Raises ConfigInvalid if the lock lacks one, or holds a version
-        that the requirement excludes.
+        The lock's markers are evaluated in `environment`. Raises ConfigInvalid if the lock lacks a requirement, or has
+        a version that the requirement excludes.
         """
         return [self._line(requirement, environment) for requirement in wanted]
 

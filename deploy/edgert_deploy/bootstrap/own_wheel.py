@@ -1,8 +1,8 @@
-"""edgert's own wheel: what this host runs, for its devices.
+"""edgert's own wheel: the code that this host runs, packed for its devices.
 
-A source tree is built, an installed package is packed again. Both go through `_pack`, which keeps the files of the two
-packages and writes the rest anew from what they declare. So a checkout and an installed wheel of one version give the
-same content, and the same id of a runtime that holds it, whatever built, installed or compressed them.
+A source tree is built; an installed package is packed again. In both cases `_pack` keeps the files of the two packages
+and rewrites their metadata. So a checkout and an installed wheel of one version give the same content and the same
+runtime id. The tools that built, installed or compressed them make no difference.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def content_digest(wheel: Path) -> str:
-    """Return the SHA-256 of the files in a wheel of `own_wheel`, however they are compressed."""
+    """Return the SHA-256 of the files in a wheel of `own_wheel`, whatever their compression."""
     with zipfile.ZipFile(wheel) as archive:
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
         return hashlib.sha256(archive.read(record)).hexdigest()
@@ -76,7 +76,7 @@ def installed_distribution() -> Distribution:
 def _built(source: Path, folder: Path) -> dict[str, bytes]:
     """Build a wheel of the source tree; return its files."""
     doing = "build edgert's own wheel"
-    if importlib.util.find_spec("hatchling"):  # it downloads nothing, and takes less time than pip
+    if importlib.util.find_spec("hatchling"):  # hatchling downloads nothing, and takes less time than pip
         run_module("hatchling", ["build", "-t", "wheel", "-d", str(folder / "built")], doing, cwd=source)
     else:
         run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder / "built"), str(source)], doing)
@@ -88,7 +88,7 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
     """Return the files in RECORD of an installed edgert. Raises ConfigInvalid if one is missing."""
     content = {}
     for name in map(str, installed.files or ()):
-        if not _is_code(name) and ".dist-info/" not in name:  # a command, outside of the packages
+        if not _is_code(name) and ".dist-info/" not in name:  # a command outside the packages
             continue
         try:
             content[name] = Path(str(installed.locate_file(name))).read_bytes()
@@ -102,7 +102,7 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
 
 
 def _pack(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Write a wheel with the code in `files` into `folder`, without what tools add (byte code, notes)."""
+    """Write a wheel with the code in `files` into `folder`, without byte code and notes of tools."""
     info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
     kept_metadata = (f"{info}/entry_points.txt", f"{info}/licenses/")
     content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept_metadata)}
@@ -125,7 +125,7 @@ def _is_code(name: str) -> bool:
 
 
 def _metadata(written: bytes) -> str:
-    """Return what an installer reads: name, version, Python and requirements, in one order and spelling."""
+    """Return name, version, Python and requirements for an installer, in one order and spelling."""
     metadata = email.parser.BytesParser().parsebytes(written, headersonly=True)
     lines = ["Metadata-Version: 2.1", *(f"{key}: {metadata[key]}" for key in ("Name", "Version", "Requires-Python"))]
     lines += [f"Provides-Extra: {extra}" for extra in sorted(metadata.get_all("Provides-Extra", []))]

@@ -38,11 +38,11 @@ _IS_FILE = 'test -f "$1" && test ! -L "$1"'
 class BootstrapOptions:
     """The request of a bootstrap: what it installs and configures.
 
-    `engines` is `all` of the profile, the `first`, or names with commas. Named engines must load; of `all`, an engine
-    without wheels for the device is left out. `upgrade` replaces a runtime in use by this host's. `service` is systemd,
-    monitor (edgertd's own, which no reboot starts), or auto: systemd if it runs there. `settings` go into the device's
-    config.toml: {"serving": {"window_s": 10.0}}. `unlocked` takes the newest wheels in place of the locked ones.
-    `extras` are more of edgert's extras to install; those that a device has stay.
+    `engines` is `all` of the profile, its `first`, or names separated by commas. With `all`, an engine without wheels
+    for the device is left out; otherwise every engine must load. `upgrade` replaces a runtime in use by this host's.
+    `service` is systemd, monitor (edgertd's own; a reboot does not start it), or auto: systemd if it runs there.
+    `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}. `unlocked` takes the newest wheels
+    instead of the locked ones. `extras` are additional extras of edgert to install; the device keeps those that it has.
     """
 
     keys: tuple[PublicKey, ...]
@@ -80,7 +80,7 @@ class BootstrapOptions:
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """The steps that a bootstrap will take; `files` are those that differ, `runtime` None if not needed."""
+    """The steps of a bootstrap: `files` are those that differ, `runtime` is None if none is needed."""
 
     device: Device
     profile: DeviceProfile
@@ -130,9 +130,9 @@ def plan_bootstrap(
     transport: Transport,
     progress: LineSink = lambda _: None,
 ) -> BootstrapPlan:
-    """Look at the device and plan what has to change.
+    """Inspect the device and plan the changes.
 
-    It changes nothing there, but ends a runtime trial that can no longer succeed. Raises as `bootstrap`.
+    It changes nothing on the device, but ends a runtime trial that can no longer succeed. Raises as `bootstrap`.
     """
     facts = probe(transport, device.name)
     if not device.kind.needs_runtime:
@@ -147,7 +147,7 @@ def plan_bootstrap(
     if broker is not None and (user := own_user(broker, config_text(device.state, transport))):
         progress(
             f"keeps its own login {user} at the broker; --mqtt-username {broker.username or 'NAME'} with "
-            "--mqtt-password-file replaces it"
+            "--mqtt-password-file replaces that login"
         )
         broker = replace(broker, username="", password=None)
     files, config = wanted_files(
@@ -191,7 +191,7 @@ def _plan_runtime(
         progress,
         shrink=not options.exactly,
         lock=lock,
-        extras=sorted({*options.extras, *there.in_use.extras}),  # a model that the device serves may need what it has
+        extras=sorted({*options.extras, *there.in_use.extras}),  # the device's models may need its extras
     )
     plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly)
     if plan.action == "upgrade" and there.configured:
@@ -204,9 +204,10 @@ def _plan_runtime(
 
 
 def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -> tuple[DeviceFile, ...]:
-    """Return what to write where another version's runtime stays, with its script and unit.
+    """Return `files` without the script and the unit of the runtime that stays.
 
-    Else hosts of two versions would change these in turn. A unit also follows the configuration.
+    Otherwise hosts with different versions would overwrite each other's files. A missing file is written. A changed
+    configuration also changes the unit.
     """
     configured = any(file.change == "configuration" for file in files)
     own = ("runtime.sh",) if configured else ("runtime.sh", "unit")
@@ -219,7 +220,7 @@ def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -
 
 def check_no_trial(device: Device, there: InstalledRuntimes) -> None:
     if there.trial:
-        raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
+        raise DeployUnderWay(f"{device.name} has a new runtime on trial, which ends within minutes: try again then")
 
 
 def restart_marker(device: Device) -> str:
@@ -237,7 +238,7 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) 
         raise DeviceError(f"{device.name} ({facts.distribution or 'an unknown Linux'}) {NO_GLIBC}")
     if facts.python_lacks:
         raise DeviceError(
-            f"{facts.python_path} on {device.name} was built without {facts.python_lacks}. Install the packages that bring "
+            f"{facts.python_path} on {device.name} was built without {facts.python_lacks}. Install the packages that provide "
             "them, or the distribution's own Python; or build this one again with the headers of SQLite, OpenSSL, libffi "
             "and zlib. Then bootstrap again"
         )

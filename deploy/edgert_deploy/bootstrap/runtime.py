@@ -10,8 +10,8 @@
     HOME/setup, working  the claim of a set-up, and the lock of the command that makes an environment (devices.claims)
     HOME/restart-due     exists while the daemon runs with older software or configuration than is installed
 
-The device decides alone which runtime stays: the host starts the trial and watches. `inspect` reads what is there, and
-`plan_runtime` plans the transfer and the room that it takes.
+The device alone decides which runtime stays; the host starts the trial and watches it. `inspect` finds the installed
+runtimes. `plan_runtime` plans the transfer and the disk space that it needs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ WATCH_PAUSE_S = 1.0
 class InstalledRuntimes:
     """The runtimes that a device has installed.
 
-    `trial` says whether a new runtime is being tried. `sent` holds the SHA-256 of the wheels that were sent already.
+    `trial` is true while a new runtime is on trial. `sent` has the SHA-256 of the wheels that were already sent.
     """
 
     in_use: Installed = field(default_factory=Installed)
@@ -127,7 +127,7 @@ echo "free $(free_kb "$there")"
 )
 
 
-# The command holds this lock, and so do its children: after the link is lost, it may go on alone.
+# The command and its children hold this lock: they may continue after the link is lost.
 _WITH_LOCK = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
 
 
@@ -167,13 +167,13 @@ def plan_runtime(
 
 
 class Runtimes:
-    """The runtimes of one device, looked at and changed over its transport."""
+    """Inspects and changes the runtimes of one device over its transport."""
 
     def __init__(self, device: Device, transport: Transport, progress: LineSink = lambda _: None) -> None:
         self.device, self.transport, self.progress = device, transport, progress
 
     def inspect(self) -> InstalledRuntimes:
-        """Return what is installed, after the end of a trial that can no longer succeed. Raises DeviceError."""
+        """End a trial that can no longer succeed; return the installed runtimes. Raises DeviceError."""
         result = self.run_checked(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
         lines = [line.partition(" ") for line in result.stdout.splitlines()]
         answers = {key: value for key, _, value in lines}
@@ -191,9 +191,9 @@ class Runtimes:
         )
 
     def live_models(self) -> tuple[str, ...]:
-        """Return the models that serve now, by the runtime in use; () if that no longer answers.
+        """Return the models that the runtime in use serves; () if it does not answer.
 
-        Raises DeployUnderWay if one is being deployed or on trial: two trials at once could not be told apart.
+        Raises DeployUnderWay if a model is being deployed or on trial: two trials at once could not be told apart.
         """
         try:
             status = RemoteDaemon(self.transport, self.device).status()
@@ -202,12 +202,12 @@ class Runtimes:
         for claim in status.claims:
             raise DeployUnderWay(
                 f"a deployment of {claim.model} is under way on {self.device.name} (since {claim.since}, by {claim.by}): change the "
-                f"runtime after it. If its host has vanished, its claim runs out in {claim.left_s:.0f} s"
+                f"runtime after it. If that host has vanished, its claim expires in {claim.left_s:.0f} s"
             )
         on_trial = [model.model for model in status.models if model.on_trial]
         if on_trial:
             raise DeployUnderWay(
-                f"{self.device.name} has {', '.join(on_trial)} on trial: change the runtime after that, or end the trial with: "
+                f"{self.device.name} has {', '.join(on_trial)} on trial: change the runtime after the trial, or end the trial with: "
                 f"edgert rollback {on_trial[0]} {self.device.name}"
             )
         return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in WILL_SERVE)
@@ -217,8 +217,8 @@ class Runtimes:
     ) -> None:
         """Make the complete environment `plan.id` beside the one in use.
 
-        Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no
-        engine loads (with `exactly`, if any does not), and DeviceError.
+        No link points at it yet. Raises StorageFailed before the first byte if there is too little space, EngineMissing
+        if no engine loads (with `exactly`, if any engine does not load), and DeviceError.
         """
         if plan.id in there.complete:
             return
@@ -267,13 +267,13 @@ class Runtimes:
         folder = f"{self.device.home}/venvs/{plan.id}"
         why = self_test(self.transport.run, folder, self.device.state, models)
         if why:
-            raise RolledBack(f"{self.device.name}: the new runtime failed its self-test: {why}. The old one stays")
+            raise RolledBack(f"{self.device.name}: the new runtime failed its self-test: {why}. The old runtime stays")
 
     def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
         """Have the device switch to `runtime` on trial, and wait for its decision.
 
         `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the
-        link does not return; the device decides all the same.
+        link stays lost; the device decides anyway.
         """
         self.run_checked(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
         until = time.monotonic() + trial_s + QUICK_S_MAX
@@ -294,18 +294,18 @@ class Runtimes:
                 )
                 return
             raise RolledBack(
-                f"{self.device.name}: runtime {runtime} was rolled back, the one before is in use: {outcome.reason}"
+                f"{self.device.name}: runtime {runtime} was rolled back, the previous runtime is in use: {outcome.reason}"
             )
         if lost is not None:
             raise DeviceUnreachable(
-                f"{lost.message}; {self.device.name} decides alone which runtime stays. See it with: edgert bootstrap {self.device.name}"
+                f"{lost.message}; {self.device.name} decides alone which runtime stays. See the result with: edgert bootstrap {self.device.name}"
             )
         raise HealthCheckFailed(
             f"{self.device.name} did not decide on runtime {runtime} in {trial_s:.0f} s. End the trial with: edgert bootstrap {self.device.name}"
         )
 
     def collect(self) -> None:
-        """Remove all environments but the one in use and the previous one."""
+        """Remove all environments except the one in use and the previous one."""
         self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
     def run_checked(self, argv: Sequence[str]) -> Result:

@@ -1,8 +1,8 @@
-"""Removes what bootstrap made; models, keys and configuration stay unless they are asked for.
+"""Removes the files that bootstrap made. Models, keys and configuration stay without `purge`.
 
-Files are removed by name, and folders only if they are empty then: other people's files stay and are listed. One shell
-script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again. While the
-runtime and the credentials are there, the device also clears what the broker retains of it.
+It removes files by name, and folders only if they are then empty: other files stay and are listed. One shell script
+does the work on the device (on_device/uninstall.sh). After an interruption, you can run it again. While the runtime and
+the credentials exist, the device also clears its retained messages at the broker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Removal:
 def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: LineSink = lambda _: None
 ) -> Removal:
-    """Remove what bootstrap made on `device`; with `purge` also models, keys and configuration.
+    """Remove bootstrap's files from `device`; with `purge`, also models, keys and configuration.
 
     Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """
@@ -58,7 +58,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Line
     retained = _retained(device, transport, "remove")
     if not purge:
         _forget_logins(device, transport)
-    progress("removing what bootstrap made")
+    progress("removing bootstrap's files")
     result = _run("remove", device, purge, transport)
     rest = _removal(device, result)
     if not result.ok:
@@ -77,22 +77,22 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
 def _stop_daemon(device: Device, transport: Transport) -> None:
     """Stop a daemon that no service manager runs. The script needs no runtime."""
     if not device.kind.needs_runtime:
-        with contextlib.suppress(EdgeRTError):  # it was never set up
+        with contextlib.suppress(EdgeRTError):  # the device was never set up
             RemoteDaemon(transport, device).call("stop")
         return
     words = ["sh", "-c", script_text().decode(), script_path(device), "stop", device.state]
-    transport.run(words, REMOVE_S_MAX)  # it fails without HOME, from which nothing runs then
+    transport.run(words, REMOVE_S_MAX)  # fails if HOME is missing; then nothing runs from it
 
 
 def _retained(device: Device, transport: Transport, mode: str) -> Removal:
-    """Have the device clear what the broker retains of it, or show it; its runtime may be gone."""
+    """Have the device clear or show its retained messages at the broker; its runtime may be gone."""
     python = f"{device.home}/venv/bin/python" if device.kind.needs_runtime else device.python
     words = [python, "-m", "edgert.telemetry.forwarder", "--state", device.state, "--clear", mode]
     return _removal(device, transport.run(words, QUICK_S_MAX))
 
 
 def _forget_logins(device: Device, transport: Transport) -> None:
-    """Remove the logins, whose files go next, from the configuration that stays."""
+    """Remove the logins from the configuration that stays: their files are removed next."""
     path = f"{device.state}/config.toml"
     try:
         document = tomlkit.parse(config_text(device.state, transport))

@@ -1,10 +1,10 @@
 """The wheelhouse: every wheel for a device's Python, processor and glibc, collected on the host.
 
-A device needs no internet. It installs from this folder alone, and only wheels whose hashes were pinned: by the lock
-that ships with edgert (`locked_wheels`), so that every host gives its devices the same versions, which the tests ran
-with. The requirements come from edgert's own wheel. pip evaluates environment markers for its own interpreter, even
-when it downloads for another machine. So this module evaluates them for the device, over the whole tree, and requests
-by name what pip left out.
+A device needs no internet. It installs only from this folder, and only wheels with pinned hashes. The lock that ships
+with edgert (`locked_wheels`) has the pins, so every host gives its devices the versions that the tests use. edgert's
+own wheel has the requirements. pip evaluates environment markers for its own interpreter, even if it downloads for
+another machine. So this module evaluates them for the device, over the whole tree, and requests the missing packages by
+name.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from edgert_deploy.bootstrap.pip import run_pip
 from edgert_deploy.common import sbom
 from edgert_deploy.common.folders import cache_folder
 
-ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
+ROUNDS_MAX = 6  # each round adds the requirements of the last round's wheels
 KEY_FORMAT = "4"
-PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were downloaded
-# Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
+PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel at its download
+# Always installed, because pip on the device cannot reach an index later.
 DEFAULT_EXTRAS = ("http", "channels")
-OPTIONAL_EXTRAS = ("text",)  # installed if a bootstrap asks for them
-# A device needs nothing of what these require: tokenizers would download with huggingface-hub.
+OPTIONAL_EXTRAS = ("text",)  # installed if a bootstrap names them
+# Installed without their requirements, which a device does not need: tokenizers requires huggingface-hub.
 NO_DEPS = ("tokenizers",)
+# Extras without wheels for 32-bit ARM.
 WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
 
 
@@ -65,7 +66,7 @@ class WheelTarget:
         return (*newest_first, *old, f"linux_{self.machine}")
 
     def environment(self, extra: str = "") -> dict[str, str]:
-        """Return the values of environment markers (PEP 508) that differ there from those of this host."""
+        """Return the values of environment markers (PEP 508) that differ between device and host."""
         return {
             "implementation_version": f"{self.python}.0",
             "platform_machine": self.machine,
@@ -80,7 +81,7 @@ class Wheelhouse:
     """Wheels for one kind of device.
 
     `pins` holds their SHA-256 by file name; `digest` identifies their content. `engines` are those whose wheels are
-    included; `lacking` says why another requested one is not.
+    included; `lacking` maps each other requested engine to the reason.
     """
 
     wheels: tuple[Path, ...]
@@ -93,12 +94,12 @@ class Wheelhouse:
     extras: tuple[str, ...] = ()
 
     def size_bytes(self, names: Iterable[str]) -> int:
-        """Return the size of some wheels as they travel."""
+        """Return the size of the named wheels as they are sent."""
         chosen = set(names)
         return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in chosen)
 
     def installed_bytes(self, names: Iterable[str]) -> int:
-        """Return the size of their unpacked files, without byte code."""
+        """Return the size of the named wheels' unpacked files, without byte code."""
         chosen, total = set(names), 0
         for wheel in self.wheels:
             if wheel.name in chosen:
@@ -130,7 +131,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _DownloadSpec:
-    """The terms of every download of one wheelhouse."""
+    """The target, lock and extras of all downloads for one wheelhouse."""
 
     target: WheelTarget
     lock: Lock | None
@@ -139,7 +140,7 @@ class _DownloadSpec:
 
 
 _COLLECTING = threading.Lock()  # devices of one kind share a download
-_OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once in a process
+_OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once per process
 
 
 def _prepare(spec: _DownloadSpec, engines: Sequence[str], shrink: bool) -> Wheelhouse:
@@ -253,7 +254,7 @@ def _collect(folder: Path, requirements: Sequence[Requirement], spec: _DownloadS
 
 
 def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelTarget, lock: Lock) -> None:
-    """Download the locked versions of `wanted` alone; pip refuses a wheel whose hash is not in the lock."""
+    """Download only the locked versions of `wanted`; pip refuses a wheel whose hash is not in the lock."""
     lines = lock.lines(wanted, target.environment())
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(lines))
@@ -261,11 +262,11 @@ def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelT
         try:
             _download_words(folder, ["--no-deps", "--require-hashes", "--requirement", file.name], target)
         except ConfigInvalid as error:
-            if "HASHES" in error.message:  # pip says it: the index served another file
+            if "HASHES" in error.message:  # a word of pip's message: the index served another file
                 raise
             raise ConfigInvalid(
                 f"{error.message}. This edgert pins the versions and the hashes of a device's wheels: "
-                "if your index lacks one, --unlocked takes the newest versions that fit"
+                "if your index lacks one, use --unlocked: it takes the newest versions that fit"
             ) from error
 
 
@@ -288,9 +289,9 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpec) -> list[Requirement]:
-    """Return what edgert, its extras and `engines` need there. Raises EngineMissing without wheels."""
+    """Return the requirements of edgert, its extras and `engines`. Raises EngineMissing without wheels."""
     target = spec.target
-    # pip is included: the Python of many systems comes without it.
+    # pip is included: many systems ship Python without it.
     requirements = [Requirement("pip"), *_needs(wheel, "", target)]
     for extra in (*DEFAULT_EXTRAS, *spec.extras):
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
@@ -350,7 +351,7 @@ def _digest(pins: Mapping[str, str]) -> str:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Make a folder that becomes `folder` when the block succeeds, and is removed when it fails."""
+    """Yield a temporary folder: rename it to `folder` if the block succeeds, remove it if it fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:

@@ -1,6 +1,6 @@
 """The doctor: checks every precondition on this host and on devices, and names the next step.
 
-It changes nothing. A check that cannot run is a finding too, and stops no other check.
+It changes nothing. A check that cannot run becomes a finding; the other checks continue.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ HOST = "host"
 class Finding:
     """The result of one check on `where`, "host" or a device.
 
-    `next_step` repairs a fault; it is "" without one. `exit_code` is that of `edgert doctor` if this is the first
-    finding that failed.
+    `next_step` repairs a fault; it is "" without one. `edgert doctor` exits with the `exit_code` of the first failure.
     """
 
     where: str
@@ -29,7 +28,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings on `where` so far. `exit_code` is that of a failure that names no other."""
+    """The findings on `where` so far. `exit_code` is the default for failures."""
 
     where: str
     exit_code: int
@@ -39,7 +38,7 @@ class Report:
         self.found.append(Finding(self.where, check, OK, text))
 
     def graded(self, check: str, text: str, next_step: str, *, fails: bool, warns: bool) -> None:
-        """Note a failure if it `fails`, else a warning if it `warns`, else that all is well."""
+        """Record a failure if `fails`, else a warning if `warns`, else a success."""
         if fails:
             self.fail(check, text, next_step)
         elif warns:

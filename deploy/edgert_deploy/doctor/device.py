@@ -1,4 +1,4 @@
-"""The checks of one device, from the connection to the models that it serves. Nothing is changed."""
+"""The checks of one device, from the connection to the models that it serves. They change nothing."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) ->
 
 
 def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> None:
-    """Check the clock, the free space, and what keeps the daemon running."""
+    """Check the clock, the free space, and the service that keeps the daemon running."""
     device, before = report.device, clock()
     result = report.transport.run(
         ["sh", "-c", _LOOK, "sh", device.state, facts.python_path, serves(device)], LOOK_S_MAX
@@ -192,14 +192,14 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
 
 
 def crontab_line(device: Device) -> str:
-    """Return the line of a crontab that starts the monitor; a plain % would end it."""
+    """Return the line of a crontab that starts the monitor. It escapes %, which would end the line."""
     return f"@reboot {shlex.join(['sh', script_path(device), 'start', device.state])}".replace("%", r"\%")
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:
-    """Return how far a clock is ahead that showed `now` (whole s) between `before` and `after`.
+    """Return how many seconds a clock is ahead that showed `now` (whole s) between `before` and `after`.
 
-    The duration of the question is no skew.
+    The time that the command takes does not count as skew.
     """
     return now + 1 - before if now + 1 < before else max(0.0, now - after)
 

@@ -47,7 +47,7 @@ BROKER_S_MAX = 5.0
 
 
 def check_host(inventory: Inventory) -> list[Finding]:
-    """Run every check. One that fails unexpectedly becomes a finding."""
+    """Run every check. A check that fails unexpectedly becomes a finding."""
     checks: tuple[tuple[str, Callable[[Report], None]], ...] = (
         ("python", _python),
         ("packages", _packages),
@@ -70,7 +70,7 @@ def check_host(inventory: Inventory) -> list[Finding]:
 
 
 def signing_keys() -> dict[str, str]:
-    """Return the ids of the keys that this host knows -> their names. `check_host` reports damaged files."""
+    """Return {key id: name} of the keys that this host knows. `check_host` reports damaged files."""
     keys = {}
     for path in public_keys():
         try:
@@ -86,7 +86,7 @@ def _python(report: Report) -> None:
     if lowest <= sys.version_info[:2] <= highest:
         report.ok("python", versions)
     else:
-        report.warn("python", f"{versions}; tested are 3.10 to 3.13", "install edgert into one of these")
+        report.warn("python", f"{versions}; edgert is tested with 3.10 to 3.13", "install edgert into one of these")
 
 
 def _packages(report: Report) -> None:
@@ -105,7 +105,7 @@ def _packages(report: Report) -> None:
 
 def _engines(report: Report) -> None:
     for name, kind in ENGINES.items():
-        if name in FOR_TESTS or kind.system_package:  # no artifact is judged in these here
+        if name in FOR_TESTS or kind.system_package:  # this host judges no artifact in these engines
             continue
         try:
             report.ok("engines", f"{name} {engine_by_name(name).version()}")
@@ -139,12 +139,16 @@ def _check_key(report: Report, path: Path) -> None:
         return
     mode, shared = path.stat().st_mode & 0o777, key_paths(find_project().public_keys, name)[1]
     if public.key_id != key.public.key_id:
-        report.fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
+        report.fail(
+            "signing key", f"the private and the public key of {name} do not match", "restore both from your backup"
+        )
     elif mode & 0o077:
         report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
     elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
-        text = f"{name} is another key than {shared}: devices that trust the project's refuse what {name} signs"
-        report.warn("signing key", text, "use the project's, or edgert keys new --name NAME, then bootstrap --key NAME")
+        text = f"{name} is another key than {shared}: devices that trust the project's key refuse bundles signed with {name}"
+        report.warn(
+            "signing key", text, "use the project's key, or edgert keys new --name NAME, then bootstrap --key NAME"
+        )
     else:
         report.ok("signing key", f"{name}: {key.public.key_id}")
 
@@ -212,7 +216,9 @@ def _broker(report: Report) -> None:
         next_step = f"check that the broker runs, and [broker] in {project.root / 'edgert.toml'}"
         if isinstance(error, BrokerRefused) and not (broker.username or broker.cert):
             report.warn(
-                "broker", error.message, f"{next_step}; or give fleet commands --username, if each device has its login"
+                "broker",
+                error.message,
+                f"{next_step}; or give fleet commands --username, if each device has its own login",
             )
             return
         report.fail("broker", error.message, next_step, error.exit_code)

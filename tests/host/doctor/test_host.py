@@ -41,7 +41,7 @@ def test_what_is_wrong_on_the_host_is_named_with_its_next_step(
     assert levels(check_host(inventory), "signing key") == [OK]
     write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "other"))
     public.write_bytes(key_paths(tmp_path / "conf" / "keys", "other")[1].read_bytes())
-    assert "do not belong together" in text_of(check_host(inventory), "signing key")
+    assert "do not match" in text_of(check_host(inventory), "signing key")
     private.write_text("no key")
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     (tmp_path / "home" / ".ssh" / "config").write_text("Include config\n")

@@ -9,20 +9,21 @@
 #   runtime.sh collect                                       remove all but the runtime in use and the previous one
 #
 # The script needs no runtime and no Python: it must work if the new runtime does not. A change is a trial. HOME/trial names
-# the old and the new runtime. Then HOME/venv points at the new one, and the daemon starts on it. Once it answers every
-# model's golden inputs correctly, HOME/trial is removed. A run of this script that finds a trial which can no longer
-# succeed (another boot, time is up, the daemon ended several times) rolls back: HOME/venv points at the old one again.
-# Every change is one rename or one removal, flushed before the next: after a power cut at any point, a whole runtime is in
-# use, the old or the new one.
+# the old and the new runtime. Then HOME/venv points at the new one, and the daemon starts on it. After it answers every
+# model's golden inputs correctly, the script removes HOME/trial. If a run of this script finds a trial that can no
+# longer succeed (another boot, time is up, the daemon ended several times), it rolls back: HOME/venv points at the old
+# runtime again. Every change is one rename or one removal, flushed before the next. After a power cut at any point, a
+# complete runtime is in use: the old or the new one.
 set -u
 umask 022
 home=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 venvs=$home/venvs
-STARTS_MAX=3 # of the daemon in one trial: the first one, and two after failures
+STARTS_MAX=3 # starts of the daemon in one trial: the first one, and two after failures
 STOP_S=45
 
 boot_id() { printf %s "${EDGERT_BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" | tr -d -; }
-# The start of a process, in hundredths. /proc/uptime begins anew with a container of LXC, whose boot id stays its host's.
+# Seconds since the boot, by the start of a process (in hundredths). In an LXC container, /proc/uptime restarts with the
+# container, but the boot id is the host's.
 uptime_s() { up=$(cut -d ' ' -f 22 /proc/self/stat) && printf %s "${up%??}"; }
 whole() { test -n "$1" && test -e "$venvs/$1/.complete" && test -x "$venvs/$1/bin/python"; }
 target() { basename "$(readlink "$home/$1" 2>/dev/null)"; }
@@ -30,7 +31,7 @@ point() { ln -sfn "$venvs/$2" "$home/$1.new" && mv -fT "$home/$1.new" "$home/$1"
 write() { cat >"$home/$1.new" && sync && mv -f "$home/$1.new" "$home/$1" && sync; }
 outcome() { printf '%s\n%s\n%s\n' "$1" "$new" "$2" | write outcome; }
 LOCK_S=60
-lock() { # whoever can read a file can lock it, so only its owner may, and no wait is without an end
+lock() { # a user who can read a file can lock it, so only the owner may read it; the wait has a limit
   command -v flock >/dev/null || return 0
   chmod 600 "$home/lock"
   left=$LOCK_S
@@ -56,7 +57,7 @@ write_trial() {
     write trial
 }
 
-restore_unit() { # if the trial replaced it
+restore_unit() { # restores the service's unit if the trial replaced it
   if test -n "$unit" && test -e "$home/unit.before"; then
     cp -p "$home/unit.before" "$unit.new" && sync && mv -f "$unit.new" "$unit" && sync && rm -f "$home/unit.before"
     if test "$(id -u)" = 0; then systemctl daemon-reload; else user_manager daemon-reload; fi
@@ -68,7 +69,7 @@ user_manager() {
   systemctl --user "$@"
 }
 
-# The two ends of a trial. The lock is held, and HOME/trial was read under it.
+# The two ends of a trial. The caller holds the lock, and has read HOME/trial.
 roll_back() {
   if whole "$old"; then
     restore_unit
@@ -122,7 +123,7 @@ restart() {
   rm -f "$home/restart-due"
 }
 
-stop_daemon() { # without a runtime: on the signal the daemon ends in order, and its monitor with it
+stop_daemon() { # needs no runtime: on the signal, the daemon and its monitor end in order
   pid=$(daemon_pid edgert) || return 0
   monitor=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
   kill -TERM "$pid"
@@ -136,12 +137,12 @@ stop_daemon() { # without a runtime: on the signal the daemon ends in order, and
   kill -KILL "$pid"
 }
 
-alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # the file of a process that was not reaped is empty
+alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # a zombie process has an empty file
 
 owner() { ls -ldn "$1" 2>/dev/null | awk '{print $3}'; }
 
 daemon_pid() { # prints the daemon's process id if its command line contains $1 and ends in `serve`
-  # The file belongs to the daemon's user, who could lay a link, or write the id of another user's process.
+  # The file belongs to the daemon's user, who could replace it by a link, or write the id of another user's process.
   test -f "$state/edgertd.pid" && test ! -L "$state/edgertd.pid" || return 1
   pid=$(dd if="$state/edgertd.pid" bs=20 count=1 2>/dev/null | tr -dc 0-9)
   test -n "$pid" && test "$(owner "/proc/$pid")" = "$(owner "$state")" || return 1

@@ -1,6 +1,6 @@
-# Removes what `edgert bootstrap` made, by name; other files in these folders stay. Run as `sh -c` with
-#   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN  SERVES
-# KNOWN is a pattern of what EdgeRT makes in these folders, SERVES is the text in the unit that serves STATE.
+# Removes the files of `edgert bootstrap`, by name; other files in these folders stay. Run as `sh -c` with
+#   MODE (show, stop or remove)  HOME ("" if none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN  SERVES
+# KNOWN is a pattern of the names that EdgeRT makes in these folders. SERVES is the text in the unit that serves STATE.
 # Prints `removed WHAT` and `left WHAT`. An interrupted run can be repeated.
 set -u
 mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7 known=$8 serves=$9
@@ -57,7 +57,7 @@ remove_environment() {
 }
 
 remove_state() {
-  # Without a configuration, and with something that EdgeRT never makes, the folder is not EdgeRT's.
+  # A folder without a configuration, and with a file that EdgeRT never makes, is not EdgeRT's.
   if test ! -e "$state/config.toml" && ls -A "$state" 2>/dev/null | grep -qvxE "$known"; then
     echo "left $state ($(ls -A "$state" | head -n 5 | tr '\n' ' ')in it)"
     return
@@ -75,7 +75,7 @@ remove_state() {
   fi
 }
 
-# The account that bootstrap made has its comment; an account from before comments were written has STATE as its home.
+# The account that bootstrap made has COMMENT. An older one has no comment, and STATE as its home folder.
 remove_user() {
   test "$(id -u)" = 0 && entry=$(getent passwd "$user") || return 0
   IFS=: read -r _ _ _ _ about folder shell <<END
@@ -94,7 +94,7 @@ END
   removed "user and group $user"
 }
 
-made_folders() { # remove the empty folders of the receipt, the last made first
+made_folders() { # remove the empty folders of the receipt, the newest first
   printf '%s\n' "$receipt" | sed -n '1!G;h;$p' | while read -r what path; do
     if test "$what" = folder && test "$path" != "$state" && test "$path" != "$home"; then
       rmdir "$path" 2>/dev/null && removed "$path"
@@ -102,13 +102,13 @@ made_folders() { # remove the empty folders of the receipt, the last made first
   done
 }
 
-remove_from_memory() { # what root's daemon keeps there on read-only storage (edgert/config.py); others have files there, too
+remove_from_memory() { # the files that root's daemon keeps in /run on read-only storage (edgert/config.py)
   if test "$(id -u)" != 0 || test -z "$home"; then return; fi
   for each in "/run/edgert/$(printf %s "$state" | sha256sum | cut -c 1-12)"-*; do gone "$each"; done
   if doing && rmdir /run/edgert 2>/dev/null; then removed /run/edgert; fi
 }
 
-later() { # a folder that bootstrap made holds the state, which stays: the next uninstall needs the receipt
+later() { # keep the receipt for the next uninstall if a folder that bootstrap made holds the state, which stays
   test "$purge" = no && test -n "$home" && test -d "$state" || return 1
   printf '%s\n' "$receipt" | while read -r what path; do
     case $what:$state in "folder:$path"/*) exit 1 ;; esac
@@ -124,7 +124,7 @@ remove_folders() {
     removed "linger setting of $(id -un)"
   fi
   if doing; then made_folders; fi
-  if doing && test -n "$home"; then rm -f "$home/setup" "$home/working"; fi # the claim of this very uninstall: last
+  if doing && test -n "$home"; then rm -f "$home/setup" "$home/working"; fi # the claim of this uninstall goes last
   if later; then return; fi
   if test -n "$home"; then gone "$home/receipt" && empty "$home"; fi
   if doing; then made_folders; fi
