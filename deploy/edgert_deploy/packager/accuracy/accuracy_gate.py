@@ -1,7 +1,7 @@
-"""The accuracy gate: an artifact's answers to the hold-out are compared with FP32's.
+"""The accuracy gate: compares an artifact's answers to the hold-out with FP32's.
 
-The mean hides what a part of the samples loses, so the result also has each class and each slice of the hold-out.
-metrics.py defines what is compared, artifact_runs.py gets the answers.
+The mean hides losses in a part of the samples, so the result also has each class and each slice of the hold-out.
+metrics.py defines the comparison; artifact_runs.py gets the answers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 
 OF_OUTPUT = " of "  # in the name of a judgement's score
-ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses if these prove little, even if --max-drop allows more
-GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
+ALIKE_DROP_MAX = 0.1  # upper limit of --max-drop in the check for a hold-out that is too uniform
+GROUP_SAMPLES_MIN = 10  # a smaller class or slice cannot fail a build: one sample is over 10 % of it
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Limits:
 class Group:
     """The score of a part of the hold-out: `kind` is "class", "slice" or "bucket".
 
-    "output": the agreement with FP32 in an output that the metric does not judge.
+    The kind "output" is the agreement with FP32 in an output that the metric does not judge.
     """
 
     kind: str
@@ -63,8 +63,8 @@ class Group:
 class GateResult:
     """The gate's figures of one artifact; `other_metrics`: name, FP32's value or None, the artifact's.
 
-    `drop_interval` is where the drop lies with 95 % confidence, None for a metric that is no share of samples.
-    `similarity_only`: the metric knows how similar the answers are to FP32's, and not what is right.
+    `drop_interval` contains the drop with 95 % confidence; None for a metric that is no share of samples.
+    `similarity_only`: the metric knows how similar the answers are to FP32's, but not the right answers.
     """
 
     accuracy: Accuracy
@@ -82,7 +82,8 @@ class GateResult:
     def failed_groups(self) -> tuple[Group, ...]:
         """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
 
-        A bucket is an artifact of its own on some engines, so it has the limit of the whole, as have further outputs.
+        On some engines each bucket is a separate artifact, so a bucket has the limit of the whole. So have other
+        outputs.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []
@@ -100,7 +101,7 @@ class GateResult:
             if g.kind == "output":
                 return (
                     f"{g.name} fell by {g.drop:.4f} ({g.fp32:.4f} -> {g.artifact:.4f} on {counted(g.samples, 'sample')}), "
-                    f"though {a.metric} passes; --metric {a.metric.removeprefix('1-')} judges what it reads alone"
+                    f"though {a.metric} passes; --metric {a.metric.removeprefix('1-')} judges only the outputs that it reads"
                 )
             return (
                 f"{g.kind} {g.name!r} lost {g.drop:.4f} of {a.metric} ({g.fp32:.4f} -> {g.artifact:.4f} on {g.samples})"
@@ -114,7 +115,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     """Compare `answers` with FP32's."""
     answers, reference = reference.judged(answers), reference.as_judged()
     rows = reference.all_rows
-    # The agreement of FP32 with itself is known, even if its answers hold a NaN.
+    # FP32's agreement with itself is 1, even if its answers contain NaN.
     fp32 = 1.0 if isinstance(metric, Top1Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
     accuracy = Accuracy(metric.name, len(rows), fp32, metric.score(answers, rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
@@ -136,16 +137,16 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
-    """Return why the gate may prove less than it seems to, one sentence each."""
+    """Return a sentence for each reason why the gate may prove less than it seems to."""
     judged = reference.as_judged()
     texts = _meaning_warnings(metric, judged)
-    if not texts or metric.is_similarity:  # chance says the same of labels, and why
+    if not texts or metric.is_similarity:  # the chance-level warning already covers labels
         texts += _alike_warnings(metric, judged, limits)
     return [*texts, *_count_warnings(metric, reference, limits)]
 
 
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
-    """Return a sentence if an artifact that ignores its input would pass: FP32 decides always alike."""
+    """Warn if FP32 gives almost equal answers to all samples: an artifact that ignores its input passes."""
     rows = reference.all_rows
     if isinstance(metric, UserMetric) or len(rows) < 2:
         return []
@@ -173,7 +174,9 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
     labelled = isinstance(metric, TopK | Top1Agreement | Decisions) and metric.name != "top5"
     if labelled and has_scores(reference) and (found := by_chance(reference)) is not None:
         instead = (
-            "" if isinstance(metric, TopK) else f"; the gate leaves them out and compares with FP32 ({metric.name})"
+            ""
+            if isinstance(metric, TopK)
+            else f"; the gate ignores these labels and compares with FP32 ({metric.name})"
         )
         return [
             f"the FP32 source's own top-1 is {found[0]:.4f} on the hold-out, chance is {found[1]:.4f}: check that samples are "
@@ -181,7 +184,7 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
         ]
     if metric.is_similarity:
         return [
-            "similarity only: the gate knows how similar the answers are to FP32's, and not what is right; "
+            "similarity only: the gate knows how similar the answers are to FP32's, but not the right answers; "
             "give `labels` in the hold-out, or your own --metric module:function"
         ]
     return []
@@ -192,9 +195,9 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     if drops is None or not len(drops):
         return None
     low, high = drop_interval(drops)
-    if isinstance(metric, Top1Agreement | Decisions):  # nothing agrees with FP32 more than FP32
+    if isinstance(metric, Top1Agreement | Decisions):  # the agreement with FP32 is at most 1
         low = max(low, 0.0)
-    # Embeddings are judged by their cosine, too, which may be the lower.
+    # The score of embeddings may be their cosine, if it is lower.
     return min(low, drop), max(high, drop)
 
 

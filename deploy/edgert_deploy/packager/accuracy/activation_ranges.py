@@ -1,9 +1,9 @@
-"""The range of each layer's answer on the calibration samples, and the loss in 8 bits of it.
+"""The range of each layer's answer on the calibration samples, and its loss in 8 bits.
 
 The FP32 model runs in ONNX Runtime with every layer's answer as an output. `sqnr_db` is the signal to noise ratio of
-that answer, rounded to 256 steps from its least to its greatest value, as min-max calibration does. If it is low,
-a few outliers stretch the range and INT8 has few steps left for the rest. It does not include what later layers make
-of the noise; the accuracy gate measures that.
+that answer after rounding to 256 steps from its lowest to its highest value, as min-max calibration does. If it is low,
+a few outliers stretch the range, and few steps are left for the other values. It excludes the effect of the noise on
+later layers; the accuracy gate measures that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES_MAX = 16
-VALUES_MAX = 4096  # a sample; of a larger answer every n-th value counts for the quantiles, all for the extremes
+VALUES_MAX = 4096  # of a sample; in a larger answer, quantiles use every n-th value, extremes use all
 LAYERS_MAX = 1000
 QUANTILES = (0.001, 0.5, 0.999)
 DIGITS = 4  # the last bits differ between processors
@@ -91,7 +91,7 @@ class _Values:
 
 
 def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Values]:
-    """Raises BuildFailed if ONNX Runtime does not run the graph with these outputs."""
+    """Run the graph with these outputs. Raises BuildFailed if ONNX Runtime cannot."""
     import onnx
 
     onnxruntime = sdk()

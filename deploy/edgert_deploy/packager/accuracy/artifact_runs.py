@@ -26,8 +26,8 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 
-BATCH = 32  # most samples a run, if the batch axis is open
-ALONE_SAMPLES = 8  # how many are also run alone
+BATCH = 32  # the most samples in a run, if the batch axis is open
+ALONE_SAMPLES = 8  # samples that also run alone
 ALONE_TOLERANCE = 0.02  # of the range of the answers: a few steps of INT8
 
 
@@ -43,10 +43,10 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers that decide: in batches and, if single samples get others than these, singly.
+    """Return the answers to judge: in batches and, if single samples get other answers, also singly.
 
-    Most requests of a device hold one sample, and an engine may take other kernels for it: OpenVINO computes an INT8
-    LSTM in integers for a batch of 1 alone, and loses much. Raises as `run_artifact` does.
+    Most requests to a device hold one sample, and an engine may use other kernels for it: OpenVINO computes an INT8
+    LSTM in integers only for a batch of 1, and loses much accuracy. Raises as `run_artifact` does.
     """
     local = local_artifact(artifact, source)
     both = arrays_of(f"{__name__}:run_both_ways", samples, local)
@@ -75,7 +75,7 @@ def run_here(
 ) -> Outputs:
     """Run all samples: a child's side of `run_artifact`.
 
-    Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in
+    Samples of a model with buckets run in their own lengths, as an app sends them. Samples of a model with state run in
     turn, each with the state that the artifact itself has reached. All others run in batches of one size, at most
     `batch`: an engine may compile the model for each size, which takes longer than the runs.
     """
@@ -116,7 +116,7 @@ def _alike(answers: NDArray[Any], alone: NDArray[Any]) -> bool:
 def _runner_and_batch(
     samples: CalibrationSet, names: Sequence[str], most: int
 ) -> tuple[Callable[[Session], Outputs], int]:
-    """Return what runs the samples through a session, and the size of its batches."""
+    """Return a function that runs the samples through a session, and the size of its batches."""
     if samples.buckets is not None and samples.lengths is not None:
         return partial(_run_lengths, samples=samples, buckets=samples.buckets, lengths=samples.lengths), 1
     if samples.state and samples.recordings is not None:
@@ -155,8 +155,8 @@ def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) 
 def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:
     """Run the samples of each length, and return answers as long as those of the largest bucket.
 
-    They run one by one: an engine may compile each pair of a batch and a length. Each answer is filled up with its own
-    last element, which no judgement takes for another decision.
+    They run one by one: an engine may compile each pair of a batch and a length. Each answer is padded with its own
+    last element, which changes no judgement.
     """
     whole: Outputs = []
     for length in np.unique(lengths).tolist():

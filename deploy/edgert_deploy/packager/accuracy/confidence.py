@@ -1,6 +1,6 @@
 """The confidence interval of a measured drop, and the number of samples that a limit needs.
 
-Each hold-out sample is answered by FP32 and by the artifact, so the two shares of right answers are paired. Tango's
+FP32 and the artifact answer the same hold-out samples, so the two shares of right answers are paired. Tango's
 score interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples.
 It also holds if no sample is lost: its upper end is then near the rule of three, 3 / samples.
 """
@@ -19,15 +19,15 @@ STEPS = 50  # steps of the bisection; each halves the error
 
 
 def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
-    """Return the ends of the interval around the mean of `drops`, one for each sample.
+    """Return the ends of the interval around the mean of `drops`, a value for each sample.
 
-    1 is a sample that only FP32 answers correctly, -1 one that only the artifact does; several decisions in one sample
-    give values between.
+    The value is 1 if only FP32 answers the sample correctly, and -1 if only the artifact does. Several decisions in one
+    sample give values in between.
     """
     count, lost, gained = len(drops), float(drops.clip(0).sum()), float(-drops.clip(max=0).sum())
 
     def fits(drop: float) -> bool:
-        """Whether the samples are likely enough if `drop` is the true one."""
+        """Whether the samples are likely enough if `drop` is the true drop."""
         b = (2 * count - lost + gained) * drop - lost - gained
         c = -gained * drop * (1 - drop)
         only_artifact = (math.sqrt(max(b * b - 8 * count * c, 0.0)) - b) / (4 * count)
@@ -44,7 +44,7 @@ def samples_needed(max_drop: float) -> int:
 
 
 def _boundary(fits: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Return where `fits` ends between `inside`, which fits, and `outside`."""
+    """Return the value between `inside`, which fits, and `outside` where `fits` becomes false."""
     for _ in range(STEPS):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if fits(middle) else (inside, middle)

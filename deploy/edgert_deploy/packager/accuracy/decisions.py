@@ -1,4 +1,4 @@
-"""Judge what an app decides from a model's outputs, without labels that say what is right.
+"""Judge the decisions of apps from a model's outputs, without labels of the right answers.
 
 A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for one
 positive value. So this module recognizes each output by its shape and by FP32's values, and judges what an app reads
@@ -38,12 +38,12 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
 
 Score = Callable[[Outputs, Outputs], float]
 
-IMAGE_RANK = 3  # of a sample
-ANCHORS_MIN = 100  # fewer rows are no detector's
+IMAGE_RANK = 3  # of an image sample
+ANCHORS_MIN = 100  # a detector has at least so many rows
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
-MINORITY_MIN = 0.01  # if a smaller share of values is on one side of 0.5, that side decides nothing
+MINORITY_MIN = 0.01  # a side of 0.5 with a smaller share of the values is not judged
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
@@ -52,7 +52,7 @@ ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge of some outputs: `score(answers, reference)` is 0 to 1, `share` the same for each sample."""
+    """The judge of some outputs: `score(answers, reference)` is 0 to 1, `share` is the score per sample."""
 
     name: str
     outputs: tuple[str, ...]
@@ -70,9 +70,9 @@ def judgements(
     ctc: Ctc | None = None,
     inputs: Sequence[tuple[int, ...]] = (),
 ) -> tuple[Judgement, ...]:
-    """Recognize each output by shape, FP32's values and what the user stated: one judgement or more.
+    """Recognize each output by shape, FP32's values and the user's rules: one judgement or more.
 
-    `inputs` are the shapes of the inputs' samples. Boxes are recognized in images only, if they are known.
+    `inputs` are the shapes of the inputs' samples. If these are known, boxes are recognized only for images.
     """
     names = [spec.name for spec in specs]
     unjudged = [
@@ -95,7 +95,7 @@ def judgements(
     for i in unjudged:
         name = _recognized(reference[i], classes_named and _first_scores(reference) == i, steps)
         if name == "neighbours" and reference[i].shape[1:] in inputs:
-            name = "values"  # as long as an input: a signal, such as the one that an autoencoder makes anew
+            name = "values"  # as long as an input: a signal, such as an autoencoder's reconstruction
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
@@ -113,7 +113,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
         and min(shape) >= 2
         and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
-        return "steps" if shape[0] in steps else "texts"  # a reader of text has fewer steps than its input
+        return "steps" if shape[0] in steps else "texts"  # a text recognizer has fewer steps than its input
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
@@ -126,7 +126,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_classes(numbers: Array) -> bool:
-    """Return whether whole numbers are classes; 8 bits hold the values of a quantized model."""
+    """Return whether whole numbers are classes; 8-bit numbers are a quantized model's values."""
     return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
@@ -155,7 +155,7 @@ def _stated_texts(rule: Ctc, i: int) -> Judgement:
     return Judgement("texts", (rule.output,), lambda a, b: float(share(a, b).mean()), share)
 
 
-# How much of each sample is right, for the judgements whose score is a share of samples.
+# The right share of each sample, for the judgements whose score is a share of samples.
 SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "top1": same_top1,
     "steps": same_steps,
@@ -163,7 +163,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "thresholds": same_sides,
     "neighbours": same_neighbours,
 }
-# The scores that are no mean of these.
+# The scores that are not the mean of these shares.
 SCORES: dict[str, Callable[[Array, Array], float]] = {
     "maps": map_agreement,
     "masks": mask_agreement,
@@ -184,7 +184,7 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Return whether samples give one vector each, in many directions; coordinates point in one."""
+    """Return whether each sample has one vector, in many directions; coordinates share a direction."""
     sides = [side for side in reference.shape[1:] if side > 1]
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
@@ -200,7 +200,7 @@ def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgem
 
 
 def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of a detector known by its shapes: boxes and scores in one output or two."""
+    """Return the judgement of a detector, known by its shapes: boxes and scores in one output or two."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
@@ -216,7 +216,7 @@ def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judg
 
 
 def _one_output(name: str, array: Array) -> Detect | None:
-    """The rule of an output that holds boxes and scores: YOLO's `[N, 4 + C, A]` or `[N, A, 5 + C]`."""
+    """Return the rule of an output with boxes and scores: YOLO's `[N, 4 + C, A]` or `[N, A, 5 + C]`."""
     if array.dtype.kind != "f" or array.ndim != 3 or max(array.shape[1:]) < ANCHORS_MIN:
         return None
     first = array.shape[1] < array.shape[2]
@@ -234,7 +234,7 @@ def _one_output(name: str, array: Array) -> Detect | None:
 
 
 def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs) -> Judgement:
-    """Boxes where FP32's are boxes (their sides are positive), else the anchors' own values."""
+    """Judge boxes if FP32's values are boxes (with positive sides), else the anchors' own values."""
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
@@ -248,7 +248,7 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
 
 
 def _parts(rule: Detect, arrays: Outputs) -> tuple[Array, Array]:
-    """Box values `[N, A, k]` and the best score of each anchor `[N, A]`, 0 to 1."""
+    """Return box values `[N, A, k]` and the best score of each anchor `[N, A]`, 0 to 1."""
     if rule.scores:
         boxes, scores = arrays
         best = scores.max(axis=2)

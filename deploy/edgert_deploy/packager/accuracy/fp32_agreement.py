@@ -17,20 +17,20 @@ Outputs = list[Array]
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
-SHARE_OF_POSITIONS_MIN = 1e-4  # a smaller share of the positions says nothing
-NEIGHBOUR_TOLERANCE = 0.01  # in cosine, and
-NEIGHBOUR_SHARE = 0.05  # as a share of how much nearer the nearest sample is than the mean one
+SHARE_OF_POSITIONS_MIN = 1e-4  # a class or threshold with a smaller share of the positions does not count
+NEIGHBOUR_TOLERANCE = 0.01  # in cosine; the lower of the two tolerances counts
+NEIGHBOUR_SHARE = 0.05  # of the difference between the nearest sample's cosine and the mean cosine
 NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
 ITSELF = -2.0  # below every cosine
-ANCHOR_TOLERANCE = 0.15  # as a share of a box value's own spread, and for a point of the box's longer side
+ANCHOR_TOLERANCE = 0.15  # of a box value's standard deviation; for a point, of the box's longer side
 WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
 
 def map_agreement(answers: Array, reference: Array) -> float:
-    """Return the mean IoU over samples of the positions above a threshold, the least of MAP_THRESHOLDS.
+    """Return the mean IoU of positions above a threshold, the lowest over MAP_THRESHOLDS.
 
-    Two empty maps agree. A threshold that hardly any of FP32's values exceeds does not count; half of FP32's largest
-    value counts if that leaves none.
+    The mean is over samples; two empty maps agree. A threshold that hardly any of FP32's values exceeds does not count.
+    If none counts, the threshold is half of FP32's largest value.
     """
     thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > SHARE_OF_POSITIONS_MIN]
     return min(_map_iou(answers, reference, each) for each in thresholds or [float(reference.max()) / 2])
@@ -45,8 +45,8 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
 def mask_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU of the classes of whole-number masks, without the background.
 
-    The most frequent of FP32's classes is the background. A class that hardly any position has does not count. Without
-    another class it is the share of equal positions.
+    The most frequent of FP32's classes is the background. A class that hardly any position has does not count. If no
+    class counts, the score is the share of equal positions.
     """
     classes, places, counts = np.unique(reference, return_inverse=True, return_counts=True)
     same = answers == reference
@@ -59,7 +59,7 @@ def mask_agreement(answers: Array, reference: Array) -> float:
 
 
 def neighbour_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of vectors that keep their nearest neighbour, or the mean cosine if less."""
+    """Return the share of vectors that keep their nearest neighbour, or the mean cosine if lower."""
     cosines = (unit_vectors(answers) * unit_vectors(reference)).sum(axis=1)
     return min(float(same_neighbours(answers, reference).mean()), float(cosines.mean()))
 
@@ -67,8 +67,8 @@ def neighbour_agreement(answers: Array, reference: Array) -> float:
 def value_agreement(answers: Array, reference: Array) -> float:
     """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
 
-    A channel is an element along the shortest axis behind the samples that is longer than 1. Channels that hardly
-    vary are measured by the variance of all.
+    A channel is an element along the shortest axis after the samples that is longer than 1. For channels that hardly
+    vary, the variance is that of all values.
     """
     if reference.dtype.kind != "f":
         return float((answers == reference).mean())
@@ -95,7 +95,7 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
-    """Return the F1 score of anchors `[N, A, ...]` confident in both and standing for one box."""
+    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and mean the same box."""
     got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
     if not want.any():
         return 1.0 if not got.any() else 0.0
@@ -107,10 +107,10 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 
 
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
-    """Return which boxes `[n, 4 + points]` overlap by IOU_MIN, with their points near.
+    """Return which boxes `[n, 4 + points]` overlap by IOU_MIN and have their points near.
 
-    An anchor moves the boxes of both by the same distance, so the overlap is known without it. Whether the four values
-    are corners, or a centre and sides, is not known: the boxes must overlap in both readings.
+    An anchor moves both boxes by the same distance, so the overlap does not depend on it. The four values may be
+    corners, or a centre and sides: the boxes must overlap in both readings.
     """
     ious = [[_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS]
     side = true[:, 2:4].max(axis=1, keepdims=True)
@@ -119,18 +119,18 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
 
 
 def _same_values(values: Array, true: Array, every: Array) -> Array:
-    """Return which rows differ from FP32's by little of each value's spread over `every` row."""
+    """Return which rows have 90 % of their values within ANCHOR_TOLERANCE times the spread over `every`."""
     spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
     return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
 
 
 def same_top1(answers: Array, reference: Array) -> Array:
-    """Return whether the largest element of each row is FP32's. A row with NaN has no largest."""
+    """Return whether each row's largest element is where FP32's is. A row with NaN has none."""
     return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
 def same_steps(answers: Array, reference: Array) -> Array:
-    """Return the share of each sample's steps `[T, C]` with FP32's class, the background left out.
+    """Return the share of each sample's steps `[T, C]` with FP32's class, without the background.
 
     The most frequent class is the background: a step counts if either of the two puts another class first.
     """
@@ -144,7 +144,7 @@ def same_steps(answers: Array, reference: Array) -> Array:
 
 
 def same_texts(answers: Array, reference: Array) -> Array:
-    """Return which sequences `[T, C]` CTC reads the same; the most frequent class is the blank."""
+    """Return which sequences `[T, C]` CTC decodes equally; the most frequent class is the blank."""
     return read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
 
 
@@ -162,14 +162,14 @@ def same_sides(answers: Array, reference: Array) -> Array:
 
 
 def same_neighbours(answers: Array, reference: Array) -> Array:
-    """Return whether each sample's nearest one by `answers` is nearly as near as by `reference`."""
+    """Return whether each sample's nearest neighbour by `answers` is almost the nearest by `reference`."""
     got, want = unit_vectors(answers), unit_vectors(reference)
     blocks = [_same_neighbours(got, want, begin) for begin in range(0, len(want), NEIGHBOUR_BLOCK)]
     return np.concatenate(blocks) if blocks else np.empty(0, bool)
 
 
 def _same_neighbours(got: Array, want: Array, begin: int) -> Array:
-    """Return that for a block of samples: a table of all pairs may be larger than the memory."""
+    """Return `same_neighbours` for a block of samples: a table of all pairs may exceed the memory."""
     alike, chosen = _alike(want, begin), _alike(got, begin).argmax(axis=1)
     nearest = alike.max(axis=1)
     mean = (alike.sum(axis=1) - ITSELF) / max(len(want) - 1, 1)
@@ -183,7 +183,7 @@ def unit_vectors(vectors: Array) -> NDArray[np.float64]:
 
 
 def _alike(unit: Array, begin: int) -> Array:
-    """Return the cosine of each vector of a block to each other one; ITSELF to itself."""
+    """Return the cosine of each vector of a block with every vector; ITSELF with itself."""
     alike = unit[begin : begin + NEIGHBOUR_BLOCK] @ unit.T
     rows = np.arange(len(alike))
     alike[rows, begin + rows] = ITSELF
@@ -191,7 +191,7 @@ def _alike(unit: Array, begin: int) -> Array:
 
 
 def _channels(array: Array) -> NDArray[np.float64]:
-    """`[positions, channels]`: channels along the shortest axis behind the samples that is longer than 1."""
+    """Return `[positions, channels]`; `value_agreement` defines the channels."""
     sides = [(side, axis) for axis, side in enumerate(array.shape) if axis > 0 and side > 1]
     if not sides:
         return array.reshape(-1, 1).astype(np.float64)
@@ -212,7 +212,7 @@ READINGS = (_from_centres, _from_corners)
 
 
 def _ious(one: Array, other: Array) -> Array:
-    """IoU of corners `[n, 4]` with `[m, 4]`: `[n, m]`."""
+    """Return the IoUs `[n, m]` of boxes `[n, 4]` and `[m, 4]`, given as corners."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     both = np.prod(np.maximum(high - low, 0), axis=2)
@@ -222,7 +222,7 @@ def _ious(one: Array, other: Array) -> Array:
 
 
 def _matched(ious: Array) -> int:
-    """How many rows find a column of their own, best first as the rows stand."""
+    """Match each row, in order, to its best unmatched column; return the number of matches."""
     free = np.ones(ious.shape[1], bool)
     hits = 0
     for row in ious:

@@ -1,17 +1,18 @@
-"""Golden samples: inputs in a bundle, their answers, and how far a device may differ.
+"""Golden samples: inputs in a bundle, their answers, and a device's tolerances.
 
-**Which.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest value
-of each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those of a
-new class while there is one. An error at one end of the range, or in one class, then shows in a check of eight samples.
-There are fewer where one has megabytes: each is in the bundle with its inputs, and with the answers of each artifact.
+**The choice.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest
+value of each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those
+of a new class while there is one. An error at one end of the range, or in one class, then shows in a check of eight
+samples. There are fewer if a sample has megabytes: the bundle has its inputs, and its answers of each artifact.
 
-**How far.** The artifact answers them here in every way that its engine can compute them (the builder's `ways`): one
-thread and several, optimized kernels and plain ones, integer arithmetic and simulated. A device differs from this host
-as these differ from each other, in the order of sums and in rounding. It may differ by MARGIN times the largest of
-these differences, and at least by the precision's floor, since equal kernels here tell little about another processor.
-The floor is 3 quantization steps in INT8, 4 roundings of FP16, or a ten-thousandth of the range in FP32. A step is the
-range of FP32's answers / 255; TFLite's runtimes were seen up to 3 apart. An engine whose kernels this host cannot run
-states larger floors (the builder's `tolerance_times` and `tolerance_floor`).
+**The tolerance.** The artifact answers them on this host in every way that its engine can compute them (the builder's
+`ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A device
+differs from this host as these ways differ from each other: in the order of sums and in rounding. It may differ by
+MARGIN times the largest of these differences, and at least by the precision's floor, because identical results on this
+host do not predict another processor. The floor is 3 quantization steps in INT8, 4 roundings of FP16, or a
+ten-thousandth of the range in FP32. A step is the range of FP32's answers / 255; different TFLite runtimes differed by
+up to 3 steps. An engine whose kernels this host cannot run states larger floors (the builder's `tolerance_times` and
+`tolerance_floor`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
 SAMPLES_MIN = 2
-BYTES_MAX = 64 * 1024**2  # of the inputs and one artifact's answers, for more than SAMPLES_MIN
+BYTES_MAX = 64 * 1024**2  # of the inputs and one artifact's answers; SAMPLES_MIN samples may be larger
 FEATURES_MAX = 256  # values of an output, evenly spaced, that make a sample's position
 MARGIN = 4.0
 STEPS_MIN = 3.0
@@ -47,7 +48,7 @@ ATOL_MIN = 1e-5
 def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
     """Choose SAMPLES samples, or all, in the order of the hold-out. The same answers give the same choice.
 
-    There are fewer if the `input_bytes` of one, with its answers, are many.
+    There are fewer if one sample is large, by its `input_bytes` and answers.
     """
     total = len(reference[0])
     item_bytes = input_bytes + sum(output[:1].nbytes for output in reference)
@@ -76,14 +77,14 @@ def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
 def tolerances(
     artifact: Artifact, source: SourceModel, samples: CalibrationSet, golden: Outputs, reference: Outputs
 ) -> tuple[float, ...]:
-    """Return for each output, in its unit, how far a device's answers to `samples` may be from `golden`."""
+    """Return by how much a device's answers to `samples` may differ from `golden`, for each output."""
     local = local_artifact(artifact, source)
     largest = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             threads = threads or len(os.sched_getaffinity(0))
-            answers = run_artifact(local, samples, threads, extra, batch=1)  # as a device's check asks
-        except EngineFailed:  # this version of the engine does not know the way, or not for this model
+            answers = run_artifact(local, samples, threads, extra, batch=1)  # as in a device's check
+        except EngineFailed:  # the engine's version lacks this way, or cannot use it for this model
             continue
         except ChildFailed as error:
             if extra:  # a way that no device uses
@@ -123,7 +124,7 @@ def _places(output: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _classes(reference: Outputs) -> NDArray[Any]:
-    """Return FP32's first class, by the first output that may hold scores; 0 for all without one."""
+    """Return FP32's top class of each sample, by the first output that may hold scores; else 0."""
     for output in reference:
         if output.ndim == 2 and output.shape[1] > 1 and output.dtype.kind == "f":
             return np.asarray(np.nan_to_num(output).argmax(axis=1))

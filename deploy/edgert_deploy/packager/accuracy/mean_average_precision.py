@@ -2,7 +2,7 @@
 
 The hold-out's array `boxes` [samples, M, 5] holds the truth: class, left, top, right, bottom in pixels of the model's
 input; rows of class -1 are padding. Answers are decoded by the rule that devices use, but with every box from a score
-of SCORE_MIN: a precision-recall curve that ends at the device's threshold would not show what is below it.
+of SCORE_MIN on: otherwise the precision-recall curve would end at the device's threshold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgert.processing.answers.detect import Detections, detections
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 SCORE_MIN = 0.001
-BOXES_MAX = 100  # an image, as in COCO
+BOXES_MAX = 100  # per image, as in COCO
 
 
 class MeanAveragePrecision(Metric):

@@ -1,7 +1,7 @@
 """The metrics of the accuracy gate: one number for answers to hold-out samples, higher is better.
 
-docs/accuracy.md lists them with what each needs. `top1_agreement`, under "auto", is how often artifact and FP32 put the
-same class first.
+docs/accuracy.md lists them with their requirements. `top1_agreement`, under "auto", is the share of samples for which
+artifact and FP32 put the same class first.
 
 The largest element of an output [N, C] means nothing in an embedding or a regression. An output counts as class
 scores if the user names its classes, or if FP32's rows are probabilities (none below 0, sum 1).
@@ -33,7 +33,7 @@ def metric_for(name: str, reference: Reference) -> Metric:
     """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
 
     Under "auto", further outputs of floats are judged, too (`other_outputs`). Raises ConfigInvalid for an unknown name,
-    CalibrationInvalid if the hold-out or the outputs lack what it needs.
+    CalibrationInvalid if the hold-out or the outputs do not meet its requirements.
     """
     metric = _metric(name, reference)
     if name == "auto" and metric.judged:
@@ -89,7 +89,7 @@ class _Ranking(Metric):
         if self._k == 1:
             right = scores.argmax(axis=1) == labels
         else:
-            # The number of classes that come before the right one; a tie counts against it, as argmax's may.
+            # The number of classes that rank before the right one; a tie counts against it, as it may with argmax.
             own = np.take_along_axis(scores, labels[:, None], axis=1)
             right = (scores >= own).sum(axis=1) <= self._k
         return _finite(right, scores)
@@ -113,7 +113,7 @@ class Top1Agreement(_Ranking):
 
 
 class Decisions(Metric):
-    """The decisions that apps read from each output, called `boxes+values`; the worst output counts."""
+    """The decisions that apps read from each output, named as `boxes+values`; the worst output counts."""
 
     def __init__(self, reference: Reference) -> None:
         self.judgements = judgements(
@@ -134,7 +134,7 @@ class Decisions(Metric):
         return min(score for _, score in self.parts(answers, rows))
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return those of the judgement with the least score."""
+        """Return the drops of the judgement with the lowest score."""
         if not self.counts_samples:
             return None
         share = min(self.judgements, key=lambda outputs: outputs.score(answers, self._reference)).share
@@ -174,7 +174,7 @@ class Cosine(Metric):
 
 
 class UserMetric(Metric):
-    """A function of the user's own, by class if the hold-out has labels."""
+    """The user's own function; also by class if the hold-out has labels."""
 
     def __init__(self, name: str, function: Callable[..., Any], reference: Reference) -> None:
         self.name, self._function, self._reference = name, function, reference
@@ -204,8 +204,8 @@ class UserMetric(Metric):
 def user_metric(name: str) -> Callable[..., Any]:
     """Return the user's function called `name` (user_function.py). Raises ConfigInvalid.
 
-    It is called as `function(outputs, inputs, labels)`: {name: array} with samples along axis 0 twice, then one class
-    a sample or None. It returns one finite number, higher is better.
+    The call is `function(outputs, inputs, labels)`: twice {name: array} with samples along axis 0, then one class per
+    sample or None. The function returns one finite number; higher is better.
     """
     try:
         return user_function(name)
@@ -218,8 +218,8 @@ def user_metric(name: str) -> Callable[..., Any]:
 def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> int:
     """Return the index of the output with the class scores that `labels` refer to.
 
-    It is the one that devices make answers of, else the one [N, C] whose FP32 answers are right most often, the first
-    of them. Raises CalibrationInvalid if there is none, or none with so many classes.
+    It is the output that devices classify by, else the first [N, C] whose FP32 answers are right most often. Raises
+    CalibrationInvalid if there is no such output, or none with enough classes.
     """
     found = [i for i, spec in enumerate(reference.specs) if spec.ranks_classes]
     stated = [
@@ -244,7 +244,7 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
 
 
 def _other_outputs(reference: Reference, judged: Collection[int]) -> Decisions | None:
-    """Return what judges the outputs of floats that are not `judged`; None without any."""
+    """Return a metric for the float outputs that are not `judged`; None if there are none."""
     numbers = [i for i, answers in enumerate(reference.answers) if i not in judged and answers.dtype.kind == "f"]
     return _OtherOutputs(reference, numbers) if numbers else None
 
@@ -282,9 +282,9 @@ def has_scores(reference: Reference) -> bool:
 
 
 def by_chance(reference: Reference) -> tuple[float, float] | None:
-    """Return FP32's own top-1 and that of chance, if FP32 is no better: such labels judge nothing.
+    """Return FP32's top-1 and the chance level, if FP32 is not better: such labels cannot judge.
 
-    Chance is always answering the most frequent class.
+    The chance level is the score of always answering the most frequent class.
     """
     labels = reference.holdout.labels
     if labels is None or not labels.size:
@@ -297,7 +297,7 @@ def by_chance(reference: Reference) -> tuple[float, float] | None:
 
 
 def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]:
-    # A row with NaN has no winner: argmax would name the NaN.
+    # A row with NaN has no top class: argmax would return the NaN.
     return np.asarray(right & np.isfinite(scores).all(axis=1))
 
 
@@ -315,6 +315,6 @@ def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = (a * b).sum(axis=1) / lengths
-    # Two zero vectors are alike. A zero vector beside another one is not, and neither is NaN.
+    # Two zero vectors are alike. A zero vector and another vector are not, and neither is NaN.
     cosines = np.where(lengths == 0, (a == b).all(axis=1).astype(np.float64), cosines)
     return float(np.nan_to_num(cosines, nan=0.0).mean())

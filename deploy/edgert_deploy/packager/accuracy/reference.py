@@ -24,7 +24,7 @@ class Reference:
 
     `classify`, `detect` and `ctc` are the rules by which devices make answers. `class_names` are the labels of the
     first two. `image_size` is the height and width of a detector's input.
-    With `embed`, what is judged is the vectors that devices make of an output.
+    With `embed`, the metric judges the embeddings that devices compute from an output.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -65,8 +65,8 @@ class Reference:
 class Metric(Protocol):
     """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
 
-    `is_similarity`: it knows how similar the answers are to FP32's, and not what is right. `judged` are the outputs
-    that it reads, empty: all; `other_outputs` judges the others.
+    `is_similarity`: it knows how similar the answers are to FP32's, but not the right answers. `judged` are the
+    positions of the outputs that it reads (empty: all); `other_outputs` judges the others.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Metric(Protocol):
     other_outputs: Metric | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        """Return the number for the samples `rows`; `of_class` counts only that class's objects."""
+        """Return the score of the samples `rows`; `of_class` counts only that class's objects."""
         ...
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
@@ -88,5 +88,5 @@ class Metric(Protocol):
         return {}
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return how much each sample lost to FP32, -1 to 1; None if the number is no share of samples."""
+        """Return each sample's loss against FP32, -1 to 1; None if the score is no share of samples."""
         return None

@@ -2,9 +2,9 @@
 
 Activation ranges are recorded once, on up to SAMPLES_MAX calibration samples. Then, one layer at a time, only that
 layer is quantized in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in its outputs is
-the layer's harm, as SQNR in decibels (low is bad). No hold-out sample is used: the gate's samples choose nothing.
+the layer's harm, as SQNR in decibels (low is bad). No hold-out sample is used: the gate's samples must choose nothing.
 
-Why one alone and not all but one: docs/decisions/0007. Source: Wu et al., "Integer Quantization for
+docs/decisions/0007 says why one layer is quantized and not all others. Source: Wu et al., "Integer Quantization for
 Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in place of accuracy as
 in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
 """
@@ -70,7 +70,7 @@ class Sensitivity:
                     self._reference = self._run(self._proto)
                     self._ranges = self._recorded()
                 return Harm(layer, sqnr_db(self._reference, self._run(self._with_one_quantized(layer))))
-        except Exception as error:  # the tools raise anything
+        except Exception as error:  # the tools raise errors of any class
             raise BuildFailed(
                 f"the harm of quantizing {layer.op} {layer.name!r} cannot be measured: {in_short(error)}; "
                 "build this target with --precision fp16 or fp32"
@@ -105,7 +105,7 @@ class Sensitivity:
         quantizer = QDQQuantizer(
             copy,
             True,  # weights per channel
-            False,  # the whole range of weights
+            False,  # use the whole range of weights
             types["int8"],
             types[self._recipe.activations],
             self._ranges,

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-docs/accuracy.md defines windows and events that are right. Answers are made by the rule that devices use: with its
-thresholds and labels of no class, and smoothed over the windows of each recording.
+docs/accuracy.md defines which windows and events are right. Answers follow the rule that devices use, with its
+thresholds, its labels of no class, and its smoothing over the windows of each recording.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 
 
 class Counts(NamedTuple):
-    """The numbers of windows or events that are answered correctly, are answered, and are true."""
+    """The numbers of windows or events: answered correctly, answered, and true."""
 
     right: int
     answered: int
