@@ -146,7 +146,7 @@ def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
 
 def test_a_second_release_becomes_live_and_a_rollback_restores_the_first(device: UnderTest) -> None:
     """With limits that every board holds, which the daemon measures within its sandbox."""
-    told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_rate=0", "--watch", "3s")
+    told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_share=0", "--watch", "3s")
     assert told["devices"][0]["watched"]["readings"]["golden"] > 0
     assert device.live()["live"]["release"] == 2
     device.host.edgert("rollback", "digits", device.dut.name)

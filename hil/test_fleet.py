@@ -145,12 +145,12 @@ def test_a_bad_release_is_rolled_back_on_every_device(fleet: Fleet) -> None:
 def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: Fleet) -> None:
     """Only that device's app sends a value that the release fails on. Then the rollout is aborted."""
     fails_at_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
-    words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_rate=5%", "--watch", "4s")
+    words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_share=5%", "--watch", "4s")
     with fleet.asking("unit-2", 7.0):
         told = fleet.host.edgert("deploy", fleet.bundle(4, **fails_at_7), "all", *words, code=9)
     (row,) = [row for row in told["devices"] if row["device"] == "unit-2"]
     assert row["error"]["code"] == "deploy.rolled_back"
-    assert "error_rate is" in row["error"]["message"]
+    assert "error_share is" in row["error"]["message"]
     assert told["rollout"]["state"] == "stopped"
     live = {name for name, result in results(told).items() if result == "live"}
     assert "unit-0" in live

@@ -55,7 +55,7 @@ def activate(
     \b
     Examples:
       edgertd activate digits --trial 2m
-      edgertd activate digits --limit p99_ms=8 --limit error_rate=0.1% --watch 10m --unattended
+      edgertd activate digits --limit p99_ms=8 --limit error_share=0.1% --watch 10m --unattended
     """
     if unattended and not limits and watch_s is None:
         raise click.UsageError("--unattended needs limits: add --limit or --watch")

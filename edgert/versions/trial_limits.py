@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[bool, bool, str, str]] = {
     "p99_ms": (True, False, " ms", "latency that 99 % of the answers do not exceed"),
     "memory_mb": (True, False, " MB", "the worker's memory (PSS)"),
     "temp_c": (True, False, " °C", "the device's hottest thermal zone"),
-    "error_rate": (True, True, "", "requests refused or failed"),
+    "error_share": (True, True, "", "requests refused or failed"),
     "agreement": (False, True, "", "answers that agree with the previous version"),
     "min_requests": (False, False, "", "requests from apps"),
 }
@@ -59,7 +59,7 @@ class TrialLimits:
     @property
     def fills(self) -> bool:
         """Whether the device sends golden samples to the model if apps sent too few requests."""
-        return "p99_ms" in self.bounds or "error_rate" in self.bounds
+        return "p99_ms" in self.bounds or "error_share" in self.bounds
 
     @property
     def trial_s(self) -> float:
@@ -114,7 +114,7 @@ class Readings:
         """Return the value that limit `name` is compared with; None if nothing is known yet."""
         if name == "p99_ms":
             return self.p99_ms if self.answered else None
-        if name == "error_rate":
+        if name == "error_share":
             return self.failed / self.requests if self.requests else None
         if name == "agreement":
             return self.agreed / self.compared if self.compared else None
@@ -216,7 +216,7 @@ def _can_judge(name: str, readings: Readings, at_end: bool) -> bool:
     """Return whether the value is certain enough, at the end of the watch or in the middle of it."""
     if name == "agreement":
         return readings.compared >= COMPARED_MIN
-    if name in ("p99_ms", "error_rate"):
+    if name in ("p99_ms", "error_share"):
         return at_end or readings.requests >= REQUESTS_MIN
     return at_end or name != "min_requests"
 

@@ -108,7 +108,7 @@ def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
     ("limit", "bundle", "values", "says"),
     [
         ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is [\d.]+ ms, the limit is at most 5 ms"),
-        ("error_rate=10%", FAILS_AT_7, (1.0, 7.0), r"error_rate is [45]\d.*the limit is at most 10%"),
+        ("error_share=10%", FAILS_AT_7, (1.0, 7.0), r"error_share is [45]\d.*the limit is at most 10%"),
         ("memory_mb=5", {}, (), r"memory_mb is [\d.]+ MB, the limit is at most 5 MB"),
         ("agreement=99%", {"op": "sum"}, (1.0,), r"agreement is 0%, the limit is at least 99% .* agree"),
         ("min_requests=1000000", {}, (1.0,), r"min_requests is \d+, the limit is at least 1000000"),
@@ -132,7 +132,7 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
 def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a_number_of_requests(
     device: Device,
 ) -> None:
-    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_rate": 0.0}, 0.5, unattended=True))
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_share": 0.0}, 0.5, unattended=True))
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     assert (store.read().rolled_back, store.read().ratchet) == (None, release)
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
@@ -146,7 +146,7 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
 
 
 def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Device) -> None:
-    limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_rate=0")
+    limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_share=0")
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
     with traffic(device, 1.0, 2.0):

@@ -38,7 +38,7 @@ PROJECT = """\
 
 # [trial]                              # limits of a version on trial; a device rolls back when one breaks
 # watch = "10m"
-# error_rate = "0.1%"
+# error_share = "0.1%"
 
 # [trial.digits]                       # the same for one model
 # p99_ms = 8

@@ -3,7 +3,7 @@
     [trial]                   # for every model
     watch = "10m"
     temp_c = 80
-    error_rate = "0.1%"
+    error_share = "0.1%"
     unattended = false        # true: devices mark it good by themselves if all limits held
 
     [trial.digits]            # for this model, before the lines above

@@ -148,8 +148,12 @@ class TrialWatch:
 
 
 def event_fields(readings: Readings) -> dict[str, Any]:
-    """Return the readings as the fields of an event."""
-    figures = {name: readings.value(name) for name in ("p99_ms", "error_rate", "agreement")}
+    """Return the readings under their names in telemetry, which are not all names of limits."""
+    figures = {
+        "p99_ms": readings.value("p99_ms"),
+        "error_rate": readings.value("error_share"),
+        "agreement": readings.value("agreement"),
+    }
     rounded = {name: round(value, 4) for name, value in figures.items() if value is not None}
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.memory_mb, **rounded}
 

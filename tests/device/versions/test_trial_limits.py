@@ -21,9 +21,9 @@ from edgert.versions.trial_limits import (
 
 
 def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
-    assert parse_limits(["p99_ms=8", "error_rate=0.1%", "agreement=0.99", "temp_c=off"]) == {
+    assert parse_limits(["p99_ms=8", "error_share=0.1%", "agreement=0.99", "temp_c=off"]) == {
         "p99_ms": 8.0,
-        "error_rate": pytest.approx(0.001),
+        "error_share": pytest.approx(0.001),
         "agreement": 0.99,
         "temp_c": None,
     }
@@ -47,7 +47,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
 def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_before() -> None:
     bounds = {
         "p99_ms": 8.0,
-        "error_rate": 0.1,
+        "error_share": 0.1,
         "agreement": 0.9,
         "memory_mb": 50.0,
         "temp_c": 80.0,
@@ -57,12 +57,12 @@ def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_befor
     nothing = Readings(memory_mb=10.0)
     assert broken(limits, nothing, at_end=False) == []
     assert [one.name for one in broken(limits, nothing, at_end=True)] == [
-        "p99_ms", "error_rate", "agreement", "temp_c", "min_requests",
+        "p99_ms", "error_share", "agreement", "temp_c", "min_requests",
     ]  # fmt: skip
     few = Readings(requests=REQUESTS_MIN - 1, failed=50, p99_ms=100, compared=COMPARED_MIN - 1)
     assert broken(limits, few, at_end=False) == []
     enough = replace(few, requests=REQUESTS_MIN, compared=COMPARED_MIN, temp_c=80.5)
-    assert [one.name for one in broken(limits, enough, at_end=False)] == ["p99_ms", "error_rate", "agreement", "temp_c"]
+    assert [one.name for one in broken(limits, enough, at_end=False)] == ["p99_ms", "error_share", "agreement", "temp_c"]
     held = Readings(requests=10, p99_ms=8.0, memory_mb=50.0, temp_c=80.0, compared=20, agreed=18)
     assert broken(limits, held, at_end=True) == [], "a value at its limit holds"
     assert [one.name for one in broken(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]

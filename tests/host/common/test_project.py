@@ -62,7 +62,7 @@ def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
         username="edge",
         password_file=str(Path("~/.config/edgert/mqtt-password").expanduser()),
     )
-    assert project.trial == {"watch": "10m", "error_rate": "0.1%", "digits": {"p99_ms": 8}}
+    assert project.trial == {"watch": "10m", "error_share": "0.1%", "digits": {"p99_ms": 8}}
     assert project.p99_target_ms == {"digits": 20.0}
 
 

@@ -16,12 +16,12 @@ from edgert_deploy.common.trial_limits import limits_for
 
 def test_the_command_line_stands_before_the_models_table_and_that_before_the_general_one(tmp_path: Path) -> None:
     (tmp_path / "edgert.toml").write_text(
-        '[trial]\nwatch = "10m"\ntemp_c = 80\nerror_rate = "0.1%"\n[trial.m]\np99_ms = 8\ntemp_c = "off"\n'
+        '[trial]\nwatch = "10m"\ntemp_c = 80\nerror_share = "0.1%"\n[trial.m]\np99_ms = 8\ntemp_c = "off"\n'
     )
     table = read_project(tmp_path / "edgert.toml").trial
     assert limits_for("m", {}, {}) is None
-    assert limits_for("m", table, {"p99_ms": 5.0}) == TrialLimits({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
-    assert limits_for("other", table, {"error_rate": None}, 90.0, True) == TrialLimits({"temp_c": 80.0}, 90.0, True)
+    assert limits_for("m", table, {"p99_ms": 5.0}) == TrialLimits({"error_share": 0.1 / 100, "p99_ms": 5.0}, 600.0)
+    assert limits_for("other", table, {"error_share": None}, 90.0, True) == TrialLimits({"temp_c": 80.0}, 90.0, True)
     for wrong, says in {
         "p99 = 8": r"\[trial\]: p99 = 8 is invalid; known: p99_ms",
         "m.p99_ms = 'x'": r"\[trial.m\]: ",

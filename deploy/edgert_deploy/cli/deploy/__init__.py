@@ -91,7 +91,7 @@ def deploy(
     Examples:
       edgert deploy digits.edgert kitchen
       edgert deploy digits.edgert canary,nuc-3 --trial 5m
-      edgert deploy digits.edgert kitchen --limit p99_ms=8 --limit error_rate=0.1% --watch 10m
+      edgert deploy digits.edgert kitchen --limit p99_ms=8 --limit error_share=0.1% --watch 10m
       edgert deploy digits.edgert all --canary 1 --wave 10%,50%,100% --max-failures 5% --pause 10m
       edgert deploy digits.edgert all --bwlimit 500KB/s
       edgert deploy digits.edgert all --dry-run --json

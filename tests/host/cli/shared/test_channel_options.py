@@ -90,7 +90,7 @@ def test_a_runtime_has_a_time_to_serve_and_no_limits_not_even_the_projects(proje
 
 
 @pytest.mark.parametrize(
-    "limits", [("p99_ms",), ("speed=1",), ("p99_ms=-1",), ("p99_ms=nan",), ("",), ("error_rate=101%",)]
+    "limits", [("p99_ms",), ("speed=1",), ("p99_ms=-1",), ("p99_ms=nan",), ("",), ("error_share=101%",)]
 )
 def test_a_limit_that_means_nothing_is_refused(project: Path, limits: tuple[str, ...]) -> None:
     with pytest.raises(ConfigInvalid):
@@ -108,14 +108,14 @@ def test_a_watch_has_its_limits(project: Path, watch_s: float) -> None:
 
 def test_a_statement_is_a_row_for_each_entry() -> None:
     limited = replace(
-        ENTRY, release=8, share=0.05, sites=("plänt",), limits={"p99_ms": 8.0, "error_rate": 0.001}, halted=True
+        ENTRY, release=8, share=0.05, sites=("plänt",), limits={"p99_ms": 8.0, "error_share": 0.001}, halted=True
     )
     head, title, *rows = statement_table(a_statement(limited, ENTRY)).splitlines()
     assert head.startswith("channel stable, counter 5, signed ")
     assert "expired" not in head
     assert title.split() == ["MODEL", "RELEASE", "DEVICES", "LIMITS", "STATE"]
     assert [row.split() for row in rows] == [
-        ["digits", "r8", "5%", "of", "site", "plänt", "p99_ms=8,", "error_rate=0.001", "halted"],
+        ["digits", "r8", "5%", "of", "site", "plänt", "p99_ms=8,", "error_share=0.001", "halted"],
         ["digits", "r7", "all", "-", "open"],
     ]
 
