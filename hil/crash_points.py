@@ -318,7 +318,7 @@ def _delta(device: Device, _: HostileRegistry) -> Delivery:
     long = {"op": "copy", "note": " ".join(map(str, range(500)))}
     bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
     deltas = Deltas(device.folder / "cache")
-    has = DeviceFiles.from_answer(device.run("have", MODEL))
+    has = DeviceFiles.from_answer(device.run("list-files", MODEL))
     sha256 = [file[1] for file in has.files if file[0] == WEIGHTS][-1]
     with deltas.objects.temporary_folder() as folder:
         deltas.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], folder)))

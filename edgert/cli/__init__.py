@@ -32,8 +32,8 @@ COMMANDS = {
     "status": ("edgert.cli.status:status", "Show the device, its engines and its models."),
     "top": ("edgert.cli.top:top", "Show rates, percentiles, batches, stages and caches live."),
     "claim": ("edgert.cli.claim:claim", ""),
-    "release": ("edgert.cli.claim:release", ""),
-    "have": ("edgert.cli.have:have", ""),
+    "unclaim": ("edgert.cli.claim:unclaim", ""),
+    "list-files": ("edgert.cli.list_files:list_files", ""),
 }
 
 

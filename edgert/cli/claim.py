@@ -1,4 +1,4 @@
-"""`edgertd claim` and `edgertd release`: only one deployment changes a model at a time."""
+"""`edgertd claim` and `edgertd unclaim`: only one deployment changes a model at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @json_option
 @click.pass_obj
 def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
-    """Claim MODEL for one deployment: nobody else can claim it until it is released or ends.
+    """Claim MODEL for one deployment: nobody else can claim it until you release it or it expires.
 
     `edgert deploy` runs this. Give the printed token to the next commands as --claim. A claim prevents other claims
     only: a command without --claim still works.
@@ -43,7 +43,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
     Example:
       edgertd claim digits --by "$USER@$(hostname)"
     """
-    from edgert.cli.have import what_is_here
+    from edgert.cli.list_files import files_here
     from edgert.cli.status import device_status
 
     check_model_name(model)
@@ -51,8 +51,8 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
     taken = Claims(state.root, config.device).take(model, by[:200], for_s, instead_of)
     # Read the status after the claim, since an earlier one may be out of date.
     answer = {"token": taken.token, "status": device_status(state, config).as_json()}
-    with contextlib.suppress(EdgeRTError, OSError):  # of damaged slots: `have` says why, if the host needs the files
-        answer["have"] = what_is_here(state, model)
+    with contextlib.suppress(EdgeRTError, OSError):  # damaged slots: `list-files` reports the reason if a host needs it
+        answer["here"] = files_here(state, model)
     emit(answer, taken.token, as_json)
 
 
@@ -60,12 +60,12 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 @click.argument("token")
 @json_option
 @click.pass_obj
-def release(state: StateDir, token: str, as_json: bool) -> None:
+def unclaim(state: StateDir, token: str, as_json: bool) -> None:
     """Release a claim. Does nothing if it has ended.
 
     \b
     Example:
-      edgertd release digits.0123456789abcdef
+      edgertd unclaim digits.0123456789abcdef
     """
     Claims(state.root, read_config(state).device).release(token)
     emit({"released": token}, f"{token} is released", as_json)

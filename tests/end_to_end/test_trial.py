@@ -173,7 +173,7 @@ def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -
     device.run("rollback", "echo")
     token = device.run("claim", "echo", "--by", "ann@desk")["token"]
     assert "ann@desk" in device.run(*words, code=7)["error"]["message"]
-    device.run("release", token)
+    device.run("unclaim", token)
     with claiming(device.state, "echo", "a benchmark"), pytest.raises(DeployUnderWay, match="a benchmark"):
         Claims(device.state.root, "d-test").take("echo", "ann@desk", 60.0)
     assert device.run(*words)["results"][0]["runs"] > 0

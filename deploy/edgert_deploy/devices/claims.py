@@ -57,8 +57,8 @@ _NOT_SET_UP = "none"
 class HeldClaim:
     """A model that this deployment alone changes on the device.
 
-    `facts` are the device's under the claim, `has` what `edgertd have` says then; None if an older `edgertd` left it
-    out.
+    `facts` and `has` (the answer of `edgertd list-files`) are the device's under the claim. `has` is None if its slots
+    are damaged.
     """
 
     daemon: RemoteDaemon
@@ -89,10 +89,10 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             check_not_set_up(daemon.device, daemon.transport)
             facts = DeviceStatus.from_json(answer["status"])
             others = tuple(claim for claim in facts.claims if claim.model != model)
-            yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("have"))
+            yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("here"))
         finally:
             with contextlib.suppress(EdgeRTError):  # the link is lost: the claim runs out there, and is noted here
-                daemon.call("release", token)
+                daemon.call("unclaim", token)
                 _write(note, "")
 
 

@@ -45,12 +45,12 @@ class DeviceFiles:
 
     @classmethod
     def from_answer(cls, value: Mapping[str, Any]) -> DeviceFiles:
-        """Read the answer to `edgertd have`. Raises DeviceError."""
+        """Read the answer of `edgertd list-files`. Raises DeviceError."""
         try:
             files = tuple((str(file["path"]), str(file["sha256"])) for file in value["files"])
             return cls(files, bool(value["zstd"]), min(int(value["patch_bytes_max"]), PATCH_BYTES_MAX))
         except (KeyError, TypeError, ValueError) as error:
-            raise DeviceError(f"the device's answer to `edgertd have` cannot be read: {error!r}") from error
+            raise DeviceError(f"the device's answer to `edgertd list-files` cannot be read: {error!r}") from error
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Transfer:
         if not self.daemon.device.kind.sends_deltas or facts.delta_format != DELTA_FORMAT:
             return None
         offer, deltas = self.request.offer, self.request.deltas
-        files = DeviceFiles.from_answer(self.daemon.call("have", offer.manifest.model) if has is None else has)
+        files = DeviceFiles.from_answer(self.daemon.call("list-files", offer.manifest.model) if has is None else has)
         try:
             target = offer.manifest.target_for(facts.profile, facts.machine)
             delta = deltas.make(self.request.bundle, target, files)

@@ -114,7 +114,7 @@ def test_a_deployment_over_ssh_makes_the_channel_wait(device: Device, registry: 
     token = device.run("claim", "echo", "--by", "me@host")["token"]
     (text,) = followed(follower)
     assert text.startswith("release 2 of echo waits: another deploy of echo is under way")
-    device.run("release", token)
+    device.run("unclaim", token)
     assert followed(follower) == ["release 2 of echo is on trial"]
 
 

@@ -148,7 +148,7 @@ def test_a_bootstrap_a_deployment_and_the_trial_of_a_model_make_a_runtime_wait(
     (home(device) / "setup").unlink()
     token = device.run("claim", "echo", "--by", "me@host")["token"]
     waits("a deployment of echo is in progress")
-    device.run("release", token)
+    device.run("unclaim", token)
     install(device.bundle(), device.state, read_config(device.state))
     SlotStore(device.state.models / "echo").activate(600)
     waits("echo is on trial")

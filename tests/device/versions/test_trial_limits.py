@@ -62,7 +62,12 @@ def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_befor
     few = Readings(requests=REQUESTS_MIN - 1, failed=50, p99_ms=100, compared=COMPARED_MIN - 1)
     assert broken(limits, few, at_end=False) == []
     enough = replace(few, requests=REQUESTS_MIN, compared=COMPARED_MIN, temp_c=80.5)
-    assert [one.name for one in broken(limits, enough, at_end=False)] == ["p99_ms", "error_share", "agreement", "temp_c"]
+    assert [one.name for one in broken(limits, enough, at_end=False)] == [
+        "p99_ms",
+        "error_share",
+        "agreement",
+        "temp_c",
+    ]
     held = Readings(requests=10, p99_ms=8.0, memory_mb=50.0, temp_c=80.0, compared=20, agreed=18)
     assert broken(limits, held, at_end=True) == [], "a value at its limit holds"
     assert [one.name for one in broken(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]

@@ -28,7 +28,7 @@ class Answers:
 
 
 def called(answers: Answers) -> object:
-    return RemoteDaemon(cast(Transport, answers), BOARD).call("have", "echo")
+    return RemoteDaemon(cast(Transport, answers), BOARD).call("list-files", "echo")
 
 
 def test_the_last_json_object_is_the_answer() -> None:

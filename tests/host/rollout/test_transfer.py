@@ -84,7 +84,7 @@ class World:
         transfer = self.send(bundle, **changes)
         token = str(self.daemon.call("claim", "echo", "--by", "test")["token"])
         transfer.install(HeldClaim(self.daemon, token, self.daemon.status()))
-        self.daemon.call("release", token)
+        self.daemon.call("unclaim", token)
         assert list(self.state.incoming.iterdir()) == []
         return transfer
 
@@ -140,7 +140,7 @@ def test_the_claim_tells_what_is_there_and_damaged_slots_prevent_no_claim(
     with claimed(world.daemon, "echo") as claim:
         transfer.send(claim.facts, claim.has)
         transfer.install(claim)
-    assert asked == ["claim", "install", "release"]
+    assert asked == ["claim", "install", "unclaim"]
     assert slot(state)["null/weights.bin"] == weights(2)
     (state.models / "echo" / "state.json").write_text("nonsense")
     with claimed(world.daemon, "echo") as claim:

@@ -50,7 +50,7 @@ class SimulatedDevice:
             return Result(tuple(argv), 1, "", "no systemd here")
         verb = argv[3]
         self.before(verb)
-        if verb in ("claim", "release"):
+        if verb in ("claim", "unclaim"):
             return self._claim(verb, list(argv))
         assert verb == "status" or self.claims["echo"] in argv, "each step shows the claim"
         if verb != "status":
@@ -73,7 +73,7 @@ class SimulatedDevice:
         self.closed += 1
 
     def _claim(self, verb: str, argv: list[str]) -> Result:
-        if verb == "release":
+        if verb == "unclaim":
             assert argv[4] == self.claims.pop("echo")
             return Result(tuple(argv), 0, "{}", "")
         if "echo" in self.claims and self.claims["echo"] not in argv:

@@ -1,4 +1,4 @@
-"""`edgertd have`."""
+"""`edgertd list-files`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from edgert.versions.install import held_files
 MEMORY_SHARE = 6
 
 
-@click.command(hidden=True)
+@click.command("list-files", hidden=True)
 @click.argument("model")
 @json_option
 @click.pass_obj
-def have(state: StateDir, model: str, as_json: bool) -> None:
-    """List the files of MODEL on this device, which a host need not send, and the deltas that it may send.
+def list_files(state: StateDir, model: str, as_json: bool) -> None:
+    """List the files of MODEL on this device, which a host need not send, and the limits of a delta.
 
     `edgert deploy` runs this command.
 
     \b
     Example:
-      edgertd have digits --json
+      edgertd list-files digits --json
     """
     check_model_name(model)
     read_config(state)
-    value = what_is_here(state, model)
+    value = files_here(state, model)
     emit(value, "\n".join(f"{f['sha256']}  {f['path']}" for f in value["files"]) or "none", as_json)
 
 
-def what_is_here(state: StateDir, model: str) -> dict[str, Any]:
+def files_here(state: StateDir, model: str) -> dict[str, Any]:
     """Return the files in the model's slots, whether this device can read zstd, and the largest patch."""
     root = state.models / model
     files = [
