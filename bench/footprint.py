@@ -56,7 +56,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
-from edgert_deploy.rollout.channels import Channels, Seen
+from edgert_deploy.rollout.channels import Channels, SeenCounters
 from tests.support.paths import DIGITS, ROOT
 from tests.support.servers.brokers import Broker
 from tests.support.servers.registries import RegistryServer
@@ -273,7 +273,9 @@ def rounds(state: Path, count: int) -> list[dict[str, Any]]:
     with RegistryServer.in_folder(state.parent / "registry", secured=True) as server:
         key = new_key()
         (state / "keys" / "rounds.pem").write_bytes(key.public.pem())
-        Channels(server.registry(), (key.public,), Seen(state.parent / "seen")).change("stable", lambda none: none, key)
+        Channels(server.registry(), (key.public,), SeenCounters(state.parent / "seen")).change(
+            "stable", lambda none: none, key
+        )
         lines = {"registry": server.address, "ca": server.ca, "credentials": server.login_file}
         with (state / "config.toml").open("a") as config:
             config.write("[follow]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items()))

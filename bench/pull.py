@@ -31,7 +31,7 @@ from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
 from edgert_deploy.rollout.channel_entries import with_release
-from edgert_deploy.rollout.channels import Channels, Seen
+from edgert_deploy.rollout.channels import Channels, SeenCounters
 from edgert_deploy.rollout.publish import Release, publish
 from hil.support.relay import Relay
 from tests.support.bundles import make_null_bundle
@@ -120,7 +120,7 @@ def offered(server: RegistryServer, bundle: Path, key: SigningKey, folder: Path)
     registry = server.registry()
     release = publish(registry, bundle)
     entry = Entry(MODEL, 1, release.digest, release.envelope, release.oci_manifest)
-    channels = Channels(registry, (key.public,), Seen(folder / "seen"))
+    channels = Channels(registry, (key.public,), SeenCounters(folder / "seen"))
     channels.change(CHANNEL, lambda entries: with_release(entries, entry), key)
     return release
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgert_deploy.fleet.export.exporter import Exporter
-from edgert_deploy.fleet.last_minutes import LastMinutes
+from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record
 from tests.support.fleet_page import event, page_of, seen
 from tests.support.servers.brokers import Broker
@@ -51,7 +51,7 @@ def test_an_event_that_breaks_its_schema_is_refused_and_counted(fields: dict[str
 @pytest.mark.parametrize("kind", ["info", "sys", "deploy", "m/digits/metrics"])
 def test_so_is_a_message_of_another_kind(kind: str) -> None:
     wrong: dict[str, dict[str, Any]] = {"info": {"edgert": 5}, "sys": {"temp_c": "hot"}, "deploy": {"digits_active": 7}}
-    state, pi = LastMinutes(), Pi("pi-1")
+    state, pi = LivePercentiles(), Pi("pi-1")
     fields = {"v": 1, "ts": 1, "boot": "b1", **wrong.get(kind, {})}
     if kind not in wrong:
         fields = {**json.loads(pi.window(1, [1.0])[1][1]), "lat_p99_ms": "slow"}

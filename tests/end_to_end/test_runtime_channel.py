@@ -14,7 +14,7 @@ from edgert.follow.follower import open_registry
 from edgert.names import RUNTIME
 from edgert_deploy.bootstrap.own_wheel import own_wheel
 from edgert_deploy.bootstrap.runtime_release import publish_runtime
-from edgert_deploy.rollout.channels import Channels, Seen
+from edgert_deploy.rollout.channels import Channels, SeenCounters
 from tests.support.devices import events, wait_until
 from tests.support.runtime_homes import FIRST, HomeDevice, a_device_with_home, release_of, wheel_with
 from tests.support.servers.registries import RegistryServer
@@ -41,7 +41,7 @@ def offer(server: RegistryServer, device: HomeDevice, number: int, wheel: Path, 
     published = publish_runtime(registry, release, {release.targets[0].wheels[0].sha256: wheel}, device.key)
     entry = Entry(RUNTIME, number, published.digest, published.envelope, published.oci_manifest, **changes)  # type: ignore[arg-type]
     trusted = (read_public_key(device.state.keys / "test.pem"),)
-    channels = Channels(registry, trusted, Seen(device.folder / "seen.json"))
+    channels = Channels(registry, trusted, SeenCounters(device.folder / "seen.json"))
     channels.change("stable", lambda entries: (entry,), device.key)
     return release.targets[0].id
 

@@ -59,11 +59,11 @@ from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.otlp import request as otlp_request
 from edgert_deploy.fleet.export.prometheus import Exposition
-from edgert_deploy.fleet.last_minutes import LastMinutes
 from edgert_deploy.fleet.listener import FleetListener
+from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.ui.board import Board, Filter
+from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
 from edgert_deploy.packager.processes.sandbox import Limits as ChildLimits
 from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
@@ -339,13 +339,13 @@ def _post(body: bytes, fields: str = "") -> bytes:
 
 def mqtt(data: bytes) -> None:
     """Take a hostile device's messages (topic and payload a line): all views can still show the fleet."""
-    state, board = LastMinutes(wall_ms=lambda: NOW_MS), Board(lambda: NOW_MS)
+    state, fleet_state = LivePercentiles(wall_ms=lambda: NOW_MS), FleetState(lambda: NOW_MS)
     exporter = Exporter("x", by=("device", "model"), wall_clock=lambda: NOW_MS / 1000)
-    for listener in (state, board, exporter):
+    for listener in (state, fleet_state, exporter):
         _apply(listener, data)
     json.dumps([row.as_json() for row in state.rows(1001.0)], allow_nan=False).encode()
-    board.seen(Filter(), 1001.0)
-    board.filter_values()
+    fleet_state.views(Filter(), 1001.0)
+    fleet_state.filter_values()
     exposition = Exposition(exporter)
     exposition.text().encode()
     exposition.protobuf()

@@ -21,7 +21,7 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.ui.board import Board
+from edgert_deploy.fleet.ui.fleet_state import FleetState
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.brokers import Broker
 from tests.support.sketches import sketch_of
@@ -175,19 +175,19 @@ def scraped(port: int, name: str, **labels: str) -> float:
     return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
 
 
-class Watched(Board):
-    """A board whose wall clock the tests set."""
+class Watched(FleetState):
+    """A FleetState whose wall clock the tests set."""
 
     def __init__(self, targets: Mapping[str, float] | None = None) -> None:
         super().__init__(lambda: self.wall_ms, targets)
         self.wall_ms = NOW_MS
 
 
-def feed(board: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS) -> None:
-    """Apply messages to a board."""
-    board.wall_ms = wall_ms
+def feed(fleet_state: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS) -> None:
+    """Apply messages to the state."""
+    fleet_state.wall_ms = wall_ms
     for topic, payload in sent:
-        board.apply(topic, payload, False, now)
+        fleet_state.apply(topic, payload, False, now)
 
 
 def changed(sent: Sent, **fields: Any) -> Sent:

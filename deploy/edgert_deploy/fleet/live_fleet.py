@@ -1,7 +1,7 @@
 """The fleet as its messages describe it now: devices and their models, without history.
 
-The terminal's table (last_minutes.py) and the page (ui/board.py) are made of it. It is small enough for many devices: a
-model is one record of its newest report.
+The terminal's table (live_percentiles.py) and the page (ui/fleet_state.py) extend it. A model takes little memory: it
+is one record of its newest report.
 """
 
 from __future__ import annotations

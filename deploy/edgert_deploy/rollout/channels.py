@@ -37,7 +37,7 @@ class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable
     """Another host changed the channel at the same time."""
 
 
-class Seen:
+class SeenCounters:
     """The highest counter of each channel that this user has seen: older statements are refused.
 
     A host without the file has seen nothing yet.
@@ -76,7 +76,11 @@ class Channels:
     """
 
     def __init__(
-        self, registry: Registry, trusted: tuple[PublicKey, ...], seen: Seen, clock: Callable[[], float] = time.time
+        self,
+        registry: Registry,
+        trusted: tuple[PublicKey, ...],
+        seen: SeenCounters,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.registry, self._trusted, self._seen, self._clock = registry, trusted, seen, clock
 

@@ -18,7 +18,7 @@ from edgert_deploy.fleet import live_fleet, stream_limit
 from edgert_deploy.fleet.export import counting as counting_module
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
-from edgert_deploy.fleet.last_minutes import LastMinutes
+from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.reports import NUMBER_END
 from edgert_deploy.fleet.store import merged_rows, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
@@ -27,7 +27,7 @@ from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.stream_limit import WINDOW_S
 from edgert_deploy.fleet.ui.answers import Answers, NotHere
-from edgert_deploy.fleet.ui.board import Board, Filter
+from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -109,7 +109,7 @@ def test_an_exporter_s_page_stays_what_prometheus_reads() -> None:
 
 def test_the_terminal_is_given_words_alone() -> None:
     for topic, payload in spoilt():
-        state, shown = LastMinutes(), io.StringIO()
+        state, shown = LivePercentiles(), io.StringIO()
         state.apply(topic, payload, False, 0.0)
         rows = state.rows(1.0)
         Console(file=shown, width=200).print(table_of(rows, state, 200))
@@ -119,7 +119,7 @@ def test_the_terminal_is_given_words_alone() -> None:
 
 @pytest.mark.parametrize("window_s", [-1.0, 1e18])
 def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) -> None:
-    state, honest = LastMinutes(), Pi("honest")
+    state, honest = LivePercentiles(), Pi("honest")
     for minute in range(3):
         for message in honest.window(NOW_MS + minute * 60_000, [1.0]):
             state.apply(*message, False, minute * 60.0)
@@ -132,20 +132,20 @@ def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) ->
 
 
 def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
-    board = Board(lambda: NOW_MS)
+    fleet_state = FleetState(lambda: NOW_MS)
     for message in Pi("pi-1").info():
-        board.apply(*message, False, 0.0)
-    hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: 0.0, lambda: NOW_MS)
+        fleet_state.apply(*message, False, 0.0)
+    hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: 0.0, lambda: NOW_MS)
     answers = Answers(hub, None)  # type: ignore[arg-type]
     for topic, payload in spoilt():
-        board.apply(topic, payload, False, 0.0)
+        fleet_state.apply(topic, payload, False, 0.0)
         hub.tick()
         strict([hub.view(Filter()).whole(), answers.devices({})])
         with contextlib.suppress(NotHere):  # an empty retained message removes the device
             strict(answers.device({"site": "plant-a", "device": "pi-1"}))
     for message in Pi("pi-1").info():
-        board.apply(*message, False, 0.0)
-    seen = board.seen_device("plant-a", "pi-1", 0.0)
+        fleet_state.apply(*message, False, 0.0)
+    seen = fleet_state.view_of("plant-a", "pi-1", 0.0)
     assert seen is not None
     assert 0 <= seen.since_ms <= NOW_MS + 300_000
 
@@ -174,13 +174,13 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(
     honest = Pi("honest", "rh").window(NOW_MS - 1, [1.0])
     assert record(store_url, sent + honest).refused == 2 * 20
     assert len(ask(store_url, 1, ("device", "version"))) == streams_max + 1
-    board = Board(lambda: NOW_MS)
+    fleet_state = FleetState(lambda: NOW_MS)
     exporter = Exporter("b1", wall_clock=lambda: 0.0)
     for message in sent + honest:
         exporter.apply(*message, False, 0.0)
-        board.apply(*message, False, 0.0)
+        fleet_state.apply(*message, False, 0.0)
     assert len(exporter.groups) == streams_max + 1
-    assert len(board.numbers("digits")) == streams_max + 1
+    assert len(fleet_state.numbers("digits")) == streams_max + 1
     for message in made_up[-1]:  # a device that is taken into use again and again comes through
         exporter.apply(*message, False, WINDOW_S + 1)
     assert len(exporter.groups) == streams_max + 2
@@ -191,7 +191,7 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
 ) -> None:
     monkeypatch.setattr(counting_module, "STREAMS_MAX", 50)
     exporter = Exporter("b1", wall_clock=lambda: 0.0)
-    state, honest = LastMinutes(), Pi("honest")
+    state, honest = LivePercentiles(), Pi("honest")
     windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
     for number, window in enumerate(windows):
         for message in window + windows[0]:  # the first again and again

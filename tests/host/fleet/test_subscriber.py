@@ -13,14 +13,14 @@ import pytest
 
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, MqttSettings
-from edgert_deploy.fleet.last_minutes import LastMinutes
+from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.subscriber import RETRY_PAUSES_S, FleetSubscriber
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Sender, publish
 from tests.support.servers.brokers import Broker
 
 
-def answered(state: LastMinutes) -> int:
+def answered(state: LivePercentiles) -> int:
     return sum(row.answered for row in state.rows(0.0) if row.device == "pi-07")
 
 
@@ -39,7 +39,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s_restart(broker: Broker) -> None:
-    state, pi, said = LastMinutes(), Sender("pi-07"), list[str]()
+    state, pi, said = LivePercentiles(), Sender("pi-07"), list[str]()
     publish(broker, [(pi.topics.status, b"online")], retain=True)
     subscriber = FleetSubscriber(broker.settings, [state], "plant-a", log=said.append)
     subscriber.open()
@@ -79,7 +79,7 @@ def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_
 
 
 def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broker) -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     subscriber = FleetSubscriber(broker.settings, [state])
     subscriber.open()
     publish(broker, [(pi.topics.hist("digits"), b"7" * (2 * PACKET_BYTES_MAX)), *pi.window([1.0])])
@@ -105,7 +105,7 @@ def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        state = LastMinutes()
+        state = LivePercentiles()
         subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [state])
         subscriber.open()
         listen_until(subscriber, lambda: state.refused, "the topic arrives")
@@ -130,7 +130,7 @@ def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [LastMinutes()])
+        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [LivePercentiles()])
         with pytest.raises(BrokerRefused, match="let this user read it"):
             subscriber.open()
         subscriber.close()

@@ -13,7 +13,7 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, SignatureInvalid
 from edgert.registry.artifacts import channel_tag
 from edgert_deploy.rollout.channel_entries import Entries
-from edgert_deploy.rollout.channels import ChannelChanged, Channels, Seen
+from edgert_deploy.rollout.channels import ChannelChanged, Channels, SeenCounters
 from tests.support.servers.registries import RegistryServer
 
 NOW_S = float(int(time.time()))
@@ -33,7 +33,7 @@ def key() -> SigningKey:
 
 
 def host(server: RegistryServer, key: SigningKey, seen: Path, now_s: float = NOW_S) -> Channels:
-    return Channels(server.registry(), (key.public,), Seen(seen), lambda: now_s)
+    return Channels(server.registry(), (key.public,), SeenCounters(seen), lambda: now_s)
 
 
 def one(entries: Entries) -> Entries:
@@ -90,7 +90,7 @@ def test_a_registry_that_gives_an_older_statement_is_noticed(
 
 
 def test_a_registry_that_lost_the_channel_is_noticed(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
-    Seen(tmp_path / "seen").keep(server.repository, "lost", 7)
+    SeenCounters(tmp_path / "seen").keep(server.repository, "lost", 7)
     with pytest.raises(ConfigInvalid, match="any more"):
         host(server, key, tmp_path / "seen").change("lost", one, key)
 

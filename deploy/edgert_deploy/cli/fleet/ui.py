@@ -34,7 +34,7 @@ from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
 from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
 from edgert_deploy.fleet.ui.answers import Answers
-from edgert_deploy.fleet.ui.board import Board
+from edgert_deploy.fleet.ui.fleet_state import FleetState
 from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
@@ -119,16 +119,16 @@ def ui(
     recorder = own and Recorder(own, wall_ms, Retention(size_bytes_max=size_bytes))
     query = FleetQuery(path)
     targets = find_project().p99_target_ms
-    board = Board(wall_ms, targets)
-    begin(board, query)
+    fleet = FleetState(wall_ms, targets)
+    begin(fleet, query)
     rollouts = open_rollouts()
-    hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
+    hub = Hub(fleet, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
 
     def note(line: str) -> None:
         _print_status(line)
         hub.trouble = "" if line == CONNECTED_AGAIN else line
 
-    subscriber = FleetSubscriber(settings, [board, *([recorder] if recorder else [])], site, log=note)
+    subscriber = FleetSubscriber(settings, [fleet, *([recorder] if recorder else [])], site, log=note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, wall_ms, targets=targets), site), access, host, port, alerts)
     address = address_of(access, host, server.port)
@@ -139,7 +139,7 @@ def ui(
         _print_status(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
     _warn_if_reachable(host)
     stop = stopping(for_s)
-    _repeat_in_background(lambda: board.remember_baselines(baselines(query, wall_ms())), BASELINES_EVERY_S)
+    _repeat_in_background(lambda: fleet.remember_baselines(baselines(query, wall_ms())), BASELINES_EVERY_S)
     if rollouts.has_team:  # other hosts may roll out, too
         _repeat_in_background(rollouts.sync, TEAM_S)
     try:
@@ -188,10 +188,10 @@ def own_store(settings: MqttSettings) -> str:
     return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
 
 
-def begin(board: Board, query: FleetQuery) -> None:
-    """Fill the board from the store: stale devices, alarms, versions."""
-    board.remember(query.devices(), time.monotonic())
-    board.remember_versions(versions_seen(query, wall_ms()))
+def begin(fleet: FleetState, query: FleetQuery) -> None:
+    """Fill the state from the store: stale devices, alarms, versions."""
+    fleet.remember(query.devices(), time.monotonic())
+    fleet.remember_versions(versions_seen(query, wall_ms()))
 
 
 def _warn_if_reachable(host: str) -> None:

@@ -26,7 +26,7 @@ from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.cli.shared.types import ModelName
-from edgert_deploy.fleet.last_minutes import LastMinutes, Row
+from edgert_deploy.fleet.live_percentiles import LivePercentiles, Row
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 SETTLE_S = 2.0
@@ -121,7 +121,7 @@ def watch(
     With --json, each line of the table is one JSON object, printed when it changes.
     """
     view = View(model, device, states_of(states), alarms_only, sort, lines)
-    state = LastMinutes()
+    state = LivePercentiles()
     subscriber = FleetSubscriber(settings, [state], site, log=lambda line: say("", f"watch: {line}"))
     subscriber.open()
     try:
@@ -170,7 +170,7 @@ def states_of(words: str | None) -> tuple[str, ...]:
     return states
 
 
-def show_once(state: LastMinutes, view: View, as_json: bool) -> None:
+def show_once(state: LivePercentiles, view: View, as_json: bool) -> None:
     rows = view.of(state.rows(time.monotonic()))
     if as_json:
         _print_json(rows)
@@ -180,7 +180,12 @@ def show_once(state: LastMinutes, view: View, as_json: bool) -> None:
 
 
 def show_until(
-    state: LastMinutes, view: View, subscriber: FleetSubscriber, as_json: bool, interval_s: float, for_s: float | None
+    state: LivePercentiles,
+    view: View,
+    subscriber: FleetSubscriber,
+    as_json: bool,
+    interval_s: float,
+    for_s: float | None,
 ) -> None:
     """Draw until the time is up, or until interrupted."""
     ends_at = None if for_s is None else time.monotonic() + for_s
@@ -204,7 +209,7 @@ def show_until(
             show_once(state, view, as_json)
 
 
-def table_of(rows: list[Row], state: LastMinutes, width: int, height: int | None = None) -> Table:
+def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | None = None) -> Table:
     """Return the fleet as a table whose last lines sum up each model; a narrow one has fewer columns.
 
     If it is higher than `height`, devices' lines are left out from below, and the caption says how many.
@@ -293,7 +298,7 @@ def _age(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _stream_json(state: LastMinutes, view: View, listen: Callable[[], bool]) -> None:
+def _stream_json(state: LivePercentiles, view: View, listen: Callable[[], bool]) -> None:
     shown: dict[tuple[str | None, ...], dict[str, object]] = {}
     while listen():
         changed = []

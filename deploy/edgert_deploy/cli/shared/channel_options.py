@@ -29,7 +29,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.rollout.channel_entries import with_release
-from edgert_deploy.rollout.channels import EXPIRES_S, Channels, Seen
+from edgert_deploy.rollout.channels import EXPIRES_S, Channels, SeenCounters
 from edgert_deploy.rollout.publish import Release
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -188,7 +188,7 @@ def check_offered(channel: str | None, *others: str) -> None:
 def channels_of(registry: Registry) -> Channels:
     """Return the registry's channels, with the keys that the project and the user know."""
     trusted = tuple(read_public_key(path) for path in public_keys())
-    return Channels(registry, trusted, Seen(config_folder() / "channels.json"))
+    return Channels(registry, trusted, SeenCounters(config_folder() / "channels.json"))
 
 
 def offer_release(

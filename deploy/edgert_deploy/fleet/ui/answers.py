@@ -12,7 +12,7 @@ from edgert.names import ID, ID_CHARS_MAX
 from edgert_deploy.fleet.live_fleet import DeviceState
 from edgert_deploy.fleet.store.query import Question
 from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, dimensions_of, shares_of, time_text
-from edgert_deploy.fleet.ui.board import ATTENTION, STATES, Filter, Seen
+from edgert_deploy.fleet.ui.fleet_state import ATTENTION, STATES, DeviceView, Filter
 from edgert_deploy.fleet.ui.history import EVENTS_EXPORTED_MAX, EVENTS_MAX, History
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.span import Span
@@ -22,16 +22,16 @@ GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # of each model in a breakdown
 COMPARED_MAX = 1000  # models on devices: more are compared only if that is asked for, as each is a row of the store
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
-SORTS: dict[str, Callable[[Seen], Any]] = {
-    "state": lambda seen: (
-        STATES.index(seen.state),
-        -seen.since_ms if seen.state in ATTENTION else 0,
-        seen.device.site,
-        seen.device.device,
+SORTS: dict[str, Callable[[DeviceView], Any]] = {
+    "state": lambda view: (
+        STATES.index(view.state),
+        -view.since_ms if view.state in ATTENTION else 0,
+        view.device.site,
+        view.device.device,
     ),
-    "device": lambda seen: (seen.device.site, seen.device.device),
-    "p99": lambda seen: -max((line.p99_ms or 0.0 for line in list(seen.device.models.values())), default=0.0),
-    "since": lambda seen: -seen.since_ms,
+    "device": lambda view: (view.device.site, view.device.device),
+    "p99": lambda view: -max((line.p99_ms or 0.0 for line in list(view.device.models.values())), default=0.0),
+    "since": lambda view: -view.since_ms,
 }
 
 
@@ -90,7 +90,7 @@ class Answers:
             events = self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_EXPORTED_MAX)["events"]
             return [{"time": time_text(event["at_ms"]), **event} for event in events]
         if path == "devices":
-            return [row for seen in self._matching(asked) for row in _device_rows(seen)]
+            return [row for view in self._matching(asked) for row in _device_rows(view)]
         if path == "rollouts":
             return [_flat({"time": time_text(rollout["started_ms"]), **rollout}) for rollout in self.hub.rollouts.shown]
         if path == "channels":
@@ -100,7 +100,7 @@ class Answers:
     def latency(self, asked: Asking) -> dict[str, Any]:
         """Return the curves and heat-map of each model and version."""
         curves = self.history.curves(Span.parse(asked), self._where(asked))
-        numbers = {curve["model"]: self.hub.board.numbers(curve["model"]) for curve in curves["models"]}
+        numbers = {curve["model"]: self.hub.fleet.numbers(curve["model"]) for curve in curves["models"]}
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
     def breakdown(self, asked: Asking) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Answers:
         Without `by`, devices are compared or, of a large fleet, sites.
         """
         limit = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX)
-        lines = self.hub.board.count_models(self.filter(asked))
+        lines = self.hub.fleet.count_models(self.filter(asked))
         by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
         comparison = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
         models = [
@@ -132,7 +132,7 @@ class Answers:
         stages, buckets = (asked.get(name, "") not in ("", "0") for name in ("stages", "buckets"))
         question = Question(since_ms, until_ms, by, self._where(asked), int(step_s) // 60, stages)
         shares = shares_of(asked.get("percentiles", PERCENTILES_DEFAULT))
-        lines = self.hub.board.count_models(self.filter(asked))
+        lines = self.hub.fleet.count_models(self.filter(asked))
         return self.history.ask(Asked(question, shares, buckets), lines)
 
     def events(self, asked: Asking) -> dict[str, Any]:
@@ -147,19 +147,19 @@ class Answers:
         matching = self._matching(asked)
         pages = max(1, -(-len(matching) // A_PAGE))
         page = _number(asked, "page", 1, pages)
-        rows = [_row(seen) for seen in matching[(page - 1) * A_PAGE : page * A_PAGE]]
+        rows = [_row(view) for view in matching[(page - 1) * A_PAGE : page * A_PAGE]]
         return {"total": len(matching), "page": page, "pages": pages, "devices": rows}
 
     def device(self, asked: Asking) -> dict[str, Any]:
         """Return everything that is known of one device."""
         site, device = asked.get("site", ""), asked.get("device", "")
-        seen = self.hub.board.seen_device(site, device, self.hub.clock())
-        if seen is None:
+        view = self.hub.fleet.view_of(site, device, self.hub.clock())
+        if view is None:
             raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
-        fields = {name: dict(seen.device.fields.get(name, {})) for name in ("info", "sys", "deploy")}
-        return {**_row(seen), "late_s": round(seen.device.late_s), "window_s": seen.device.window_s, **fields}
+        fields = {name: dict(view.device.fields.get(name, {})) for name in ("info", "sys", "deploy")}
+        return {**_row(view), "late_s": round(view.device.late_s), "window_s": view.device.window_s, **fields}
 
-    def _matching(self, asked: Asking) -> list[Seen]:
+    def _matching(self, asked: Asking) -> list[DeviceView]:
         state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
         if state not in ("", "attention", *STATES):
             raise ConfigInvalid(f"state={state[:20]!r} is not a state; known: attention, {', '.join(STATES)}")
@@ -167,9 +167,9 @@ class Answers:
             raise ConfigInvalid(f"sort={sort[:20]!r} is unknown; known: {', '.join(SORTS)}")
         states = ATTENTION if state == "attention" else (state,) if state else STATES
         matching = [
-            seen
-            for seen in self.hub.board.seen(self.filter(asked), self.hub.clock())
-            if seen.state in states and part in f"{seen.device.site}/{seen.device.device}".lower()
+            view
+            for view in self.hub.fleet.views(self.filter(asked), self.hub.clock())
+            if view.state in states and part in f"{view.device.site}/{view.device.device}".lower()
         ]
         return sorted(matching, key=SORTS[sort])
 
@@ -211,23 +211,23 @@ def _stage_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield {"begin": begin, "model": model["model"], "stage": stage["stage"], "p50_ms": p50_ms, "p99_ms": p99_ms}  # fmt: skip
 
 
-def _device_rows(seen: Seen) -> Iterator[dict[str, Any]]:
+def _device_rows(view: DeviceView) -> Iterator[dict[str, Any]]:
     """Yield a row for each model of a device, or one without a model."""
-    row = _flat(_row(seen))
-    for model in _models(seen.device) or [{}]:
-        yield {**row, **_flat(model), "alarms": " ".join(model.get("alarms", seen.alarms))}
+    row = _flat(_row(view))
+    for model in _models(view.device) or [{}]:
+        yield {**row, **_flat(model), "alarms": " ".join(model.get("alarms", view.alarms))}
 
 
-def _row(seen: Seen) -> dict[str, Any]:
-    device = seen.device
+def _row(view: DeviceView) -> dict[str, Any]:
+    device = view.device
     return {
         "site": device.site,
         "device": device.device,
         "profile": device.profile,
-        "state": seen.state,
-        "why": seen.why,
-        "since_ms": seen.since_ms,
-        "alarms": list(seen.alarms),
+        "state": view.state,
+        "why": view.why,
+        "since_ms": view.since_ms,
+        "alarms": list(view.alarms),
         "models": _models(device),
     }
 

@@ -21,8 +21,8 @@ from edgert_deploy.fleet.channels import EVENTS_MS, releases_of
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, Asked, answer_row
-from edgert_deploy.fleet.ui.board import release
 from edgert_deploy.fleet.ui.breakdown import dimensions_of_breakdown, groups_of, share_within
+from edgert_deploy.fleet.ui.fleet_state import release
 from edgert_deploy.fleet.ui.span import Span, fresh_s
 from edgert_deploy.fleet.ui.stages import stages_of
 
@@ -214,7 +214,7 @@ class History:
 
 
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
-    """Return (model, version, first report to the hour) of the last week, for the board's start."""
+    """Return (model, version, first report to the hour) of the last week, for the start of the page."""
     hour_ms = 60 * MINUTE_MS
     until_ms = (now_ms // hour_ms + 1) * hour_ms
     question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)

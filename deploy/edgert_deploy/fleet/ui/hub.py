@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgert_deploy.fleet.ui.board import LETTERS, STATES, Board, Filter, line_fits
+from edgert_deploy.fleet.ui.fleet_state import LETTERS, STATES, Filter, FleetState, line_fits
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 
 FILTERS_A_TICK_MAX = 64
@@ -72,9 +72,9 @@ class Hub:
     """Gives views to any number of streams. Any thread may call any method; only one calls `tick`."""
 
     def __init__(
-        self, board: Board, rollouts: Rollouts, clock: Callable[[], float], wall_ms: Callable[[], int]
+        self, fleet: FleetState, rollouts: Rollouts, clock: Callable[[], float], wall_ms: Callable[[], int]
     ) -> None:
-        self.board, self.rollouts = board, rollouts
+        self.fleet, self.rollouts = fleet, rollouts
         self.clock, self.wall_ms = clock, wall_ms
         self.trouble = ""
         self._ticked = threading.Condition()
@@ -86,11 +86,11 @@ class Hub:
 
     def tick(self) -> None:
         """Read the rollouts and wake the streams."""
-        self.rollouts.look(self.board.device_names())
+        self.rollouts.look(self.fleet.device_names())
         with self._ticked:
             self._number += 1
             # A recorder has written the reports of a second ago, so pages that query the store now find them.
-            self._reports = (self.board.reports + self.board.events, self._reports[0])
+            self._reports = (self.fleet.reports + self.fleet.events, self._reports[0])
             self._views.clear()
             self._ticked.notify_all()
 
@@ -120,12 +120,12 @@ class Hub:
         letters: dict[str, list[str]] = {}
         counts: Counter[str] = Counter()
         rates: list[float] = []
-        for seen in self.board.seen(chosen, self.clock()):
-            device = seen.device
+        for view in self.fleet.views(chosen, self.clock()):
+            device = view.device
             names.setdefault(device.site, []).append(device.device)
-            letters.setdefault(device.site, []).append(LETTERS[seen.state])
-            counts[seen.state] += 1
-            if seen.state in ("online", "alarmed", "slow", "behind"):
+            letters.setdefault(device.site, []).append(LETTERS[view.state])
+            counts[view.state] += 1
+            if view.state in ("online", "alarmed", "slow", "behind"):
                 lines = [line for model, line in list(device.models.items()) if line_fits(model, line, chosen)]
                 rates += [line.per_s for line in lines if line.per_s is not None]
         return View(
@@ -133,9 +133,9 @@ class Hub:
             sites={site: (tuple(names[site]), "".join(letters[site])) for site in names},
             counts={state: counts[state] for state in STATES},
             per_s=round(sum(rates), 2) if rates else None,
-            words=self.board.filter_values(),
+            words=self.fleet.filter_values(),
             revisions={"history": self._reports[1], "rollouts": self.rollouts.revision},
-            refused=self.board.refused,
-            last_refusal=self.board.last_refusal,
+            refused=self.fleet.refused,
+            last_refusal=self.fleet.last_refusal,
             trouble=self.trouble,
         )

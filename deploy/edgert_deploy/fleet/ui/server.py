@@ -23,7 +23,7 @@ from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.store.tables import csv_text
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotHere
-from edgert_deploy.fleet.ui.board import Filter
+from edgert_deploy.fleet.ui.fleet_state import Filter
 from edgert_deploy.fleet.ui.hub import View
 from edgert_deploy.fleet.web import WebServer
 

@@ -18,7 +18,7 @@ from edgert_deploy.cli.fleet.forget import forget
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports.local import LocalTransport
 from edgert_deploy.fleet.export.exporter import Exporter
-from edgert_deploy.fleet.last_minutes import LastMinutes
+from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import REMOVED
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
@@ -87,7 +87,7 @@ def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp
 
 def test_a_viewer_that_is_there_sees_a_device_go_and_a_store_remembers_that_it_went(tmp_path: Path) -> None:
     _, said = a_device("pi-1")
-    state, exporter = LastMinutes(), Exporter("b1", wall_clock=lambda: 0.0)
+    state, exporter = LivePercentiles(), Exporter("b1", wall_clock=lambda: 0.0)
     for listener in (state, exporter):
         for topic, payload in said[:3]:
             listener.apply(topic, payload, True, 0.0)

@@ -20,7 +20,7 @@ from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
 from edgert_deploy.cli.fleet.watch import View, sparkline, table_of, watch
 from edgert_deploy.common.addresses import host_and_port
-from edgert_deploy.fleet.last_minutes import LastMinutes
+from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from tests.support.devices import wait_until
 from tests.support.fleet import Pi, Sender, Sent, publish
 from tests.support.servers.brokers import USER, Broker
@@ -217,7 +217,7 @@ def test_an_address_that_is_none_is_refused(bad: str) -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_fits_its_terminal(width: int) -> None:
-    state, sender = LastMinutes(), Sender("pi-07")
+    state, sender = LivePercentiles(), Sender("pi-07")
     for topic, payload in [(sender.topics.status, b"online"), *sender.window([2.0] * 10)]:
         state.apply(topic, payload, False, 0.0)
     console = Console(width=width, no_color=True, file=io.StringIO())
@@ -229,7 +229,7 @@ def test_the_table_fits_its_terminal(width: int) -> None:
 
 
 def test_lines_are_chosen_sorted_and_show_alarms_and_a_trend() -> None:
-    state, slow, fast = LastMinutes(), Sender("pi-07"), Sender("nuc-1")
+    state, slow, fast = LivePercentiles(), Sender("pi-07"), Sender("nuc-1")
     for sender, latency in ((slow, 20.0), (fast, 2.0)):
         for growth in (1, 2):
             for topic, payload in sender.window([latency * growth] * 10):

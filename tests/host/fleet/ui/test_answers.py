@@ -58,9 +58,9 @@ def a_day() -> Sent:
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    url, board, store = str(tmp_path / "fleet.db"), Watched(), RolloutStore(tmp_path / "rollouts")
+    url, fleet_state, store = str(tmp_path / "fleet.db"), Watched(), RolloutStore(tmp_path / "rollouts")
     assert record(url, a_day()).refused == 0
-    feed(board, a_day(), NOW)
+    feed(fleet_state, a_day(), NOW)
     outcomes = {"pi-1": Outcome("pi-1", Result.FAILED, error=ErrorText("x.y", "no"))}
     store.write(
         Rollout(
@@ -77,7 +77,7 @@ def port(tmp_path: Path) -> Iterator[int]:
         )
     )
     query = FleetQuery(url)
-    hub = Hub(board, Rollouts(store), lambda: NOW, lambda: NOW_MS)
+    hub = Hub(fleet_state, Rollouts(store), lambda: NOW, lambda: NOW_MS)
     hub.tick()
     answers = Answers(hub, History(query, lambda: NOW_MS, targets={"digits": 2.5}))
     server = PageServer(answers, Access(frozenset()), "127.0.0.1", 0)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from edgert_deploy.fleet.ui.answers import A_PAGE, Answers
-from edgert_deploy.fleet.ui.board import Filter
+from edgert_deploy.fleet.ui.fleet_state import Filter
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -16,22 +16,22 @@ NOW = 1000.0  # monotonic seconds
 
 
 def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tmp_path: Path) -> None:
-    board, clock = Watched(), [NOW]
-    hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: clock[0], lambda: NOW_MS)
+    fleet_state, clock = Watched(), [NOW]
+    hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: clock[0], lambda: NOW_MS)
     fleet = [Pi(f"pi-{number:05}") for number in range(10_000)]
     for pi in fleet:
-        feed(board, pi.info())
+        feed(fleet_state, pi.info())
     hub.tick()
     first = hub.view(Filter())
     assert first.counts["online"] == 10_000
-    board.apply(fleet[7].topics.status, b"lost", True, NOW)
+    fleet_state.apply(fleet[7].topics.status, b"lost", True, NOW)
     assert hub.view(Filter()) is first  # until the next tick, whoever asks
     hub.tick()
     change = hub.view(Filter()).since(first)
     assert change is not None
     assert change["changed"] == [["plant-a", 7, "l"]]
     assert len(json.dumps(change)) < 2000
-    feed(board, Pi("zz").info())
+    feed(fleet_state, Pi("zz").info())
     hub.tick()
     assert hub.view(Filter()).since(first) is None
     listed = Answers(hub, None).devices({"state": "", "page": "3", "sort": "device"})  # type: ignore[arg-type]

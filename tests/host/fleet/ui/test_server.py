@@ -37,11 +37,11 @@ TOKEN = "a-token-of-this-test"
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Iterator[Answers]:
-    url, pi, board = str(tmp_path / "fleet.db"), Pi("pi-1"), Watched()
+    url, pi, fleet_state = str(tmp_path / "fleet.db"), Pi("pi-1"), Watched()
     record(url, pi.info() + pi.window(NOW_MS - 1, [1.0]))
-    feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
+    feed(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
-    hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
+    hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
     yield Answers(hub, History(query, lambda: NOW_MS))
     hub.close()
     query.close()

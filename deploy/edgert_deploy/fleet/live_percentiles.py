@@ -136,7 +136,7 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-class LastMinutes(Fleet):
+class LivePercentiles(Fleet):
     """The fleet with the latencies of its last `horizon_s`: messages and times in, rows out."""
 
     def __init__(self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = wall_ms) -> None:

@@ -43,7 +43,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeviceView:
     """A device's state, why, and since when (ms since 1970; 0 if unknown)."""
 
     device: DeviceState
@@ -53,7 +53,7 @@ class Seen:
     alarms: tuple[str, ...]
 
 
-class Board(Fleet):
+class FleetState(Fleet):
     """Every device and its state. `now` is monotonic seconds, `wall_ms` ms since 1970."""
 
     decodes_hist = False  # the store answers for latencies; here a histogram only announces news
@@ -128,7 +128,7 @@ class Board(Fleet):
 
     # --- the page -----------------------------------------------------------------------------
 
-    def seen(self, chosen: Filter, now: float) -> list[Seen]:
+    def views(self, chosen: Filter, now: float) -> list[DeviceView]:
         """Return the devices that fit the filter, ordered by site and name, with their states."""
         with self._lock:
             self._slow.compare(self.devices.values(), now)
@@ -136,7 +136,7 @@ class Board(Fleet):
             ordered = [self.devices[key] for key in sorted(self.devices)]
             return [self._state_of(device, newest, now) for device in ordered if _device_fits(device, chosen)]
 
-    def seen_device(self, site: str, device: str, now: float) -> Seen | None:
+    def view_of(self, site: str, device: str, now: float) -> DeviceView | None:
         """Return one device with its state, None if it is unknown."""
         with self._lock:
             self._slow.compare(self.devices.values(), now)
@@ -188,28 +188,28 @@ class Board(Fleet):
                     newest[model] = line.version
         return {model: (version, self._versions.get(model, {}).get(version, 0)) for model, version in newest.items()}
 
-    def _state_of(self, device: DeviceState, newest: Mapping[str, tuple[str, int]], now: float) -> Seen:
+    def _state_of(self, device: DeviceState, newest: Mapping[str, tuple[str, int]], now: float) -> DeviceView:
         wall_ms = self._wall_ms()
         alarms = tuple(sorted(set().union(*device.alarms.values())))
         heard_ms = 0 if device.heard_at is None else wall_ms - int((now - device.heard_at) * 1000)
         if device.status == "lost":
-            return Seen(device, "lost", "its connection broke", heard_ms, alarms)
+            return DeviceView(device, "lost", "its connection broke", heard_ms, alarms)
         if device.status == "offline":
-            return Seen(device, "offline", "stopped", heard_ms, alarms)
+            return DeviceView(device, "offline", "stopped", heard_ms, alarms)
         if device.is_stale(now):
-            return Seen(device, "stale", "online, but sends nothing", heard_ms, alarms)
+            return DeviceView(device, "stale", "online, but sends nothing", heard_ms, alarms)
         if alarms:
-            return Seen(device, "alarmed", ", ".join(alarms), device.alarms_ms, alarms)
+            return DeviceView(device, "alarmed", ", ".join(alarms), device.alarms_ms, alarms)
         if slow := self._slow.why(device, wall_ms):
-            return Seen(device, "slow", *slow, alarms)
+            return DeviceView(device, "slow", *slow, alarms)
         for model, line in sorted(device.models.items()):
             version, since_ms = newest.get(model, ("", 0))
             if line.version and release(line.version) < release(version):
-                return Seen(device, "behind", f"{model} is {line.version}, newest {version}", since_ms, alarms)
+                return DeviceView(device, "behind", f"{model} is {line.version}, newest {version}", since_ms, alarms)
         if device.late_s > max(LATE_S, 5 * device.window_s):
             why = f"its reports are {device.late_s / 60:.0f} min late"
-            return Seen(device, "behind", why, wall_ms - int(device.late_s * 1000), alarms)
-        return Seen(device, "online", "", heard_ms, alarms)
+            return DeviceView(device, "behind", why, wall_ms - int(device.late_s * 1000), alarms)
+        return DeviceView(device, "online", "", heard_ms, alarms)
 
 
 def release(version: str) -> tuple[int, str]:

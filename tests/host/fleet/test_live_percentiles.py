@@ -8,23 +8,23 @@ import pytest
 
 from edgert.telemetry import messages
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
-from edgert_deploy.fleet import last_minutes as last_minutes_module
-from edgert_deploy.fleet.last_minutes import LastMinutes, Row
+from edgert_deploy.fleet import live_percentiles as live_percentiles_module
+from edgert_deploy.fleet.live_percentiles import LivePercentiles, Row
 from tests.support.fleet import Sender
 
 
-def feed(state: LastMinutes, sent: list[tuple[str, bytes]], now: float = 0.0) -> None:
+def feed(state: LivePercentiles, sent: list[tuple[str, bytes]], now: float = 0.0) -> None:
     for topic, payload in sent:
         state.apply(topic, payload, False, now)
 
 
-def row_of(state: LastMinutes, device: str | None, now: float = 0.0) -> Row:
+def row_of(state: LivePercentiles, device: str | None, now: float = 0.0) -> Row:
     (row,) = (row for row in state.rows(now) if row.device == device)
     return row
 
 
 def test_a_device_s_windows_become_one_row() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", True, 0.0)
     feed(state, pi.window([1.0] * 98 + [50.0] * 2, errors=3))
     feed(state, pi.window([1.0] * 20))
@@ -37,7 +37,7 @@ def test_a_device_s_windows_become_one_row() -> None:
 
 
 def test_a_repeated_message_counts_once() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     sent = [message for _ in range(3) for message in pi.window([1.0] * 10)]
     feed(state, sent)
     feed(state, sent[2:])
@@ -46,7 +46,7 @@ def test_a_repeated_message_counts_once() -> None:
 
 
 def test_a_message_that_never_came_is_counted_and_a_late_one_fills_the_hole() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     windows = [pi.window([1.0] * 10) for _ in range(5)]
     feed(state, windows[0] + windows[4])
     assert row_of(state, "pi-07").missing == 3
@@ -56,7 +56,7 @@ def test_a_message_that_never_came_is_counted_and_a_late_one_fills_the_hole() ->
 
 
 def test_the_same_seq_after_a_reboot_is_another_message() -> None:
-    state = LastMinutes()
+    state = LivePercentiles()
     feed(state, Sender("pi-07", boot="b1").window([1.0]))
     feed(state, Sender("pi-07", boot="b2").window([1.0]))
     row = row_of(state, "pi-07")
@@ -64,7 +64,7 @@ def test_the_same_seq_after_a_reboot_is_another_message() -> None:
 
 
 def test_fleet_percentiles_are_those_of_the_pooled_sample() -> None:
-    state, dice = LastMinutes(), random.Random(7)
+    state, dice = LivePercentiles(), random.Random(7)
     pooled: list[float] = []
     for number in range(20):
         scale = 100.0 if number == 0 else 1.0
@@ -81,14 +81,14 @@ def test_fleet_percentiles_are_those_of_the_pooled_sample() -> None:
 
 
 def test_models_are_summed_up_each_by_itself() -> None:
-    state = LastMinutes()
+    state = LivePercentiles()
     feed(state, Sender("pi-07", "digits").window([1.0]))
     feed(state, Sender("pi-07", "faces").window([9.0]))
     assert [(row.model, row.answered) for row in state.fleet_rows(0.0)] == [("digits", 1), ("faces", 1)]
 
 
 def test_only_the_last_windows_count() -> None:
-    state, pi = LastMinutes(horizon_s=100), Sender("pi-07")
+    state, pi = LivePercentiles(horizon_s=100), Sender("pi-07")
     feed(state, pi.window([50.0]), now=0)
     feed(state, pi.window([1.0]), now=90)
     assert row_of(state, "pi-07", now=90).answered == 2
@@ -97,14 +97,14 @@ def test_only_the_last_windows_count() -> None:
 
 
 def test_a_backlog_delivered_at_once_does_not_pass_for_the_last_minutes() -> None:
-    state, pi = LastMinutes(horizon_s=120), Sender("pi-07")
+    state, pi = LivePercentiles(horizon_s=120), Sender("pi-07")
     for _ in range(30):
         feed(state, pi.window([1.0]), now=5.0)
     assert row_of(state, "pi-07", now=5.0).answered == 3
 
 
 def test_a_device_that_says_online_and_falls_silent_is_stale() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", False, 0.0)
     feed(state, pi.window([1.0]), now=10.0)
     assert row_of(state, "pi-07", now=155.0).state == "online"
@@ -114,7 +114,7 @@ def test_a_device_that_says_online_and_falls_silent_is_stale() -> None:
 
 
 def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", False, 0.0)
     feed(state, pi.window([1.0]), now=10.0)
     feed(state, pi.window([1.0], window_s=5), now=15.0)
@@ -126,7 +126,7 @@ def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
 
 
 def test_a_retained_word_is_no_sign_of_life() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", True, 0.0)
     state.apply(pi.topics.info, messages.dump({"v": 1, "edgert": "0.1.0"}), True, 0.0)
     row = row_of(state, "pi-07", now=100.0)
@@ -136,7 +136,7 @@ def test_a_retained_word_is_no_sign_of_life() -> None:
 
 
 def test_what_is_not_of_the_contract_is_counted_and_does_no_harm() -> None:
-    state, pi = LastMinutes(), Sender("pi-07")
+    state, pi = LivePercentiles(), Sender("pi-07")
     feed(state, pi.window([1.0]))
     for topic, payload in [
         ("edgert/v1/plant-a/pi-07/status", b"perhaps"),
@@ -150,8 +150,8 @@ def test_what_is_not_of_the_contract_is_counted_and_does_no_harm() -> None:
 
 
 def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_minutes_module, "DEVICES_MAX", 3)
-    state = LastMinutes()
+    monkeypatch.setattr(live_percentiles_module, "DEVICES_MAX", 3)
+    state = LivePercentiles()
     for number in range(5):
         feed(state, Sender(f"pi-{number}").window([1.0]))
     assert len(state.devices) == 3
