@@ -6,6 +6,8 @@
   that of one FastAPI process with the same artifacts, threads and requests.
 - **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items a request): memory of the worker
   before them, after them, and once the clients are silent; a request before them, and the first after the silence.
+- **Learning** (MobileNetV2 and ResNet-50 in FP32 on ONNX Runtime): the most memory of all processes while a model is loaded
+  and measured for the first time, and 10 s after it, both above the memory 30 s later.
 - **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its
   own.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
@@ -29,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +69,9 @@ START_S_MAX = 60.0
 SETTLE_S = 5.0
 REQUESTS = 50  # to each of many models
 SILENT_S = 15.0
+WATCH_STEP_S = 0.02
+RETURN_S = 10.0  # after the load, until the memory of learning is free
+RETURNED_MB = 5.0
 
 # All processes stay until the end, so that all are measured at once.
 WITH_NUMPY = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
@@ -103,6 +109,8 @@ def main() -> None:
         rows = [
             *memory(state, path),
             *large_requests(),
+            *learning("mobilenet_v2"),
+            *learning("resnet_50"),
             *further_workers(state, options.starts),
             *idle(state, path, options.idle_seconds),
             *rounds(state, options.starts),
@@ -207,6 +215,43 @@ def large_requests() -> list[dict[str, Any]]:
             row("a request before them", before_ms, "ms"),
             row("first request after the silence", first_ms, "ms"),
         ]
+
+
+def learning(architecture: str) -> list[dict[str, Any]]:
+    """Start a daemon that has learned nothing of its model, and measure the memory of all processes until it rests."""
+    print(f"learning {architecture}", file=sys.stderr)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
+        source = write_model(architecture, folder, calibration=16, holdout=16)
+        model = BenchModel("m", *source, precision="fp32")
+        state, _ = stack.enter_context(device_with([model], "[serving]\ncache_mb = 0\nwindow_s = 5\n"))
+        edgertd(state, "stop")
+        shutil.rmtree(state / "learned")
+        edgertd(state, "start")
+        daemon = edgertd(state, "status")["daemon"]["pid"]
+        seen_mb, rests = [0.0], threading.Event()
+
+        def watch() -> None:
+            while not rests.wait(WATCH_STEP_S):
+                with contextlib.suppress(OSError):  # a process has just ended
+                    seen_mb.append(sum(mb(pid) for pid in processes(daemon)))
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        while serving(state, "m")["state"] != "ready":
+            time.sleep(WATCH_STEP_S)
+        rests.set()
+        watching.join()
+        time.sleep(RETURN_S)
+        returned_mb = sum(mb(pid) for pid in processes(daemon))
+        time.sleep(2 * SILENT_S)
+        steady_mb = sum(mb(pid) for pid in processes(daemon))
+        weights_mb = live_artifact(state, "m").path.stat().st_size / 1e6
+    return [
+        row(f"{architecture}: weights", weights_mb, "MB"),
+        row(f"{architecture}: peak while learning, above steady", max(seen_mb) - steady_mb, "MB PSS", weights_mb + 64),
+        row(f"{architecture}: {RETURN_S:.0f} s later, above steady", returned_mb - steady_mb, "MB PSS", RETURNED_MB),
+    ]
 
 
 def further_workers(state: Path, times: int) -> list[dict[str, Any]]:

@@ -92,7 +92,9 @@ def _open(
 
     def load(threads: int) -> Session:
         options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
-        return load_session(version.local(artifact), options)
+        session = load_session(version.local(artifact), options)
+        return_free_memory()  # the engine's own copies of the file, before measurements take memory, too
+        return session
 
     kept = learned_file.read(circumstances)
     learned = None if kept is None or kept.doubtful else kept
