@@ -6,8 +6,8 @@
   that of one FastAPI process with the same artifacts, threads and requests.
 - **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items a request): memory of the worker
   before them, after them, and once the clients are silent; a request before them, and the first after the silence.
-- **Learning** (MobileNetV2 and ResNet-50 in FP32 on ONNX Runtime): the most memory of all processes while a model is loaded
-  and measured for the first time, and 10 s after it, both above the memory 30 s later.
+- **Learning** (MobileNetV2 and ResNet-50 in FP32 on ONNX Runtime): the most memory of all processes while a model is
+  loaded and measured for the first time, and 10 s after it, both above the memory 30 s later.
 - **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its
   own.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
