@@ -63,10 +63,10 @@ class BuildSpec:
 class Artifact:
     """A model in the form of one engine. The engine opens `path`, and needs `companions` beside it.
 
-    `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are the versions of what
-    made it, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, if accuracy
-    needs it. `qat`: its scales are those that the source came with. `int8_share` is the share of multiply-accumulates
-    that run in INT8, read from the artifact; None if its file does not tell.
+    `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are its tools and their
+    versions, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, if accuracy
+    needs it. `qat`: its scales are the source's own. `int8_share` is the share of multiply-accumulates
+    that run in INT8, read from the artifact; None if its file lacks that information.
     """
 
     engine: str
@@ -119,12 +119,12 @@ class Builder(Protocol):
     # The engine that judges artifacts on this host: its own if it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    takes_any_onnx: ClassVar[bool] = False  # also operators of ai.onnx.ml, and FP64
-    finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, if the source does
-    takes_wide: ClassVar[bool] = False  # the ranges of activations that the source quantizes to 16 bits
+    takes_any_onnx: ClassVar[bool] = False  # also accepts operators of ai.onnx.ml, and FP64
+    finds_ranges: ClassVar[bool] = False  # finds activation ranges while the model runs, if the source does
+    takes_wide: ClassVar[bool] = False  # accepts activations that the source quantizes to 16 bits
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
-    # Precisions that are built beside "int8" if candidates are timed.
+    # Precisions that are built in addition to "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
     # The ways in which the engine can compute the same model, as (threads, options); 0 threads: all of them.
@@ -140,7 +140,7 @@ class Builder(Protocol):
         ...
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
-        """Return how the engine quantizes, as near as a Q/DQ graph comes to it."""
+        """Return how the engine quantizes, as closely as a Q/DQ graph can describe it."""
         ...
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Builder(Protocol):
         return self.all_recipes
 
     def variant(self, spec: BuildSpec) -> str:
-        """Return what the artifact's id ends with if profiles of one engine need different artifacts."""
+        """Return a suffix of the artifact's id if profiles of one engine need different artifacts."""
         return ""
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
@@ -156,14 +156,14 @@ class Builder(Protocol):
         ...
 
     def takes(self, source: SourceModel) -> bool:
-        """Whether an artifact is built from `source`; `check_source` tells the user why not."""
+        """Whether an artifact can be built from `source`; `check_source` tells the user why not."""
         known = takes_operators(source, self.engine)
         return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and known
 
     def made(
         self, spec: BuildSpec, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
     ) -> Artifact:
-        """Return the artifact that `spec` asked for, whose files are written."""
+        """Return the artifact of `spec`; its files are already written."""
         return Artifact(
             self.engine,
             spec.precision,
@@ -179,18 +179,18 @@ class Builder(Protocol):
     def _int8_share(self, path: Path) -> float | None:
         try:
             share = int8_share(self.layers(path))
-        except Exception:  # noqa: BLE001 - a reader that does not know an operator fails no build
+        except Exception:  # noqa: BLE001 - a reader that does not know an operator must not fail a build
             return None
         return None if share is None else round(share, 3)
 
 
 def keeps_quantization(spec: BuildSpec, source: SourceModel) -> bool:
-    """Whether the artifact takes over the scales that the source came with."""
+    """Whether the artifact keeps the source's own scales."""
     return is_kept(source, spec.engine) and spec.precision.startswith("int8")
 
 
 def is_kept(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` takes the source's own quantization."""
+    """Whether `engine` accepts the source's own quantization."""
     builder = builder_for(engine)
     if not source.quantized or builder.finds_ranges or source.proto is None:
         return source.quantized
@@ -198,7 +198,7 @@ def is_kept(source: SourceModel, engine: str) -> bool:
 
 
 def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` takes it, with Q/DQ or in float. Raises BuildFailed if it cannot be."""
+    """Return the source as `engine` accepts it, with Q/DQ or in float. Raises BuildFailed."""
     if not source.quantized or source.proto is None:
         return source
     if is_kept(source, engine):
@@ -214,7 +214,7 @@ def builder_for(engine: str) -> Builder:
 
 
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
-    """Return the engine of a profile that must take `source`: the first, or of few the first of these."""
+    """Return the engine that must build `source`: the first, else the first that accepts it."""
     if source.kind == "onnx" and takes_operators(source, engines[0]):
         return engines[0]
     return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 SHARE_MIN = 0.9  # an artifact with a smaller share of its multiply-accumulates in INT8 is "mixed"
 
-Shape = Sequence[int] | None  # None: the file does not tell it
+Shape = Sequence[int] | None  # None: the file lacks it
 
 
 class ArtifactLayer(NamedTuple):
     """A layer: `precision` is "int8", "fp16", "fp32" or another dtype.
 
     `macs` counts the multiply-accumulates of one sample in a layer with weights or a matrix product. It is 0 for other
-    layers, and None if the file does not tell the shapes.
+    layers, and None if the file lacks the shapes.
     """
 
     kind: str

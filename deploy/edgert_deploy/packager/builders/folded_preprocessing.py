@@ -20,7 +20,7 @@ from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
-    """Return the model that takes frames as `rule` has them, and the rest of it. Raises ConfigInvalid."""
+    """Return the model with frames of `rule` as input, and the rest of the rule. Raises ConfigInvalid."""
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
     if (
         source.kind != "onnx"
@@ -55,7 +55,7 @@ def _is_plain(proto: Any, name: str) -> bool:
 
 
 def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
-    """Return the graph behind Cast (TensorRT needs it first), Transpose and Gather if any, Mul and Add."""
+    """Return the graph after Cast (first, for TensorRT), Transpose and Gather if needed, Mul and Add."""
     from onnx import TensorProto, helper, numpy_helper
 
     copy = type(proto)()

@@ -31,13 +31,13 @@ PRODUCTS = frozenset(
 )
 RECURRENT = frozenset(["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"])
 WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
-# Between a DequantizeLinear and the layer that reads it, these keep the values as they are.
+# Between a DequantizeLinear and the layer that reads it, these do not change the values.
 MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 UINT8, INT8 = 2, 3  # of TensorProto
 
 
 def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
-    """Yield the layers of the artifact at `path`: INT8 if both factors come out of a DequantizeLinear.
+    """Yield the layers of the artifact at `path`: INT8 if DequantizeLinear makes both factors.
 
     `needs_quantized_result`: the engine computes a convolution in INT8 only if its result is quantized, too.
     """
@@ -116,7 +116,7 @@ class _Graph:
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether every reader of a value quantizes it first; a ReLU between becomes part of the layer."""
+        """Whether every reader of a value quantizes it first; a ReLU in between becomes part of the layer."""
         readers = self.readers.get(name, ())
         if name in self.outputs or not readers:
             return False

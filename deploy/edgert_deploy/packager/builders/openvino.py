@@ -76,8 +76,7 @@ class OpenVINOBuilder(Builder):
 def unread_nodes(report: str) -> str:
     """Return the nodes that a report of OpenVINO's reader names, with their reasons.
 
-    Without any, return the report. Nodes behind one that was not read have inputs without a known rank: they are left
-    out.
+    Return the report itself if it names none. Nodes after an unread one have inputs of unknown rank: they are left out.
     """
     found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
     reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
@@ -107,7 +106,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
         try:
             model = _quantized(nncf, model, source, calibration, spec)
         except Exception as error:
-            if nodes := control_flow(source.proto):  # NNCF takes some of them
+            if nodes := control_flow(source.proto):  # NNCF accepts some of them
                 raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
             raise
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
@@ -132,10 +131,10 @@ def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
 
 
 def _fold_constants(model: Any) -> None:
-    """Compute what depends on constants alone.
+    """Compute the values that depend only on constants.
 
     The reader of ONNX reshapes the weights of a grouped convolution by a shape that it computes. OpenVINO computes such
-    a layer in float, whatever is quantized around it.
+    a layer in float, even if everything around it is quantized.
     """
     from openvino.passes import ConstantFolding, Manager
 
@@ -149,7 +148,7 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, spec: BuildSpec) -> Any:
-    """Return what NNCF leaves in float: operators of `spec.float_layers`, by ONNX's names, and a tail."""
+    """Return the scope that NNCF leaves in float: `spec.float_layers`, by ONNX's names, and a tail."""
     names: list[str] = []
     if spec.recipe == "float-tail":
         # OpenVINO loses much in INT8 when it computes a single sample of a recurrent layer.
@@ -163,7 +162,7 @@ def _ignored(nncf: Any, model: Any, source: SourceModel, spec: BuildSpec) -> Any
 
 
 def _tail(model: Any) -> list[str]:
-    """Return the operators between the last weights and the outputs: a detector's head joins there."""
+    """Return the operators between the last weights and the outputs, as the end of a detector's head."""
     names: set[str] = set()
     waiting = [result.input_value(0).get_node() for result in model.get_results()]
     while waiting:
@@ -187,7 +186,7 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         )
     elif spec.recipe == "nncf-transformer":
-        transformer = True  # smoothing, and a float path around what attention needs; helps some convolutions too
+        transformer = True  # smoothing, and float around attention; helps some convolutions, too
     return nncf.quantize(
         model,
         nncf.Dataset(list(calibration_feeds(calibration))),

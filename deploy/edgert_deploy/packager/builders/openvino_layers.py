@@ -71,7 +71,7 @@ class _IR:
         return str(self.layers[number].get("type"))
 
     def is_quantized(self, number: str) -> bool:
-        """Whether a value comes out of a FakeQuantize to 8 bits."""
+        """Whether a value is the output of a FakeQuantize to 8 bits."""
         while (self.kind(number) in MOVES and self.kind(number) != "Concat") or self.is_unpacked(number):
             number = self.reads[number][0]
         if self.kind(number) == "Concat":
@@ -80,7 +80,7 @@ class _IR:
         return self.kind(number) == "FakeQuantize" and data is not None and int(data.get("levels", "0")) <= LEVELS_MAX
 
     def is_unpacked(self, number: str) -> bool:
-        """Whether a value is made from 8 bits by `Convert` and arithmetic, as ONNX's Q/DQ becomes."""
+        """Whether a value is computed from 8 bits by `Convert` and arithmetic, like ONNX's Q/DQ."""
         while self.kind(number) in UNPACKS and self.reads.get(number):
             data = self.layers[number].find("data")
             if self.kind(number) == "Convert" and data is not None and data.get("destination_type") in INT8_TYPES:
@@ -91,8 +91,7 @@ class _IR:
     def are_int8(self, number: str, kind: str) -> bool:
         """Whether a layer's weights, or the second matrix of a product, are quantized.
 
-        OpenVINO computes a grouped convolution in float if its weights are more than a constant before they are
-        quantized.
+        OpenVINO computes a grouped convolution in float if its weights are not a constant before they are quantized.
         """
         if self.holds(number, INT8_TYPES):
             return True

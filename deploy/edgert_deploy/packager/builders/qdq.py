@@ -1,7 +1,7 @@
 """Q/DQ quantization of an ONNX graph by ONNX Runtime's tools, for onnxruntime and tensorrt.
 
 It is static post-training quantization with weights per channel and min-max ranges over the calibration set. Only the
-recipe differs between the engines. By "dynamic-range" ONNX Runtime finds the ranges of activations as it runs.
+recipe differs between the engines. With "dynamic-range", ONNX Runtime finds the ranges of activations while it runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
 def recipes(proto: Any) -> tuple[str, ...]:
     """Return those of RECIPES that are tried for a model, in order.
 
-    Narrower ranges ("percentile", "entropy") were better for no model of the zoo, and take the longest: `--recipe`
+    Narrower ranges ("percentile", "entropy") were better for no model of the zoo and take longest: only `--recipe`
     chooses them.
     """
     return ("min-max",) if is_transformer(proto) else ("min-max", "heavy-only")
@@ -120,7 +120,7 @@ def vendor_tool(failure: str, advice: str) -> Iterator[None]:
 
 
 def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
-    """Return what to tell of a model whose If, Loop or Scan `nodes` prevent INT8."""
+    """Return the message about a model whose If, Loop or Scan `nodes` prevent INT8."""
     return (
         f"{source.path.name} cannot be quantized: {', '.join(nodes[:3])} runs by the data, and {why}. "
         "Build it with --precision auto, which takes FP16 or FP32, or export the model without it"
@@ -128,7 +128,7 @@ def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
 
 
 def is_transformer(proto: Any) -> bool:
-    """Return whether the graph has attention, which loses too much in INT8, and which engines refuse."""
+    """Return whether the graph has attention: INT8 loses too much there, and some engines refuse it."""
     nodes = proto.graph.node
     if any(node.op_type in ATTENTION_OPS for node in nodes):
         return True
@@ -187,7 +187,7 @@ def tool_versions() -> dict[str, str]:
 def _prepared(source: SourceModel, folder: Path) -> Any:
     import onnx
 
-    sdk()  # imported first, which turns its telemetry off
+    sdk()  # imported first: this turns its telemetry off
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     write_proto(source.proto, folder / "source.onnx")
@@ -209,7 +209,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
 
 def _complete_types(proto: Any) -> None:
-    """State which values are FP32 if no inference found it, as behind operators of other domains."""
+    """Declare values as FP32 if inference found no type, as after operators of other domains."""
     import onnx
 
     known = {value.name for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
@@ -234,7 +234,7 @@ def _complete_types(proto: Any) -> None:
 
 
 def _without_ranges(proto: Any) -> list[str]:
-    """Return the Softmax nodes without a range, as they are not FP32: the quantizer fails there."""
+    """Return the Softmax nodes that are not float: they have no range, and the quantizer fails there."""
     values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
     return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 
@@ -249,7 +249,7 @@ def _flatten_biases(proto: Any) -> None:
 
 
 def _separate_biases(proto: Any) -> None:
-    """Give each layer its own bias: ONNX Runtime's quantizer may name a copy like another value."""
+    """Give each layer its own bias: the quantizer may give a copy the name of another value."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
     seen = set()

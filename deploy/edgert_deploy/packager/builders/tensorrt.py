@@ -29,7 +29,7 @@ OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "AveragePool", "GlobalA
 OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,
-    "QuantizeBias": False,  # TensorRT takes a bias only in float
+    "QuantizeBias": False,  # TensorRT accepts a bias only in float
     "AddQDQPairToWeight": False,  # stores weights as INT8, not as FP32
     # TensorRT's kernels write floats, and the next layer's Q is fused into them. Source: NVIDIA TensorRT documentation,
     # "Working with Quantized Types", Q/DQ placement: by default, do not quantize the outputs of weighted operations.
@@ -42,7 +42,7 @@ class TensorRTBuilder(Builder):
     judged_by = "onnxruntime"  # it reads the same graph
     libraries = qdq.LIBRARIES
     all_recipes = qdq.RECIPES
-    # On a GPU FP16 has another speed than FP32; here it has only another size.
+    # On a GPU, FP16 and FP32 differ in speed; on this host, only in size.
     timed_beside_int8 = ("int8fp16",)
     # This host cannot run TensorRT's kernels, and they may use TF32.
     tolerance_times = 2.0

@@ -31,7 +31,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, at_length, 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
 CUT = 0.001  # the share of an activation's values that the recipe "percentile" cuts off at either end
-# It runs tflite-runtime 2.14, whose FULLY_CONNECTED takes no scale for each channel of INT8 weights beside float data.
+# It runs tflite-runtime 2.14, whose FULLY_CONNECTED accepts no per-channel scales of INT8 weights with float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples move the recorded ranges little and cost one float run each.
@@ -90,7 +90,7 @@ class TFLiteBuilder(Builder):
 
 
 def _check_spec(spec: BuildSpec, source: SourceModel) -> None:
-    """Raise BuildFailed for a precision that the source has not, or a recipe that the target does not run."""
+    """Raise BuildFailed for a precision that the source lacks, or a recipe that the target cannot run."""
     if source.tflite and source.quantized and spec.precision != "int8":
         raise BuildFailed(
             f"{source.path.name} is quantized, so it holds no {spec.precision} weights: "
@@ -147,7 +147,7 @@ def _in_int8(
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
-    """Return a function: whether the operator whose output TFLite calls by a name stays in float."""
+    """Return a function that tells whether the operator whose output has a name stays in float."""
     if not float_layers:
         return lambda name: False
     every = layers_of(prepared(source))

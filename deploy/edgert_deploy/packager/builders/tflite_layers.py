@@ -26,9 +26,9 @@ PRECISIONS = {"float32": "fp32", "float16": "fp16", "uint8": "int8"}
 
 
 def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
-    """Yield the layers by the type of what each writes.
+    """Yield the layers, each with the type of its result.
 
-    Float data beside INT8 weights is INT8, too: the operator quantizes the data itself, and multiplies in INT8.
+    Float data with INT8 weights counts as INT8: the operator quantizes the data itself, and multiplies in INT8.
     """
     from ai_edge_litert import schema_py_generated as schema
 
@@ -44,7 +44,7 @@ def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
             if kind in PASSIVE_OPERATORS:
                 continue
             result = graph.tensors[operator.outputs[0]]
-            read = [graph.tensors[i] for i in operator.inputs]  # -1, for an input that is left out, gives any tensor
+            read = [graph.tensors[i] for i in operator.inputs]  # -1 is an absent input, and gives any tensor
             precision = types[result.type].lower()
             if kind in FACTORS and precision == "float32" and types[read[FACTORS[kind][1]].type] == "INT8":
                 precision = "int8"

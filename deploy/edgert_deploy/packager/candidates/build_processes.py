@@ -1,6 +1,6 @@
-"""Builds in child processes, as the vendors' native code may crash: only its child ends then.
+"""Builds in child processes: a crash of the vendors' native code ends only its child.
 
-The artifacts that a bundle needs whatever the accuracy gate decides are built side by side, into the cache, in as many
+Some artifacts are needed whatever the accuracy gate decides. These are built in parallel, into the cache, in as many
 children as cores and free memory allow. The build flow then finds them there. It stays a plain sequence, and it times
 artifacts on a quiet machine.
 """
@@ -33,7 +33,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 # Smaller models are built in the time that a child takes to import its tools.
 SOURCE_BYTES_MIN = 4 * 1024**2
-# The memory of a child: its tools, some copies of the model, the samples and what they become on the way.
+# The memory of a child: its tools, copies of the model, and the samples with their intermediate forms.
 CHILD_BYTES = 700 * 1024**2
 COPIES_OF_SOURCE = 14
 COPIES_OF_SAMPLES = 3
@@ -49,7 +49,7 @@ class BuildProcesses:
         self._cache, self._lock = cache, threading.Lock()
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
-        """Take the artifact from the cache, else build it in a child, which may crash: BuildFailed, too."""
+        """Return the artifact from the cache, else build it in a child. Raises BuildFailed, also for a crash."""
         key = cache_key(spec, self._source, self._calibration)
         if (cached := self._cache.get(key, out_dir)) is not None:
             progress(f"{spec.engine}: unchanged, taken from the build cache")
@@ -89,7 +89,7 @@ class BuildProcesses:
         return tuple(from_json(Layer, each) for each in answer["layers"])
 
     def harm(self, layer: Layer, recipe: Recipe) -> Harm:
-        """Return what INT8 by `recipe` harms in `layer` alone. Raises BuildFailed."""
+        """Return the harm of INT8 by `recipe` in `layer` alone. Raises BuildFailed."""
         doing = f"the harm of quantizing {layer.op} {layer.name!r} was measured"
         answer = self._measured(f"{__name__}:harm_in_child", pickle.dumps((layer, recipe)), doing)
         return Harm(layer, float(answer["sqnr_db"]))
@@ -189,7 +189,7 @@ def layers_in_child(request: dict[str, Any], payload: bytes, progress: Progress)
 
 
 def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Measure one layer, and keep what was recorded for the next: a child's side of `BuildProcesses.harm`."""
+    """Measure one layer; keep the ranges for the next one: a child's side of `BuildProcesses.harm`."""
     source, calibration = _loaded(request["inputs"])
     layer, recipe = pickle.loads(payload)
     if repr(recipe) not in _sensitivities:
@@ -203,7 +203,7 @@ _sensitivities: dict[str, Sensitivity] = {}
 
 
 def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
-    """Return the inputs at `path`; those of the request before are kept. Temporary files go beside them."""
+    """Return the inputs at `path`, kept from the last request. Put temporary files beside them."""
     children.put_temporary_files_into(Path(path).parent)
     if path not in _last:
         _last.clear()

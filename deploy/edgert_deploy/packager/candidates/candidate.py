@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def how(self) -> str:
-        """How it was made, in short: its recipe, with the number of layers in float; else its precision."""
+        """A short description: the recipe, with the number of layers in float; else the precision."""
         if not self.is_int8:
             return self.artifact.precision.upper()
         layers = len(self.artifact.float_layers)
@@ -88,12 +88,12 @@ class CandidateBuilder:
         """Return the candidate of `spec`. Raises OperatorUnsupported, BuildFailed or an engine's error."""
         key = (spec.id, tuple(layer.name for layer in spec.float_layers))
         if key not in self._built:
-            self._tried += 1  # also what failed has a folder
+            self._tried += 1  # a failed build has a folder, too
             self._built[key] = self._build(spec, self._work / f"{spec.id}-{self._tried}")
         return self._built[key]
 
     def tell_failure(self, what: str, error: EdgeRTError) -> None:
-        """Report why `what` was not built; a reason that follows itself is told once."""
+        """Report why `what` was not built; do not repeat the same reason."""
         self.progress(f"{what}: {'for the same reason' if error.message == self._reason else error.message}")
         self._reason = error.message
 
@@ -112,10 +112,10 @@ class CandidateBuilder:
             ways = judged_outputs(artifact, evaluation.source, reference.holdout)
             for answers in ways:
                 _check_answers(artifact, evaluation.answers, answers)
-            golden = evaluation.golden_answers(artifact, ways[-1])  # a device's check asks with one sample
+            golden = evaluation.golden_answers(artifact, ways[-1])  # a device's check runs one sample at a time
         except ChildFailed as error:
             raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
-        except EngineFailed as error:  # it wrote, or read, what it does not run
+        except EngineFailed as error:  # the engine wrote, or read, a model that it cannot run
             raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", spec, artifact)) from error
         results = [judge(evaluation.metric, reference, evaluation.of_apps(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))

@@ -1,8 +1,8 @@
 """The choice: which candidates a target gets, at most one for each of its engines, the best first.
 
-A requested precision is kept: "int8" is INT8, if need be with some layers in float, or an error that offers the other
-precisions. "auto" times what passes, if this machine has the target's processor, and takes the fastest; elsewhere it
-takes the first that passes, INT8 first. It warns if that is another one.
+A requested precision is kept: "int8" gives INT8, if needed with some layers in float, or an error that offers the other
+precisions. If this machine has the target's processor, "auto" times the candidates that pass and takes the fastest.
+Otherwise it takes the first that passes, INT8 first. It warns if the result is not INT8.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Choice:
     not_built: tuple[NotBuilt, ...] = ()
 
     def tried_text(self, engine: str) -> str:
-        """Return what was tried in `engine` and what it scored; "" for one only."""
+        """Return the attempts in `engine` with their scores; "" if there is only one."""
         words = [
             f"{candidate.how} {candidate.result.accuracy.artifact:.4f}{'' if candidate.passed else ' (fails)'}"
             for candidate in self.tried
@@ -71,7 +71,7 @@ def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
 def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, measure: Measurer | None = None) -> Choice:
     """Build and judge the candidates of a target. With `measure` the fastest that passes comes first.
 
-    Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine takes none.
+    Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine gets no candidate.
     """
     findings = _Findings(target.profile, builder.progress)
     measure = _measurer(builder, target, measure, findings.warn)
@@ -110,7 +110,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 
 @dataclass
 class _Findings:
-    """All that `choose` finds out about a target on the way to its choice."""
+    """The findings of `choose` about a target."""
 
     profile: DeviceProfile
     progress: Callable[[str], None]
@@ -153,7 +153,7 @@ def _warn_of_float(
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
         elif not (target.is_auto or quantized or candidate.is_worth_it or candidate.artifact.float_layers):
-            # An engine leaves most of the work in float by itself. The outcome of a search for layers says so.
+            # The engine itself leaves most of the work in float. After a search for layers, the outcome says so.
             share = share_text(candidate.artifact.int8_share)
             findings.warn(
                 f"{target.profile.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
@@ -162,7 +162,7 @@ def _warn_of_float(
 
 
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
-    """Return what is built whatever the accuracy gate decides, each once."""
+    """Return the specs to build whatever the accuracy gate decides, each once."""
     specs: dict[str, BuildSpec] = {}
     for target in targets:
         wanted = [_first_spec(evaluation.source, engine, target) for engine in target.engines]
@@ -201,7 +201,7 @@ def check_gate(choices: Sequence[Choice]) -> None:
 
 
 def _loss_text(choice: Choice, nearest: Candidate) -> str:
-    """Return what the best candidate of an engine lost, and everything that was tried there."""
+    """Return the loss of an engine's best candidate, and all attempts in that engine."""
     tried = choice.tried_text(nearest.artifact.engine)
     return nearest.result.loss() + (f" (tried: {tried})" if tried else "")
 
@@ -209,7 +209,7 @@ def _loss_text(choice: Choice, nearest: Candidate) -> str:
 def _measurer(
     builder: CandidateBuilder, target: TargetRequest, measure: Measurer | None, warn: Callable[[str], None]
 ) -> Measurer | None:
-    """Return what times the candidates of a target: what the user asked for or, for "auto", this machine."""
+    """Return the measurer of a target: the user's or, for "auto", this machine; None if none fits."""
     name = target.profile.name
     if measure is None and target.is_auto:
         on_host = Measurer()
@@ -236,8 +236,8 @@ def _candidates(
 ) -> list[Candidate]:
     """Build one engine's candidates, simplest first.
 
-    With `until_passed`, none after the first that passes. A candidate that cannot be built is among `found.not_built`.
-    Raises the first error if nothing can be built.
+    With `until_passed`, stop at the first that passes. `findings.not_built` gets each candidate that cannot be built.
+    Raises the last error if nothing can be built.
     """
     name = target.profile.name
     tried: list[Candidate] = []
@@ -247,7 +247,7 @@ def _candidates(
             spec = BuildSpec(engine, precision, target.profile)
             if precision == "int8":
                 for candidate in _int8_candidates(builder, target, spec, budget, findings, until_passed=until_passed):
-                    tried.append(candidate)  # what is built stays, even if a later one cannot be built
+                    tried.append(candidate)  # built candidates stay, even if a later build fails
             else:
                 tried.append(builder.build(spec))
         except CANNOT_BE_BUILT as error:
@@ -259,7 +259,7 @@ def _candidates(
         if until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
             break
     if not tried:
-        raise failures[-1]  # FP32's, if it was tried, says most
+        raise failures[-1]  # the error of FP32, if it was tried, says most
     findings.tried += tried
     return tried
 
@@ -290,7 +290,7 @@ def _int8_candidates(
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates, simplest first, with those behind that have hardly any INT8."""
+    """Return the candidates, simplest first; those with hardly any INT8 come last."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 

@@ -1,4 +1,4 @@
-"""The evaluation: FP32's answers, and all else that candidates are built from and judged by."""
+"""The evaluation: FP32's answers, and all other inputs that build and judge candidates."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ScoresRule = TypeVar("ScoresRule", Classify | None, Ctc | None)
 class Evaluation:
     """The inputs and the gate that all candidates share.
 
-    `answers` are the source's, of all outputs; `reference` has those that apps get. `golden` are the hold-out's rows
-    that become golden samples: `golden_set`, each as the first of a session.
+    `answers` are the source's, of all outputs; `reference` has only the outputs that apps get. `golden` are the
+    hold-out's rows that become golden samples. `golden_set` has these samples, each as the first of a session.
     """
 
     source: SourceModel
@@ -62,7 +62,7 @@ class Evaluation:
 
 
 def evaluate_source(request: BuildRequest) -> Evaluation:
-    """Answer the hold-out with the source. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
+    """Run the source on the hold-out. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
     source, holdout = request.source, request.holdout
     _check_buckets(request)
     answers = _answers(source, holdout)
@@ -95,7 +95,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
 
 
 def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> ScoresRule:
-    """Return the rule without softmax where FP32's scores are probabilities already.
+    """Return the rule without softmax if FP32's scores are probabilities already.
 
     A second softmax would make all scores nearly alike. The integers of a quantized output are no logits either.
     """
@@ -119,7 +119,7 @@ def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:
 
 
 def _as_first_items(request: BuildRequest, rows: Rows) -> CalibrationSet:
-    """Return golden samples as first items of sessions: zero state, a signal's leading zeros before."""
+    """Return golden samples as first items of sessions: with zero state and a signal's leading zeros."""
     holdout, rule = request.holdout, request.preprocess
     samples = holdout.rows(rows)
     inputs = {name: array.copy() for name, array in samples.inputs.items()}
@@ -170,7 +170,7 @@ def _image_size(request: BuildRequest) -> tuple[int, int] | None:
 
 
 def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
-    """Refuse answers that are no numbers: with them, gate and golden samples would prove nothing."""
+    """Raise CalibrationInvalid for NaN and infinity: gate and golden samples would prove nothing."""
     for spec, array in zip(source.outputs, answers, strict=True):
         if array.dtype.kind != "f":
             continue
@@ -189,7 +189,7 @@ def _batch_name(source: SourceModel) -> str:
 
 
 def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, answers: Outputs) -> None:
-    """Refuse a model whose answer to a sample depends on its batch: a batch serves several clients."""
+    """Raise SourceInvalid if an answer depends on its batch, because a batch serves several clients."""
     if source.inputs[0].shape[0] != -1:
         return
     for i in (0, len(holdout) - 1):

@@ -1,6 +1,6 @@
 """Timing candidates: on this machine, or on a device over its transport, by the same `edgertd bench`.
 
-A candidate displaces a simpler one only if it is more than FASTER_SHARE faster: noise must not choose.
+A candidate displaces a simpler one only if it is more than FASTER_SHARE faster: noise must not decide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 
 FASTER_SHARE = 0.05
 SECONDS = 5.0  # at most
-ERROR_SHARE_MAX = 0.005  # of a median: a tenth of what displaces a candidate
+ERROR_SHARE_MAX = 0.005  # of a median: a tenth of FASTER_SHARE
 
 Progress = Callable[[str], None]
 
@@ -48,7 +48,7 @@ Timings = Mapping[str, Timing]  # candidate id -> timing
 
 @dataclass(frozen=True)
 class Measurer:
-    """Times candidates on `device`, for its profile, or here, for profiles of this machine's processor.
+    """Times candidates on `device`, for its profile, or on this machine, for profiles of its processor.
 
     Only compiled engines stay on the device (`STATE/cache`).
     """
@@ -87,7 +87,7 @@ def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
 
 
 def measurer_on(device: Device, targets: Iterable[DeviceProfile]) -> Measurer:
-    """Return what measures on `device`. Raises ConfigInvalid if it is of no target's profile."""
+    """Return a Measurer for `device`. Raises ConfigInvalid if no target has its profile."""
     names = [profile.name for profile in targets]
     if device.profile not in names:
         raise ConfigInvalid(
@@ -126,7 +126,7 @@ def _measured_alone(
 def _results(
     daemon: RemoteDaemon, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
 ) -> Sequence[BenchResult]:
-    """Return what `edgertd bench` answers of each candidate."""
+    """Return the result of `edgertd bench` for each candidate."""
     with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
         _write_candidates(Path(folder), evaluation, candidates)
         return bench_folder(daemon, Path(folder), SECONDS, progress).results

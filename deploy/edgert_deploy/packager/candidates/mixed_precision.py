@@ -1,7 +1,7 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
-docs/accuracy.md describes the search. It ends with its budget, which counts builds: how busy the machine is changes
-nothing. Each measurement is saved at once, so that the same build, run again, continues where it stopped.
+docs/accuracy.md describes the search. It ends with its budget, which counts builds, so a busy machine changes nothing.
+Each measurement is saved at once: the same build, run again, continues where it stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The `count` most harmful layers in float: its `drop` if it was built, the `share` of INT8 if known."""
+    """An attempt with the `count` most harmful layers in float.
+
+    `drop` is None if it was not built, `share` (of INT8) if that is unknown.
+    """
 
     count: int
     passed: bool
@@ -65,7 +68,7 @@ class Search:
     budget_spent: bool
 
     def outcome(self) -> str:
-        """Return in one line what the search came to."""
+        """Return the outcome in one line."""
         engine = self.plain.spec.engine
         layers, attempts = len(self.harms), len(self.attempts)
         if self.found is not None:
@@ -98,7 +101,7 @@ def search_float_layers(
 ) -> Search | None:
     """Search for the fewest layers in float with which `plain` passes; None without known layers.
 
-    More layers are not tried once less than `share_min` of the work is in INT8.
+    The search stops once less than `share_min` of the work is in INT8.
     """
     source = builder.evaluation.source
     if source.proto is None or source.quantized:  # the user's own quantization stays as it is
@@ -128,7 +131,7 @@ def _measured(builder: CandidateBuilder, spec: BuildSpec, layers: Sequence[Layer
 
 
 def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
-    """Return how `spec` is quantized, as near as a Q/DQ graph comes to it."""
+    """Return how `spec` is quantized, as closely as a Q/DQ graph can describe it."""
     recipe = builder_for(spec.engine).recipe(builder.evaluation.source, spec.profile)
     return replace(recipe, ops=HEAVY_OPS) if spec.recipe in HEAVY_RECIPES else recipe
 
@@ -136,7 +139,7 @@ def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
 def _fewest(
     builder: CandidateBuilder, spec: BuildSpec, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
 ) -> tuple[Candidate | None, bool]:
-    """Return the passing candidate with the fewest of `worst` in float, and if the budget ended it."""
+    """Return the passing candidate with the fewest `worst` in float, and if the budget ended the search."""
     fails, passes = 0, 0  # counts of layers; every known count up to `fails` fails; `passes` 0: none is known
     most = len(worst) - 1  # with all of them in float nothing would be INT8
     while most > 0 and passes != fails + 1:
@@ -197,7 +200,7 @@ class _Saved:
         folder = builder.cache.folder.with_name("search")
         self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
-        # A metric of the user's own may have changed since.
+        # The user's own metric may have changed since.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(**entry) for entry in kept]
 

@@ -54,9 +54,10 @@ def best_recipe(
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least.
+    """Sort candidates that pass first; among these, full INT8, which is fast; then by the loss.
 
-    What passes as it has hardly any INT8 comes last: a search for layers may make more of a recipe that loses too much.
+    Candidates that pass only because almost nothing is in INT8 come last; mixed precision may do better with a recipe
+    that failed.
     """
     passed = candidate.passed
     partly = passed and candidate.artifact.is_partly_float
