@@ -1,10 +1,10 @@
-"""The build cache: artifacts by the content of everything that they are made from.
+"""The build cache: artifacts, keyed by the content of everything that shapes them.
 
 A key is the SHA-256 of the source graph, the calibration samples, precision and options, the profile's fields that a
 builder may read, the versions of the libraries, and the packager's own code. An entry is a folder with the artifact's
-files and `entry.json`, which has their SHA-256. It is written beside and renamed, and verified whenever it is read. The
-least recently used entry is evicted first. A damaged entry, a full disk or a folder that cannot be written costs a
-build and no more: every fault of the cache is a miss.
+files and `entry.json`, which has their SHA-256. An entry is written to a temporary folder, then renamed; each read
+verifies it. The least recently used entry is evicted first. A damaged entry, a full disk or a read-only folder only
+causes a new build: every fault of the cache is a miss.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FORMAT = 2
-CODE = Path(__file__).parent  # all that may shape an artifact
+CODE = Path(__file__).parent  # the code that may shape an artifact
 BYTES_MAX = 4 * 10**9
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
@@ -82,7 +82,7 @@ class BuildCache:
         return (self.folder / key / ENTRY).is_file()
 
     def put(self, key: str, artifact: Artifact) -> None:
-        """Store a copy of `artifact` under `key`. A disk that refuses is ignored."""
+        """Store a copy of `artifact` under `key`. Errors of the disk are ignored."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             beside = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
@@ -126,7 +126,7 @@ def default_cache() -> BuildCache:
 
 
 def cache_key(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
-    """Return the digest of all that `spec`'s artifact, or with `recipe` the layers' harm, is made from."""
+    """Return the digest of all inputs of `spec`'s artifact or, with `recipe`, of the layers' harm."""
     stated = {
         "format": FORMAT,
         "engine": "sensitivity" if recipe else spec.engine,

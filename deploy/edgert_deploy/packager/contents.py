@@ -27,9 +27,10 @@ from edgert_deploy.packager.request import BuildRequest
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden samples, and by artifact how far a device's answers may differ, for each output.
+    """The golden samples, and for each artifact the tolerance of each output.
 
-    `raw` holds the windows of signals, or the texts, that inputs were made of; `lengths` is for a model with buckets.
+    `raw` holds the windows of signals, or the texts, from which inputs were made; `lengths` is for a model with
+    buckets.
     """
 
     inputs: Outputs
@@ -47,7 +48,7 @@ class Contents:
 
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
-    """Answer the golden samples in every way that each packed artifact's engine can."""
+    """Run the golden samples in every way of each packed artifact's engine."""
     samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers with other kernels and numbers of threads")

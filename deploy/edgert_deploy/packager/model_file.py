@@ -1,6 +1,6 @@
 """The model file: a TOML file beside a model, read into the options of `edgert build`.
 
-Its keys are the options' names, with `_` for `-`. Paths begin at the file's folder.
+Its keys are the options' names, with `_` for `-`. Paths are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
-# Keys, whether a value of them is right, and what it must be.
+# Keys, the check of a value, and the name of a right value in messages.
 CHECKS: tuple[tuple[Collection[str], Callable[[Any], bool], str], ...] = (
     (TEXTS, lambda value: isinstance(value, str) and bool(value), "text"),
     (("max_drop", "max_class_drop"), lambda value: type(value) in (int, float), "a number"),

@@ -1,4 +1,4 @@
-"""A new model file: what the model itself tells of its build, and comments for the rest."""
+"""A new model file: the settings that the model itself implies, and comments for the rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_model_file(
 
 
 def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequence[str]) -> str:
-    """Return the file: set what could be found out, and a comment for each other key."""
+    """Return the file: the keys that the model implies, and a comment for each other key."""
     folder, detector = source.path.parent, _is_detector(source)
     classes = None if detector else next((s.shape[1] for s in source.outputs if s.ranks_classes), None)
     lines = [
@@ -168,7 +168,7 @@ def _is_detector(source: SourceModel) -> bool:
         if any(
             output is not boxes and len(output.shape) == 3 and anchors in output.shape[1:] for output in source.outputs
         ):
-            return False  # boxes and scores apart, which count from anchors that the model does not hold
+            return False  # separate boxes and scores are relative to anchors that the model does not hold
         height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
         cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
         return anchors in cells or anchors in [3 * count for count in cells]

@@ -1,6 +1,6 @@
 """Packing: source model + samples + device profiles -> checked artifacts -> one signed bundle.
 
-`build_bundle` is the sequence of stages; each takes the value of the one before. Everything is built in a temporary
+`build_bundle` is the sequence of stages; each uses the result of the one before. Everything is built in a temporary
 folder, and the bundle appears under its name only after every target has passed: a failure leaves nothing behind.
 """
 
@@ -32,8 +32,7 @@ from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_re
 from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart, inputs_beyond
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
 
-# Disk space in units of the model's size: the files that a builder writes on its way; an artifact and its copy in the
-# bundle.
+# Disk space in units of the model's size: a builder's intermediate files; an artifact and its copy in the bundle.
 COPIES_ON_THE_WAY = 4
 COPIES_OF_ARTIFACT = 2
 SPACE_BYTES_MIN = 16 * 1024**2
@@ -41,9 +40,9 @@ SPACE_BYTES_MIN = 16 * 1024**2
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The bundle as written, what each target got, in their order, and the key that signed it.
+    """The written bundle, the choice for each target in order, and the key that signed the bundle.
 
-    `warnings` say why the gate may prove less than it seems to, and which target gets less than was asked for.
+    `warnings` say why the gate may prove less than it seems to, and which target gets less than requested.
     """
 
     path: Path
@@ -121,7 +120,7 @@ def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTErro
 
 
 def _softmax_warnings(request: BuildRequest, reference: Reference) -> list[str]:
-    """Return a sentence for each rule whose softmax was left out, as the scores need none."""
+    """Return a sentence for each rule whose softmax was left out because the scores need none."""
     pairs = ((request.classify, reference.classify), (request.ctc, reference.ctc))
     return [
         f"output {after.output!r} holds no logits, so devices take its scores as they are, without softmax"
@@ -180,7 +179,7 @@ def _range_warnings(request: BuildRequest) -> list[str]:
     beyond = [name for name in inputs_beyond(request.calibration, request.holdout) if name not in apart]
     precisions = {precision for target in target_requests(request) for precision in target.precisions}
     if "int8" not in precisions or request.source.quantized:
-        beyond = []  # no scale comes from the calibration samples
+        beyond = []  # the calibration samples determine no scale
     texts = []
     for name in (*apart, *beyond):
         one, other = (
@@ -198,7 +197,7 @@ def _range_warnings(request: BuildRequest) -> list[str]:
 
 
 def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:
-    """Return about how many bytes a build writes to its temporary folder."""
+    """Return an estimate of the bytes that a build writes to its temporary folder."""
     artifacts = sum(len(target.engines) + target.with_reference for target in targets)
     samples = sum(array.nbytes for arrays in (request.calibration, request.holdout) for array in arrays.inputs.values())
     copies = COPIES_ON_THE_WAY + COPIES_OF_ARTIFACT * artifacts

@@ -1,10 +1,11 @@
-"""The receipt: everything that a build found out, as one JSON file of the bundle, signed with it.
+"""The receipt: all findings of a build, as one JSON file of the bundle, signed with it.
 
-Devices do not unpack it. The manifest says what a device must know; the receipt says why: every candidate with its
-accuracy by class and slice, its layers in float, its times if it was measured, and what was left out. It holds no time
-of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates were measured.
-`int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if that is unknown.
-The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of samples.
+Devices do not unpack it. The manifest has the facts that a device needs; the receipt has the reasons: every candidate
+with its accuracy by class and slice, its layers in float and its times if measured, and the engines that were left out.
+It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates
+were measured. `int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if that
+is unknown. The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of
+samples.
 
     {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},

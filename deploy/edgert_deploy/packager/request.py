@@ -33,14 +33,14 @@ ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """The user's settings that the build takes as they are.
+    """The user's settings that the build uses unchanged.
 
-    `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
+    `precision` None means each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
     packs an artifact for every engine of a profile that takes the model, "first" one for the first. `with_reference`
     adds an FP32 artifact of the same engine for each target whose own is not FP32: devices can compare their live
     answers with it (docs/serving.md). `allow_overlap` accepts hold-out samples that are calibration samples too.
     `metric` is a name from metrics.py. `budget` is how many artifacts all searches for layers that must stay in float
-    may build. `recipe` is the one that INT8 is quantized with, in each engine that has it; "" tries them. `jobs` is how
+    may build. `recipe` quantizes INT8 in each engine that has it; "" tries all. `jobs` is how
     many artifacts are built at once, 0 for as many as fit.
     """
 
@@ -61,7 +61,7 @@ class BuildSettings:
 
 @dataclass(frozen=True)
 class BuildRequest(BuildSettings):
-    """One build: its settings, and what was read of the files that the user names.
+    """One build: its settings, and the contents of the files that the user names.
 
     `downgrade_from`, `state_id`, `expires` and `signed_at` are the manifest's. `measure` times candidates, and the
     fastest that passes is packed.
@@ -105,7 +105,7 @@ class TargetRequest:
 
 
 def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
-    """Return what the request means for each of its targets."""
+    """Return the TargetRequest of each target."""
     float_only = is_float_only(request.source.proto)
     precision = request.precision or ("auto" if is_classical(request.source.proto) else None)
     return tuple(
@@ -158,7 +158,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
             "(scikit-learn, XGBoost, LightGBM), which only compute in FP32: leave --precision out, or give fp32"
         )
     drop = max(request.max_drop, request.max_class_drop or 0)
-    if drop > 1 and ":" not in request.metric:  # a metric of the user's own may have any unit
+    if drop > 1 and ":" not in request.metric:  # the user's own metric may have any unit
         raise ConfigInvalid(f"a drop of {drop:g} would let every artifact pass: 1 is the whole score, 0.05 is 5 %")
     _check_recipe(request)
     shared = overlap(request.calibration, request.holdout)

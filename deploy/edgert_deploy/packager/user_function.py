@@ -33,9 +33,9 @@ def plain_name(name: str) -> str:
 
 
 def user_function(name: str) -> Callable[..., Any]:
-    """Return the function called `name`. Raises ConfigInvalid, and what the module itself raises."""
+    """Return the function called `name`. Raises ConfigInvalid, and any error of the module itself."""
     match = NAME.fullmatch(name)
-    assert match is not None  # `is_function` has looked
+    assert match is not None  # `is_function` has checked it
     module, attribute = match["module"], match["function"]
     folders = list(dict.fromkeys([str(Path(match["folder"] or ".").resolve()), str(Path.cwd())]))
     sys.path[:0] = folders

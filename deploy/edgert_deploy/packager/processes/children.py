@@ -1,7 +1,7 @@
-"""The children of a build: vendors' engines and tools run there, as their native code may crash.
+"""The children of a build: vendors' engines and tools run there, because native code may crash.
 
 One child stays for the next request, since it takes 1 to 2 s to import its tools. Requests are pickled. Answers are
-JSON and arrays, so that a child that a hostile model took over cannot run code in the command.
+JSON and arrays, so that a hostile model that controls a child cannot run code in the command.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
-    """Return what `function` ("module:name") answers in a child. Raises ChildFailed, and its EdgeRTErrors."""
+    """Return the answer of `function` ("module:name") in a child. Raises ChildFailed and its EdgeRTErrors."""
     with _lent_child() as child:
         return child.ask(function, request, payload, LIMITS, progress)
 
@@ -72,10 +72,10 @@ class _Held:
     value: Any
     pickled: bytes
     path: Path
-    places: list[tuple[int, int]]  # where each array begins and ends
+    places: list[tuple[int, int]]  # start and end of each array
 
 
-_helds: list[_Held] = []  # the last one first
+_helds: list[_Held] = []  # the most recently used one first
 
 
 def _held_for(value: Any) -> _Held:
@@ -91,7 +91,7 @@ def _held_for(value: Any) -> _Held:
 def _write_held(value: Any) -> _Held:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
-    # The folder of the build, which removes it.
+    # The file is in the folder of the build, which removes it.
     with tempfile.NamedTemporaryFile(prefix="edgert-held-", delete=False) as file:
         for buffer in buffers:
             file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)
@@ -113,12 +113,12 @@ def put_temporary_files_into(folder: Path) -> None:
 
 
 def cause_text(failed: ChildFailed) -> str:
-    """Return what a child did in place of an answer, as the predicate of a sentence."""
+    """Return the fault of a child that did not answer, as the predicate of a sentence."""
     return {
         "crash": f"crashed ({failed.detail})",
         "memory": "ran out of memory",
         "time": f"took more than {LIMITS.time_s // 3600} h of processor time",
-        "wait": "waited for something that never came",
+        "wait": "stopped responding",
         "error": f"failed ({failed.detail})",
     }[failed.cause]
 
@@ -131,7 +131,7 @@ def kill_busy_children() -> None:
 
 @contextmanager
 def _lent_child() -> Iterator[sandbox.Child]:
-    """Lend an idle child, or a new one. Only a child that answered its request is kept, and only one."""
+    """Yield an idle child, or a new one. Keep at most one child, and only if it answered its request."""
     with _lock:
         child = _idle.pop() if _idle else sandbox.Child()
         _all.add(child)

@@ -1,8 +1,8 @@
-"""Child processes for native code that reads users' models: a crash there ends no command.
+"""Child processes for native code that reads users' models: a crash there does not end the command.
 
-Requests and answers are frames: JSON, and a payload behind it. The parent takes nothing else from a child, so that
-a child that a hostile model took over cannot run code in the parent. A child bounds its own memory and processor
-time before it touches a request. It ends with its parent, however that ends: its standard input then closes.
+Requests and answers are frames: JSON, then a payload. The parent reads nothing else from a child, so that a hostile
+model that controls the child cannot run code in the parent. A child limits its own memory and processor time before it
+handles a request. It ends whenever its parent ends, because its standard input then closes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from edgert.machine import prefer_for_oom
 from edgert.printable import in_short
 
 LENGTH_BYTES = 8
-STDERR_BYTES_MAX = 64 * 1024  # the end of a child's output that is kept
-# A child that computes nothing for so many times its limit waits for something that never comes.
+STDERR_BYTES_MAX = 64 * 1024  # kept of a child's output, from the end
+# The longest wait for an answer, in units of the limit of processor time.
 WAIT_TIMES = 20
 
 Answer = tuple[dict[str, Any], bytes]
@@ -78,7 +78,7 @@ class Child:
         limits: Limits,
         progress: Progress = lambda _: None,
     ) -> Answer:
-        """Return what `function` ("module:name") answers. Raises ChildFailed, and the child's EdgeRTErrors."""
+        """Return the answer of `function` ("module:name"). Raises ChildFailed, and the child's EdgeRTErrors."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.idle, overdue = False, threading.Event()
@@ -110,7 +110,7 @@ class Child:
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._stderr):
             assert file is not None
-            with contextlib.suppress(OSError):  # a request that was not read
+            with contextlib.suppress(OSError):  # the child did not read the whole request
                 file.close()
 
     def _printed(self) -> str:
@@ -120,9 +120,9 @@ class Child:
 
 
 def serve() -> None:
-    """Answer the requests of stdin until it closes: the program of a child."""
+    """Answer the requests on stdin until it closes: the program of a child."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print goes to stderr
+    os.dup2(2, 1)  # output of libraries goes to stderr
     prefer_for_oom(1000)
     requests: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
@@ -186,7 +186,7 @@ def failure(code: int, printed: str) -> ChildFailed:
 
 
 def restrict(limits: Limits) -> None:
-    """Put `limits` on this process, with time counted from now; a crash leaves no core file."""
+    """Apply `limits` to this process, with time counted from now. A crash leaves no core file."""
     if limits.memory_bytes:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         memory = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
@@ -195,7 +195,7 @@ def restrict(limits: Limits) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     until = int(used.ru_utime + used.ru_stime) + limits.time_s
     until = until if hard == resource.RLIM_INFINITY else min(until, hard - 1)
-    # A memory bound cannot be raised again, so that a child with one serves one request: bound its time for good too.
+    # A memory limit cannot be raised again, so a child with one serves one request: its time limit is final, too.
     resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1 if limits.memory_bytes else hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -1,4 +1,4 @@
-"""Silences vendors' tools, which print banners, and write files where the user works.
+"""Silences vendors' tools, which print banners and write files to the working folder.
 
 Standard output belongs to the command's result (`--json` must stay JSON). While such a tool runs, file descriptors 1
 and 2 point to a temporary file, which silences native code too.
@@ -34,8 +34,8 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Make `folder` the process's working folder, where a tool writes what it does not ask about."""
-    before = os.open(".", os.O_PATH)  # finds a folder that was renamed or removed, too
+    """Make `folder` the process's working folder: some tools write files there unasked."""
+    before = os.open(".", os.O_PATH)  # stays valid if the folder is renamed or removed
     try:
         os.chdir(folder)
         yield

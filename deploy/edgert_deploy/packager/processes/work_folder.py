@@ -1,4 +1,4 @@
-"""The temporary folder of a build, checked for space before, and named when its disk is full.
+"""The temporary folder of a build: it needs enough space, and errors of a full disk name it.
 
 Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it.
 SIGKILL leaves the folder behind with a lock that nobody holds: the next build removes it.
@@ -27,15 +27,15 @@ FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # parts of mess
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what the user may still write to the disk of `folder`."""
+    """Return how many bytes the user may still write to the disk of `folder`."""
     return shutil.disk_usage(folder).free
 
 
 @contextmanager
 def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
-    """Lend a temporary folder, and remove it afterwards, also when SIGTERM ends the build.
+    """Yield a temporary folder; remove it afterwards, also if SIGTERM ends the build.
 
-    Until then, all temporary files of this process and of those that it starts are made in it. Raises BuildFailed if
+    Until then, this process and its child processes write all temporary files into it. Raises BuildFailed if
     its disk has less than `needed` bytes free, or becomes full.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
@@ -52,7 +52,7 @@ def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> It
 
 
 def _locked(folder: Path) -> FileIO:
-    """Lock the build's folder. The lock is named once it is held, or another build would take the folder."""
+    """Lock the build's folder. The held lock gets its name last: other builds remove unlocked folders."""
     lock = locked(folder / f"{LOCK}.new")
     (folder / f"{LOCK}.new").rename(folder / LOCK)
     return lock
@@ -84,7 +84,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does: by default it would end the process at once."""
-    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

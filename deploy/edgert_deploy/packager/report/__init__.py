@@ -1,4 +1,4 @@
-"""The report on a bundle, gathered once, then shown as text, JSON or an HTML page.
+"""The report on a bundle: gathered once, then shown as text, JSON or an HTML page.
 
 `gather` reads the signed manifest, the receipt and the artifacts; the commands and page.py only show it.
 """
@@ -23,7 +23,7 @@ from edgert_deploy.packager.receipt import PATH, read_receipt
 
 Receipt = dict[str, Any]
 
-# The parts of a receipt that are shown, and what each entry of them must have. Another tool may have written it.
+# The parts of a receipt that are shown, and the keys that each entry needs. Another tool may have written it.
 PARTS = {
     "targets": ("profile",),
     "candidates": ("id", "engine", "kind", "size_bytes", "packed", "passed", "accuracy"),
@@ -35,7 +35,7 @@ PARTS = {
 class GoldenAgreement:
     """How much two artifacts' answers to the golden samples differ, in the output that differs most.
 
-    `difference` is the largest of any element, `tolerance` the difference from `artifact` that a device may have.
+    `difference` is the largest of any element, `tolerance` the allowed difference of a device from `artifact`.
     `same_class` is the share of samples for which both put the same class first, None if the output holds no scores.
     """
 
@@ -72,7 +72,7 @@ class Report:
         }
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Return what was built, packed or not; if the receipt does not tell, the manifest's artifacts."""
+        """Return all candidates, packed or not; if the receipt lacks them, the manifest's artifacts."""
         if entries := self.receipt.get("candidates"):
             return list(entries)
         return [
@@ -102,12 +102,12 @@ class Report:
         return sorted(by_engine.items())
 
     def worst_activations(self, count: int) -> list[dict[str, Any]]:
-        """Return the layers whose own answers lose most to 8 bits."""
+        """Return the layers whose own answers lose most in 8 bits."""
         return sorted(self.receipt.get("activations", []), key=lambda one: float(one["sqnr_db"]))[:count]
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:
-    """Read an open bundle. Raises BundleCorrupt for a file not as signed, BundleError if unreadable."""
+    """Read an open bundle. Raises BundleCorrupt for a changed file, BundleError if unreadable."""
     manifest = bundle.manifest
     with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
         bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))

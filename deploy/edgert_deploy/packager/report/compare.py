@@ -57,7 +57,7 @@ class Comparison:
 
 
 def compare(before: Bundle, after: Bundle) -> Comparison:
-    """Compare two open bundles. Raises BundleCorrupt for a file that was not signed so."""
+    """Compare two open bundles. Raises BundleCorrupt for a file that differs from the signed one."""
     changes = tuple(_changes("", _by_name(_value(before.manifest)), _by_name(_value(after.manifest))))
     with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
         old, new = Path(folder) / "before", Path(folder) / "after"

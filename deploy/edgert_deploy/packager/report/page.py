@@ -14,7 +14,7 @@ STYLE = Path(__file__).with_name("style.css")
 
 
 def page(report: Report) -> str:
-    """Return the whole document. A section appears if there is something to show in it."""
+    """Return the whole document. A section without content is left out."""
     sections = [(anchor, title, body) for anchor, title, write in SECTIONS if (body := write(report))]
     links = "".join(f'<li><a href="#{anchor}">{escape(title)}</a></li>' for anchor, title, _ in sections)
     bodies = "".join(

@@ -80,7 +80,7 @@ def _candidates(report: Report) -> str:
 
 
 def _by_group(report: Report, key: str, heading: str) -> str:
-    """Show the artifact of which a group lost most, and fold the others away."""
+    """Show the artifact with the largest loss of a group, and fold the others away."""
     candidates = [candidate for candidate in report.candidates() if candidate["packed"] and candidate.get(key)]
     candidates.sort(key=lambda candidate: (min(map(_group_change, candidate[key])), candidate["id"]))
     if not candidates:
@@ -170,7 +170,7 @@ def _harm(report: Report) -> str:
 
 
 def _harm_table(caption: str, layers: Sequence[dict[str, Any]], name: str) -> str:
-    # 0 dB: as much noise as signal. The bar's length is what is missing to 60 dB.
+    # 0 dB: as much noise as signal. The bar's length is the distance to 60 dB.
     rows = [
         [
             code(layer[name]),
