@@ -1,4 +1,4 @@
-"""The labels of files in a folder: by a table `labels.csv`, or by the names of their folders."""
+"""The labels of files in a folder: from a table `labels.csv`, or from the names of their folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 
 LABELS_NAMED_MAX = 5
-OTHER_TABLES = ("metadata.csv", "metadata.jsonl")  # of Hugging Face's folders of images and sound
+OTHER_TABLES = ("metadata.csv", "metadata.jsonl")  # in Hugging Face's folders of images and sound
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Timing(NamedTuple):
 
 
 def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
-    """Return the array LABELS with the class of each file: by the table, else by its folder.
+    """Return the array LABELS with the class of each file: from the table, else from its folder.
 
     If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty if there is
     no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another table.
@@ -59,9 +59,9 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
 def labels_of_windows(
     folder: Path, files: Sequence[Path], class_names: Sequence[str], counts: Sequence[int], timing: Timing
 ) -> Arrays:
-    """Return LABELS of the recordings' windows, `counts` of each: the file's, or a labelled part's.
+    """Return LABELS of the recordings' windows, `counts` of each: from the file or from a labelled part.
 
-    Such a part is a window's label if both share at least half of the shorter one. Raises CalibrationInvalid.
+    A part labels a window if they share at least half of the shorter one. Raises CalibrationInvalid.
     """
     path = folder / LABELS_TABLE
     if not _has_table(folder):

@@ -46,7 +46,7 @@ def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
 def in_buckets(
     path: Path, inputs: Mapping[str, NDArray[Any]], stated: NDArray[Any] | None, buckets: Buckets
 ) -> tuple[Arrays, NDArray[np.int64]]:
-    """Return samples padded to the largest bucket, and each one's length: `stated`, or the arrays'.
+    """Return samples padded to the largest bucket, with their lengths: `stated`, or those of the arrays.
 
     The values beyond a sample's length become padding. Raises CalibrationInvalid.
     """

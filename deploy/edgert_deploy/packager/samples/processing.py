@@ -33,7 +33,7 @@ STATE_KEYS = ("state", "state_id")  # read by streams.py
 OutputRule = Classify | Detect | Ctc | Embed
 INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
 OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")
-LISTS = ("mean", "std", "feature_mean", "feature_std", "threshold")  # where a number may stand for a list of one
+LISTS = ("mean", "std", "feature_mean", "feature_std", "threshold")  # a number may replace a list of one number
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -112,7 +112,7 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
 
 
 def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series | Text:
-    """Return the rule of a file with one table of INPUT_TABLES; a number may stand for a list of one."""
+    """Return the rule of a file with one table of INPUT_TABLES; a number may replace a list of one."""
     kind, table = next(iter(values.items()))
     if len(values) != 1 or not isinstance(table, dict):
         raise ConfigInvalid(f"{path} needs exactly one table, [sound], [series] or [text], and nothing else")
@@ -173,7 +173,7 @@ def _quantized(rule: Preprocess, source: SourceModel) -> Preprocess:
 
 
 def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
-    """Return an output's kind of YOLO export, by the number of labels, else by its longer axis."""
+    """Return the kind of YOLO export of an output, by the number of labels, else by its longer axis."""
     for spec in source.outputs:
         if len(spec.shape) != 3 or spec.dtype.kind != "f":
             continue
@@ -182,7 +182,7 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
             if labels and values in (4 + len(labels), 5 + len(labels)):
                 return Detect(spec.name, labels=labels, form=form, objectness=values == 5 + len(labels))
             if not labels and 5 <= values < boxes:
-                # YOLOv5 and similar models output boxes first, with objectness; those from YOLOv8 on do neither.
+                # YOLOv5 and similar models output the boxes' axis first, and objectness; YOLOv8 and later do neither.
                 return Detect(spec.name, form=form, objectness=form == "anchors_first")
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
@@ -192,7 +192,7 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
 
 
 def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Classify:
-    """Return the rule of a table [classify]; a number may stand for a list of one threshold."""
+    """Return the rule of a table [classify]; a number may replace a list of one threshold."""
     names = () if labels is None else _labels(labels)
     if "output" not in table:
         if labels is None:

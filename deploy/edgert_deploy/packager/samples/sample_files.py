@@ -27,13 +27,13 @@ from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
-COLUMNS = (["file", "label"], ["file_name", "label"])  # the second as Hugging Face's metadata.csv names them
+COLUMNS = (["file", "label"], ["file_name", "label"])  # the second line is that of Hugging Face's metadata.csv
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
 FILES = "/files"  # the path of each recording, so that a message names it
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
-# Images, sound and tables that no device reads.
+# Images, sound and tables in formats that devices do not read.
 OTHER_SUFFIXES = frozenset(
     [".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jp2"]
     + [".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff"]
@@ -44,7 +44,7 @@ OTHER_SUFFIXES = frozenset(
 def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:
     """Raise CalibrationInvalid unless an array of `shape` and `dtype` holds samples of `spec`.
 
-    Narrower numbers of the same kind do, as of a model in FP16, which is built in FP32.
+    Narrower numbers of the same kind are accepted: a model in FP16, for example, is built in FP32.
     """
     if dtype.kind != spec.dtype.kind or not np.can_cast(dtype, spec.dtype):
         advice = "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
@@ -63,7 +63,7 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
 
 
 def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
-    """Return what puts the axes of `shape` into the order of `spec`, if that is all that differs."""
+    """Return advice to transpose `shape` into the order of `spec`, if only the order differs."""
     lengths = list(shape[1:])
     if len(set(lengths)) < len(lengths) - 1 or sorted(lengths) != sorted(spec.item_shape):
         return ""
@@ -148,7 +148,7 @@ def stem(name: str) -> str:
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the files of `suffixes` (in any case) in a folder and its folders, without hidden ones.
 
-    Raises CalibrationInvalid for images, sound or tables of other formats: left out, they would be missed.
+    Raises CalibrationInvalid for images, sound or tables of other formats, so that none is left out unnoticed.
     """
     found = sorted((*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")))
     if others := [path for path in found if path.suffix.lower() in OTHER_SUFFIXES]:
@@ -216,12 +216,12 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
             raise CalibrationInvalid(
                 f"{path} has {path.stat().st_size} bytes, and the limit is {TABLE_BYTES_MAX}: split the samples"
             )
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin files with a mark
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             for i, row in enumerate(csv.reader(file), start=1):
                 if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] in COLUMNS):
                     continue
                 if len(row) == max(columns) and not any(cell.strip() for cell in row[2:]):
-                    del row[2:]  # the line of a whole file, in a table that has columns for times
+                    del row[2:]  # a line about a whole file, in a table with columns for times
                 if len(row) not in columns:
                     columns_needed = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
                     raise CalibrationInvalid(

@@ -2,8 +2,8 @@
 
 The function is called once, without arguments, and returns or yields samples. A sample is one item: an array if the
 model has one input, else {input: array}, each in the input's dtype and shape, without the batch axis or with one of
-length 1. `(sample, label)` adds its class. With preprocessing, the manifest's rule is applied to a UINT8 frame. The
-function's output goes to stderr.
+length 1. `(sample, label)` adds its class. With preprocessing, the build applies the manifest's rule to a UINT8 frame.
+The function's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_function(
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
     """Return the samples of the function `name`, and their labels; `buckets` allow different lengths.
 
-    Raises CalibrationInvalid, which names the wrong sample, or what the function raised and where.
+    Raises CalibrationInvalid, which names the wrong sample, or the function's error and its place.
     """
     rows: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in specs}
     labels: list[int] = []

@@ -42,11 +42,11 @@ from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, toke
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
-CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs as many as there are golden samples
+CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs as many samples as there are golden samples
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
-# Arrays with one element per sample: the kinds of dtype that are taken, the dtype that they get, and an element.
+# Arrays with one element per sample: the accepted kinds of dtype, the dtype they get, and an element.
 PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
     LABELS: ("iu", np.int64, "one integer per sample"),
     SLICES: ("iuU", np.str_, "one name (text or an integer) per sample"),
@@ -55,11 +55,11 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
-SIZES_APART = 10  # times the mean size of a value: sets that differ more were prepared in different ways
-BEYOND = 0.1  # of the calibration's range: values farther outside are cut off if that matters
+SIZES_APART = 10  # sets whose mean values differ by a larger factor were prepared in different ways
+BEYOND = 0.1  # of the calibration's range: values farther outside cause a warning
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
-RUN_BYTES_MAX = 2 * 1024**2  # the size of the inputs that run at once: activations are hundreds of times as large
+RUN_BYTES_MAX = 2 * 1024**2  # size of the inputs that run at once: activations are hundreds of times larger
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CalibrationSet:
 
     @property
     def run_max(self) -> int:
-        """The most samples that may run at once for the host's memory."""
+        """The most samples that may run at once, to save the host's memory."""
         item_bytes = sum(array[:1].nbytes for array in self.inputs.values())
         return max(1, RUN_BYTES_MAX // max(1, item_bytes))
 
@@ -135,8 +135,8 @@ def load_samples(
     """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` if there are any.
 
     `path` is any of the forms in docs/models.md. Images, signals and texts are preprocessed by the code that devices
-    run. `class_names` is the order of the classes, else the alphabet. With `transcripts` labels.csv holds texts. Raises
-    CalibrationInvalid, also for fewer than `at_least` samples.
+    run. `class_names` is the order of the classes; without it, the order is alphabetical. With `transcripts` labels.csv
+    holds texts. Raises CalibrationInvalid, also for fewer than `at_least` samples.
     """
     signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
     given = source.app_inputs
@@ -201,7 +201,7 @@ def _read(
 
 
 def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
-    """Return the number of samples. Raises CalibrationInvalid: it is too small, or inputs differ in it."""
+    """Return the number of samples. Raises CalibrationInvalid if it is too small, or differs by input."""
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(
@@ -227,7 +227,7 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
 
 
 def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
-    """Return inputs of floats whose values differ in size, such as 0 to 1 in one set and 0 to 255."""
+    """Return float inputs whose values differ in size, as 0 to 1 in one set and 0 to 255 in the other."""
     apart = []
     for name, array in one.inputs.items():
         if array.dtype.kind == "f":
@@ -238,7 +238,7 @@ def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
 
 
 def inputs_beyond(calibration: CalibrationSet, holdout: CalibrationSet) -> list[str]:
-    """Return the inputs of floats whose hold-out values lie clearly outside the calibration's range."""
+    """Return float inputs whose hold-out values lie clearly outside the calibration's range."""
     beyond = []
     for name, array in calibration.inputs.items():
         if array.dtype.kind == "f":

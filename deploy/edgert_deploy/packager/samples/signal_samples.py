@@ -34,7 +34,7 @@ Rule = Sound | Series
 
 
 def sample_specs(inputs: Sequence[TensorSpec], rule: Rule | None) -> tuple[TensorSpec, ...]:
-    """Return the form of samples: windows of the signal for the input that a rule makes, else the input."""
+    """Return the specs of samples: windows of the signal for the rule's input, else the input itself."""
     return tuple(_window_spec(spec, rule) if rule is not None and spec.name == rule.input else spec for spec in inputs)
 
 

@@ -1,4 +1,4 @@
-"""Recordings through a model with state: samples run in turn, with the state carried along."""
+"""Recordings in a model with state: samples run in turn, and each passes its state to the next."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
 
 
 def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Return the values that each state has before each sample: a child's side of `with_state`."""
+    """Return each state's values before each sample: a child's side of `with_state`."""
     with tempfile.TemporaryDirectory() as folder:
         artifact = reference_artifact(source, Path(folder))
         with quiet():
@@ -74,10 +74,10 @@ def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64
 def run_in_turn(
     session: Session, inputs: Mapping[str, NDArray[Any]], recordings: NDArray[np.int64], state: Sequence[State]
 ) -> tuple[list[NDArray[Any]], Arrays]:
-    """Run each recording's samples in order, each with the state that the one before left.
+    """Run each recording's samples in order, each with the state after the previous one.
 
-    Returns an array for each output, and one for each state with what each sample met; both in the order of the
-    samples.
+    Returns an array for each output, and for each state an array of its values before each sample. Both are in the
+    order of the samples.
     """
     specs = {spec.name: spec for spec in session.inputs}
     places = {one.input: [spec.name for spec in session.outputs].index(one.output) for one in state}

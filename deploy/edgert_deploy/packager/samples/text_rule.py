@@ -50,7 +50,7 @@ def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Te
 
 
 def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: InputRule | None) -> Embed:
-    """Return the rule of a table `embed`; its mask is that of the text unless given. Raises ConfigInvalid."""
+    """Return the rule of a table `embed`. Its default mask is that of the text. Raises ConfigInvalid."""
     pooling = table.get("pooling", "mean")
     mask = {"mask": before.mask} if pooling == "mean" and isinstance(before, Text) else {}
     if "output" not in table and len(source.app_outputs) == 1:
@@ -62,7 +62,7 @@ def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: I
 
 
 def _pad_id(file: Path, content: str) -> int:
-    """Return what the tokenizer's own file pads with, else the number of its token for padding, else 0."""
+    """Return the padding id in the tokenizer's file, else the id of a known padding token, else 0."""
     try:
         value = json.loads(content)
         if isinstance(value.get("padding"), dict):

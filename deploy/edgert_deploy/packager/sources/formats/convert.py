@@ -1,8 +1,8 @@
 """Conversion of other frameworks' models to ONNX, each by its converter in a child process.
 
 The converter is the framework's own exporter, in a Python that has the framework: this one (the extras `keras` and
-`torch`), or another that the user names. A framework's loader may run code from its file: unlike an ONNX file, a
-hostile file of a framework is not contained.
+`torch`), or another that the user names. A framework's loader may run code from its file: unlike a hostile ONNX file, a
+hostile framework file is not contained.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 class Conversion:
     """The `python` with the framework, and `{"datatype", "shape"}` of inputs by name.
 
-    `buckets` are for an axis that the resulting ONNX leaves open. `kept`: earlier conversions, None to convert anew.
+    `buckets` are for an axis that the resulting ONNX leaves open. `kept` has earlier conversions; None converts anew.
     """
 
     python: str = sys.executable
@@ -89,7 +89,7 @@ def names_in_zip(path: Path) -> list[str] | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """Return the model as ONNX, if possible from an earlier time. Raises ConfigInvalid or SourceInvalid."""
+    """Return the model as ONNX, if possible from `how.kept`. Raises ConfigInvalid or SourceInvalid."""
     if how.kept is None or (versions := _versions(how.python)) is None:
         return _converted(path, framework, how)
     script = (SCRIPTS / f"from_{framework}.py").read_text()
@@ -102,7 +102,7 @@ def converted(path: Path, framework: str, how: Conversion) -> bytes:
 
 
 def _versions(python: str) -> str | None:
-    """Return the packages of `python` with their versions; None if it cannot tell them."""
+    """Return the packages of `python` with their versions; None if it fails to list them."""
     command = [python, "-I", "-c", VERSIONS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSIONS_TIMEOUT_S, check=False)
@@ -148,7 +148,7 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`.
 
-    `NAME=0.5` is the value of one without axes, `NAME=true` that of a BOOL. Raises ConfigInvalid.
+    `NAME=0.5` is the value of an input without axes, `NAME=true` that of a BOOL. Raises ConfigInvalid.
     """
     inputs = {}
     for text in texts:

@@ -9,8 +9,8 @@ BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def pointer_problem(path: Path) -> str:
-    """Return what to tell the user about a pointer of Git LFS, a pipe or a device; else an empty text."""
-    if not path.is_file():  # opening a pipe would wait, and a device may have no end
+    """Return the message about a pointer of Git LFS, a pipe or a device; else an empty text."""
+    if not path.is_file():  # to open a pipe would block, and a device may be endless
         is_special = path.exists() and not path.is_dir()
         return f"{path} is a pipe or a device: write its content to a file, and give that" if is_special else ""
     with suppress(OSError), path.open("rb") as file:

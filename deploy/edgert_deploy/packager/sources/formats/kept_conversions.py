@@ -1,7 +1,7 @@
 """Conversions of other frameworks' models, kept for the next build.
 
-A framework takes seconds to start alone. A file holds the SHA-256 of the ONNX model and the model. One that is absent,
-damaged or cannot be written costs a conversion and no more.
+The start of a framework alone takes seconds. A file holds the SHA-256 of the ONNX model and the model. If a file is
+absent, damaged or not writable, the build only converts again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class KeptConversions:
-    """The conversions of `folder`, those used last."""
+    """The most recently used conversions, in `folder`."""
 
     folder: Path
 
     def get(self, key: str) -> bytes | None:
-        """Return what was kept under `key`, unchanged; None without it."""
+        """Return the intact model kept under `key`; None without it."""
         with contextlib.suppress(OSError):
             data = (self.folder / key).read_bytes()
             if hashlib.sha256(data[DIGEST_BYTES:]).digest() == data[:DIGEST_BYTES]:
@@ -35,7 +35,7 @@ class KeptConversions:
         return None
 
     def put(self, key: str, model: bytes) -> None:
-        """Keep `model`, and remove what was not used for longest."""
+        """Keep `model`, and remove the least recently used ones."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             data = hashlib.sha256(model).digest() + model

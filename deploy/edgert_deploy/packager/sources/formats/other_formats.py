@@ -1,7 +1,6 @@
-"""Files of other formats that people give to `edgert build`: what each is, and what to give instead.
+"""Files of other formats that people give to `edgert build`: what they are, and advice.
 
-A file is told by its beginning, if that is possible, and else by its suffix. No framework is needed for that, and
-nothing is unpickled.
+A file is recognized by its first bytes if possible, else by its suffix. This needs no framework, and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BEGINNINGS = {
     b"\x93NUMPY": "an array of NumPy, not a model; samples are given with --calibration and --holdout",
     **{bytes((0x80, version)): PICKLE for version in range(2, 6)},
 }
-# By the suffix of the file, if the content is no sign.
+# By the suffix of the file, if its content is not recognized.
 SUFFIXES = {
     ".joblib": PICKLE,
     ".pkl": PICKLE,
@@ -62,7 +61,7 @@ SUFFIXES = {
 
 
 def other_format(path: Path) -> str:
-    """Return what to tell about a file of a format that is not built; an empty text for any other file."""
+    """Return the message about a file of a format that is not built; an empty text for any other file."""
     if path.is_dir():
         what = SUFFIXES.get(path.suffix.lower(), "")
         return f"{path.name} is {what}" if what else ""

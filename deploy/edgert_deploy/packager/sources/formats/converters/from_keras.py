@@ -32,7 +32,7 @@ def main() -> int:
         given = {name: [None, *one["shape"][1:]] for name, one in request["inputs"].items()}
         signature = [tensorflow.TensorSpec(given.get(name, spec.shape), spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
-        # The same function as tf2onnx traced, as the signature is the same.
+        # tf2onnx traced the same function, because the signature is the same.
         captures = function.get_concrete_function(*signature).graph.captures
         values = [(outer, inner) for outer, inner in captures if outer.dtype != tensorflow.resource]
         keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Return on one line what is wrong, for a class of the user's own also what to do."""
+    """Return the fault on one line; for the user's own class, also the next step."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
@@ -58,7 +58,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _advice(signature: list[Any]) -> str:
-    """Return which lengths could be given, if the model leaves more than the batch open."""
+    """Return advice to give lengths, if the model leaves more than the batch open."""
     for spec in signature:
         axes = list(spec.shape)
         if None in axes[1:]:
@@ -96,7 +96,7 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
 
 
 def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
-    """Make inputs for values that TensorFlow `captured` constants, such as a Normalization layer's mean."""
+    """Make constants of the inputs that TensorFlow `captured`, such as a Normalization layer's mean."""
     from onnx import numpy_helper
 
     for value in list(graph.input):
