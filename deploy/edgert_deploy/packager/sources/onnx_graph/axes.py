@@ -1,8 +1,8 @@
 """Give the open axes of an ONNX model their lengths, and bring its batch axes to the front.
 
 EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often
-leave more axes open (height and width, or text length), and recurrent ones keep a state `[layers, N, H]`. Lengths
-come from the user; a batch axis elsewhere is moved by a Transpose that the graph gets at its edge.
+leave more axes open (height and width, or text length), and recurrent ones keep a state `[layers, N, H]`. The user
+gives the lengths. For a batch axis elsewhere, the graph gets a Transpose at its edge.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 IR_OF_WEIGHTS_ALONE = 4  # from here on weights need not be inputs
 OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
-SUFFIX = "/edgert_batch_inside"  # the end of the name of a value inside the graph, behind or before the added Transpose
+SUFFIX = "/edgert_batch_inside"  # ends the name of the inner value, after or before the added Transpose
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
@@ -24,9 +24,9 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
 
     An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant. So
     does a BOOL that is given as true or false, such as Optimum's `use_cache_branch`, which chooses a branch.
-    The batch stays open if the model leaves it open, and its length is given as 1. A length replaces one that the
-    model fixes: convolutions take any, and the run on a sample shows whether the rest does. Returns whether anything
-    changed, and a remark for each such input. Raises SourceInvalid if a name or a rank does not fit the model.
+    The batch stays open if the model leaves it open, and its length is given as 1. A given length also replaces a fixed
+    one: convolutions accept any length, and the run on a sample shows whether the other layers do. Returns whether
+    anything changed, and a remark for each such input. Raises SourceInvalid if a name or a rank does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
@@ -87,7 +87,7 @@ def option_for(name: str, dims: Any) -> str:
 
 
 def axis_option(name: str, dims: Any, axis: int) -> str:
-    """Return what `--buckets` may give for an axis: `tokens=32,64,128`, or unnamed `ids:1=...`."""
+    """Return a value of `--buckets` for an axis: `tokens=32,64,128`, or `ids:1=...` without a name."""
     param = dims[axis].dim_param
     return f"{f'{name}:{axis}' if param in ('', '?') else param}=32,64,128"
 
@@ -101,9 +101,8 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
     The batch is the axis with the name of another input's open axis 0, or of an output's if all inputs have a fixed
-    axis 0 that is not 1. If no axis has a name, it is the only open one.
-    If axis 0 of the other inputs is 1, it is the first axis of length 1. An input whose axis 0 is the batch stays as it
-    is.
+    axis 0 that is not 1. If no axis has a name, the batch is the only open axis. If axis 0 of the other inputs is 1,
+    the batch is the first axis of length 1. An input whose axis 0 is the batch does not change.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
@@ -171,7 +170,7 @@ def fixed_batches(proto: Any) -> list[str]:
 
 
 def fix_batch(proto: Any) -> bool:
-    """Set the batch to 1 if it is open; return whether it was."""
+    """Set the batch to 1 if it is open; return whether it was open."""
     firsts = list(open_batch_axes(proto))
     for dim in firsts:
         _set(dim, 1)
@@ -200,7 +199,7 @@ def rename(graph: Any, old: str, new: str) -> None:
 
 
 def model_inputs(proto: Any) -> Iterator[Any]:
-    """Yield the inputs that are no weights."""
+    """Yield the inputs that are not weights."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     return (value for value in proto.graph.input if value.name not in weights)
 
@@ -208,7 +207,8 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 def drop_weight_inputs(proto: Any) -> bool:
     """Remove weights from the inputs: IR 3 listed them; return whether there were any.
 
-    Tools would take them for values that a caller may replace: nothing is folded, and a folded one becomes an input.
+    Tools would treat them as values that a caller may replace: they would fold nothing, or make a folded value an
+    input.
     """
     inputs = list(model_inputs(proto))
     if len(inputs) == len(proto.graph.input):
@@ -219,7 +219,7 @@ def drop_weight_inputs(proto: Any) -> bool:
 
 
 def drop_unread_inputs(proto: Any) -> list[str]:
-    """Remove and return inputs that no operator reads: engines drop them, and then refuse their values."""
+    """Remove and return inputs that no operator reads: engines drop them and then refuse values for them."""
     read = {name for node in nodes_of(proto.graph) for name in node.input}
     read |= {value.name for graph in graphs_of(proto.graph) for value in graph.output}
     unread = [value.name for value in proto.graph.input if value.name not in read]
@@ -237,13 +237,13 @@ def is_open(dim: Any) -> bool:
 def _batch_names(proto: Any) -> set[str]:
     """Return the names of the inputs' open axes 0; of the outputs' if no input can have its batch there."""
     firsts = [dim for value in model_inputs(proto) for dim in value.type.tensor_type.shape.dim[:1]]
-    if all(dim.dim_value > 1 for dim in firsts):  # as [steps, N, features], PyTorch's own order
+    if all(dim.dim_value > 1 for dim in firsts):  # as in [steps, N, features], PyTorch's own order
         firsts = [dim for value in proto.graph.output for dim in value.type.tensor_type.shape.dim[:1]]
     return {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
 
 
 def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
-    """Whether an open axis behind a fixed one is the batch: by its name, or as the only one without."""
+    """Whether an open axis after a fixed axis 0 is the batch: by its name, or as the only open axis."""
     if is_open(dims[0]) or not is_open(dims[axis]):
         return False
     if batches:
@@ -305,7 +305,7 @@ def _add_batch(proto: Any, value: Any, rank: int) -> None:
 
 
 def _inner(proto: Any, value: Any, rank: int) -> str:
-    """Give what makes the output `value` another name, and return it; the output gets `rank` open axes."""
+    """Rename the inner value of the output `value`; return its name. The output gets `rank` open axes."""
     inner = str(value.name + SUFFIX)
     for node in proto.graph.node:
         node.output[:] = [inner if name == value.name else name for name in node.output]
@@ -317,7 +317,7 @@ def _inner(proto: Any, value: Any, rank: int) -> str:
 
 
 def _clear_placeholders(proto: Any) -> bool:
-    """Clear lengths of -1 and 0, which some exporters write for an open axis, and tools read as a length."""
+    """Clear lengths of -1 and 0: some exporters write them for an open axis, and tools misread them."""
     cleared = False
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:

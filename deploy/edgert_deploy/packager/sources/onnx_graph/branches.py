@@ -1,8 +1,8 @@
-"""`If` nodes whose condition is known at the build: each is replaced by the branch that it takes.
+"""`If` nodes whose condition is known at the build: replaces each by the chosen branch.
 
-Exporters write one for each `if` of the program, most of which ask for a shape. Their conditions are constants once the
-model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, it folds at several
-batches: only a condition that has one value at all of them is taken as known.
+Exporters write one for each `if` of the program; most of these test a shape. Their conditions are constants once the
+model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, the folding runs at several
+batches: a condition is known only if it has the same value at all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 CONTROL_FLOW = ("If", "Loop", "Scan")
 END = "/edgert_constant"
 BATCHES = (1, 2, 3, 32)
-ROUNDS_MAX = 20  # levels of branches that hold an `If` themselves
+ROUNDS_MAX = 20  # levels of branches that contain an `If`
 
 
 def control_flow(proto: Any) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def control_flow(proto: Any) -> tuple[str, ...]:
 
 
 def inline_known_branches(proto: Any) -> bool:
-    """Replace each `If` with a known condition by its branch; return whether there were any."""
+    """Replace each `If` with a known condition by its branch; return whether there was any."""
     changed = False
     for _ in range(ROUNDS_MAX):
         conditions = {node.input[0] for node in proto.graph.node if node.op_type == "If"}
@@ -50,9 +50,9 @@ def inline_known_branches(proto: Any) -> bool:
 
 
 def drop_empty_outputs(proto: Any) -> list[str]:
-    """Leave out outputs that are constants without values; return their names.
+    """Remove outputs that are constants without values; return their names.
 
-    A decoder that Optimum merged has them in the branch that reuses what the first step computed.
+    A decoder that Optimum merged has them in the branch that reuses the first step's results.
     """
     constants = Constants(proto)
     origin = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
@@ -71,7 +71,7 @@ def drop_empty_outputs(proto: Any) -> list[str]:
 
 
 def flatten_conditions(proto: Any) -> bool:
-    """Give conditions of `If` one axis; return whether any had more: OpenVINO takes no [1, 1]."""
+    """Give conditions of `If` one axis, as OpenVINO refuses [1, 1]; return whether any had more."""
     import numpy as np
     from onnx import helper, numpy_helper, shape_inference
 
@@ -111,7 +111,7 @@ def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str
         dim.dim_value = batch
     del copy.graph.value_info[:]
     del copy.graph.output[:]
-    for name in names:  # the folding keeps whatever makes an output, so it gets one beside the value
+    for name in names:  # the folding keeps the node that makes an output, so the output is a copy of the value
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
         kind = getattr(onnx.TensorProto, datatype)
         copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", kind, None))
@@ -120,7 +120,7 @@ def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str
         folded = optimized(copy)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - native code raises any class; whoever runs the model reports it better
+    except Exception:  # noqa: BLE001 - native code raises any class; the code that runs the model reports it better
         return {}
     constants = {tensor.name: tensor for tensor in folded.graph.initializer}
     aliases = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}

@@ -1,4 +1,4 @@
-"""The axis of a model that stays open besides the batch, and its buckets of lengths."""
+"""The one axis other than the batch that stays open, and its buckets of lengths."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edgert_deploy.packager.sources.onnx_graph.axes import described, is_open, m
 BUCKETS = re.compile(r"(?P<axis>[^=]+)=(?P<sizes>[0-9]+(?:,[0-9]+)*)")
 PAD = re.compile(r"(?P<name>[^=]+)=(?P<value>-?[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?)", re.IGNORECASE)
 UNNAMED = ("", "?")
-OWN_NAME = "edgert_length"  # the name of an axis that has none
+OWN_NAME = "edgert_length"  # the name for an axis without one
 
 
 @dataclass(frozen=True)
 class WantedBuckets:
-    """`sizes` for the axis called `axis`, or `INPUT:POSITION`; `values` pad inputs with other than 0."""
+    """`sizes` for the axis called `axis`, or `INPUT:POSITION`; `values` are paddings other than 0."""
 
     axis: str
     sizes: tuple[int, ...]
@@ -75,14 +75,14 @@ def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
 
 
 def probed_lengths(buckets: Buckets) -> tuple[int, ...]:
-    """Return lengths that show how outputs follow inputs, largest first: the sizes, and one between."""
+    """Return lengths to probe the outputs with, largest first: the sizes, and one in between."""
     return tuple(sorted({*buckets.sizes, max(1, buckets.largest - 1)}, reverse=True))
 
 
 def cut_outputs(
     outputs: Sequence[TensorSpec], shapes: Mapping[int, Sequence[tuple[int, ...]]], axis_name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[CutOutput, ...]]:
-    """Return outputs with their axis open, and cuts, by shapes of falling length. Raises SourceInvalid."""
+    """Return outputs with the axis open, and their cuts; `shapes` fall in length. Raises SourceInvalid."""
     largest = next(iter(shapes))
     specs, cuts = [], []
     for i, spec in enumerate(outputs):

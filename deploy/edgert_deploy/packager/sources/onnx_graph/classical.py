@@ -1,6 +1,6 @@
 """Classical models of scikit-learn, XGBoost and LightGBM: ONNX with operators of `ai.onnx.ml`.
 
-Only ONNX Runtime computes them. Trees compare numbers, so that there is nothing to gain from INT8 or FP16.
+Only ONNX Runtime computes them. Trees compare numbers, so INT8 or FP16 would gain nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def classical_operators(proto: Any) -> tuple[str, ...]:
 
 
 def is_classical(proto: Any) -> bool:
-    """Whether a ModelProto is a model of classical machine learning; None is not.
+    """Whether a ModelProto is a model of classical machine learning; False for None.
 
-    Distances between readings in units of their own rarely survive INT8, and nobody gains from it.
+    Distances between readings in different units rarely survive INT8, and it gains nothing.
     """
     return proto is not None and (proto.producer_name in PRODUCERS or bool(classical_operators(proto)))
 
@@ -40,7 +40,7 @@ def is_float_only(proto: Any) -> bool:
 
 
 def unwrap_maps(proto: Any) -> tuple[str, ...]:
-    """Give outputs that are lists of maps (`ZipMap`) as their tensor, and leave labels that are text out.
+    """Replace outputs that are lists of maps (`ZipMap`) by their tensor; remove labels that are text.
 
     skl2onnx and onnxmltools append a ZipMap to classifiers by default, and their classes are often words. Returns a
     remark for each output that changes.

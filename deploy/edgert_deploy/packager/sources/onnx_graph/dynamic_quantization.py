@@ -1,8 +1,8 @@
-"""Models that quantize activations as they run, as ONNX Runtime's `quantize_dynamic` writes them.
+"""Models that quantize activations at run time, as ONNX Runtime's `quantize_dynamic` writes them.
 
-Their weights are constants in INT8, so the same arithmetic in float is known: `undo` gives it to the engines that have
-no such operators. ONNX Runtime runs the graph as it is. The items of a batch share a range there, so `examine` fixes
-the batch of such a model to 1: an answer must not depend on what shares its batch.
+Their weights are constants in INT8, so the same arithmetic in float is known: `undo` makes it for engines that lack
+these operators. ONNX Runtime runs the graph unchanged. The items of a batch share a range there, so `examine` fixes the
+batch of such a model to 1: an answer must not depend on other items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array
 
 QUANTIZE = "DynamicQuantizeLinear"
-# Operators that compute the range of their input as they run; those but the first are ONNX Runtime's own.
+# Operators that compute the range of their input at run time; all except the first are ONNX Runtime's own.
 RANGES_AS_THEY_RUN = frozenset({QUANTIZE, "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 FLOAT_SUFFIX = "/edgert_float"
 
@@ -46,7 +46,7 @@ def undo(proto: Any, constants: Any) -> None:
 
 
 class _Graph:
-    """The values of the graph: constants, and what each quantized activation was before."""
+    """The values of the graph: constants, and the float value of each quantized activation."""
 
     def __init__(self, graph: Any, constants: Any) -> None:
         self._graph, self._constants = graph, constants
@@ -61,7 +61,7 @@ class _Graph:
         return name
 
     def fold(self, node: Any) -> bool:
-        """Compute a product of two scales, on which ONNX Runtime 1.32 crashes in FP16; return if it is one."""
+        """Fold a product of two scales, which crashes ONNX Runtime 1.32 in FP16; return if `node` is one."""
         if node.op_type != "Mul" or not any(name in self._made for name in node.input):
             return False
         factors = [self._made.get(name, self._constants.get(name)) for name in node.input]
@@ -81,7 +81,7 @@ class _Graph:
         return np.asarray(array)
 
     def operand(self, node: Any, at: int, zero_at: int, shape: tuple[int, ...] = ()) -> str:
-        """Return input `at` as float, less the zero point in input `zero_at`, of `shape` to broadcast."""
+        """Return input `at` as float, minus the zero point in input `zero_at` (reshaped to `shape`)."""
         name = str(node.input[at])
         if name in self.before:
             return self.before[name]
@@ -94,7 +94,7 @@ class _Graph:
 
 
 def _quantize(graph: _Graph, node: Any) -> list[Any]:
-    """Leave the value as it is, with a scale of 1."""
+    """Keep the value in float, with a scale of 1."""
     graph.before[node.output[0]] = node.input[0]
     graph.put(node.output[1], np.ones((), np.float32))
     return []

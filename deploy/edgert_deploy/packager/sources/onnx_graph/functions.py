@@ -1,6 +1,6 @@
 """Puts the bodies of a model's own functions in place of their calls.
 
-OpenVINO reads no functions, and no builder looks inside.
+OpenVINO reads no functions, and no builder looks inside them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def inline_functions(proto: Any) -> bool:
         inlined = inliner.inline_local_functions(proto)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - native code raises any class; the checker then names what is wrong
+    except Exception:  # noqa: BLE001 - native code raises any class; the checker then names the fault
         return False
     proto.CopyFrom(inlined)
     return True

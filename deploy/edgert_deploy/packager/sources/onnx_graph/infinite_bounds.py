@@ -11,7 +11,7 @@ import numpy as np
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 
-BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value of each that bounds nothing
+BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value of each that is no bound
 
 
 def drop_infinite_bounds(proto: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PROTO_BYTES_MAX = 2**31 - 1  # of a protobuf message, as which every engine's artifact is made
+PROTO_BYTES_MAX = 2**31 - 1  # of a protobuf message, which every engine's artifact is made from
 
 Array = NDArray[Any]
 # The attributes of a Constant that hold numbers without a tensor, and the types that ONNX gives them.
@@ -16,7 +16,7 @@ _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": 
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
-    """Let a repeated field of a message hold `messages` alone, which may be some of its own."""
+    """Replace the entries of a repeated field by `messages`, which may be some of its own."""
     kept = list(messages)
     del field[:]
     field.extend(kept)
@@ -59,7 +59,7 @@ def graphs_inside(node: Any) -> Iterator[Any]:
 class Constants:
     """The constants of a graph by name: initializers and Constant nodes with numbers, also inside nodes.
 
-    The branches of an `If` may use a name twice for different values: such a name is no constant.
+    The branches of an `If` may use one name for different values: such a name is no constant.
     """
 
     def __init__(self, proto: Any) -> None:
@@ -87,7 +87,7 @@ class Constants:
 
 
 def _made(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each value of `graph`, and what holds its constant, None if it is computed."""
+    """Yield the name of each value of `graph`, and its constant's holder; None if it is computed."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:
         maker = _constant_of(node) if node.op_type == "Constant" else None

@@ -1,8 +1,8 @@
 """Opsets that the runtimes read.
 
-Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a
-model of a newer opset is lowered to OPSET_MAX, and one from before quantization is raised, if ONNX's converter can
-do so and the answers stay the same. Else the model stays as it is.
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a model
+of a newer opset is lowered to OPSET_MAX, and one of an opset without quantization is raised, if ONNX's converter can do
+so and the answers stay the same. Otherwise the model does not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, struct
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17
 OPSET_MAX = 21
-OPSET_OF_DFT = 19  # the last in which DFT has its axis as an attribute: OpenVINO overlooks one that is an input
+OPSET_OF_DFT = 19  # the last in which DFT's axis is an attribute: OpenVINO ignores an axis that is an input
 IR_MAX = 10  # the IR of OPSET_MAX
 
 
@@ -51,8 +51,8 @@ def at_opset(proto: Any, opset: int) -> Any:
 def steady_fourier(proto: Any) -> bool:
     """Rewrite DFTs that OpenVINO misreads; return whether any changed.
 
-    It overlooks negative axes, so they are counted from the front. The result of a one-sided DFT has an axis too much
-    there, which a Reshape removes.
+    It misreads negative axes, so these are counted from the front. There, the result of a one-sided DFT has one axis
+    too many, which a Reshape removes.
     """
     from onnx import shape_inference
 

@@ -1,8 +1,7 @@
-"""Models that hold Q/DQ already: trained with quantization, or quantized when they were exported.
+"""Models with Q/DQ: trained with quantization, or quantized at their export.
 
-The scales of the training are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph as it is, and TFLite's
-quantizer gets its ranges. For FP32, `float_of` removes the quantization of activations; weights keep their rounded
-values.
+Their scales are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph unchanged, and TFLite's quantizer gets its
+ranges. For FP32, `float_of` removes the quantization of activations; weights keep their rounded values.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGE
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
-# Quantized arithmetic in one operator: it is kept, and what dynamic_quantization.py does not undo stays so.
+# Quantized arithmetic in one operator. It is kept, unless dynamic_quantization.py undoes it.
 QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
     ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")
 )
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
 INTEGERS |= {"uint4": (0, 15), "int4": (-8, 7)}
-# Operators whose results are never negative, and those whose results are not if their input is not.
+# Operators whose results are never negative, and operators that keep the sign of their input.
 POSITIVE = frozenset({"Relu", "Sigmoid", "Softmax"})
 KEEP_SIGN = frozenset(
     {"AveragePool", "Flatten", "GlobalAveragePool", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -49,7 +48,7 @@ def has_wide_activations(proto: Any) -> bool:
 
 
 def float_of(proto: Any) -> Any:
-    """Return the graph without Q/DQ, its weights dequantized. Raises BuildFailed if that cannot be."""
+    """Return the graph without Q/DQ, its weights dequantized. Raises BuildFailed if that is impossible."""
     proto = as_qdq(proto)
     copy = type(proto)()
     copy.CopyFrom(proto)
@@ -63,7 +62,7 @@ def float_of(proto: Any) -> Any:
     del copy.graph.node[:]
     unpacked: dict[str, Array] = {}  # the results of Q/DQ of constants
     before: dict[str, str] = {}  # a value after Q/DQ -> the value before it
-    unrounded: set[str] = set()  # values that integers were, as a Q before them is gone: behind Transpose, for example
+    unrounded: set[str] = set()  # values that were integers until their Q was removed, as after a Transpose
     outputs = {value.name for value in proto.graph.output}
     positive = {value.name for value in proto.graph.input}  # a Relu here would only cost time
     for node in nodes:
@@ -84,7 +83,7 @@ def float_of(proto: Any) -> Any:
                 _quantized(node, source, constants) if node.op_type == QUANTIZE else _float(node, source, constants)
             )
         elif node.op_type == DEQUANTIZE and node.input[0] not in before and node.input[0] not in unrounded:
-            # Integers that no Q made: rows that Gather reads from a table, or an input of the model.
+            # Integers without a Q: rows that Gather reads from a table, or an input of the model.
             copy.graph.node.extend(_as_float(node, constants, unpacked))
         else:
             before[name] = before.get(node.input[0], node.input[0])
@@ -110,7 +109,7 @@ def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
 
 
 def _range(node: Any, constants: Constants) -> tuple[float, ...]:
-    """Return the lowest and highest value that a QuantizeLinear lets through; of scales per channel, none."""
+    """Return the lowest and highest value of a QuantizeLinear; (NaN,) for scales per channel."""
     scale, zero_point = _scale(node, constants), _zero_point(node, constants)
     if (scale.size, zero_point.size) != (1, 1):
         return (float("nan"),)
@@ -118,7 +117,7 @@ def _range(node: Any, constants: Constants) -> tuple[float, ...]:
 
 
 def _made_positive(graph: Any, value: str, positive: set[str]) -> str:
-    """Return the name of `value` behind a Relu.
+    """Return the name of `value` after a Relu.
 
     ONNX Runtime's quantizer removes a Relu if the range begins at 0.
     """
@@ -175,7 +174,7 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
 
 
 def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> Iterator[Any]:
-    """Yield nodes that compute what a DequantizeLinear of integers, with one scale, computes."""
+    """Yield float nodes equal to a DequantizeLinear of integers with one scale."""
     from onnx import helper
 
     name = str(node.output[0])

@@ -1,6 +1,6 @@
 """Rewrites operators on quantized integers, such as QLinearConv, as float operators between Q/DQ.
 
-ONNX Runtime's tools call these formats QOperator and QDQ. The first is what the ONNX model zoo's INT8 models have, and
+ONNX Runtime's tools call these formats QOperator and QDQ. The INT8 models of the ONNX model zoo have the first, and
 only ONNX Runtime computes all of it. The scales stay the same.
 """
 
@@ -21,8 +21,9 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 class _Form:
     """The float operator of a quantized one, and where its inputs are.
 
-    Each number of `operands` is the position of a value, behind which its scale and zero point follow. `result` is the
-    position of the result's scale. `bias` is that of INT32 numbers in units of both operands' scales.
+    Each number of `operands` is the position of a value; its scale and zero point follow. `result` is the
+    position of the result's scale. `bias` is the position of INT32 numbers in units of the product of both operands'
+    scales.
     """
 
     op: str
@@ -44,13 +45,13 @@ _FORMS = {
     "QLinearAveragePool": _Form("AveragePool", *_ONE),
     "QLinearGlobalAveragePool": _Form("GlobalAveragePool", *_ONE),
 }
-CONCAT = "QLinearConcat"  # (scale and zero point of the result, then value, scale and zero point of each operand)
+CONCAT = "QLinearConcat"  # inputs: scale and zero point of the result, then value, scale and zero point of each operand
 OPSET_OF_AXIS = 13  # the first whose Softmax is over one axis
 OWN_ATTRIBUTES = ("channels_last", "opset")  # of ONNX Runtime's operators alone
 
 
 def as_qdq(proto: Any) -> Any:
-    """Return the model with Q/DQ around float operators; an operator that is not known stays as it is."""
+    """Return the model with Q/DQ around float operators; an unknown operator does not change."""
     if not any(node.op_type in _FORMS or node.op_type == CONCAT for node in proto.graph.node):
         return proto
     copy = type(proto)()

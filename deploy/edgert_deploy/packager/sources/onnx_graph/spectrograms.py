@@ -1,7 +1,7 @@
-"""STFT, as torch.stft becomes, as a convolution with the waves of a Fourier transform.
+"""Replaces STFT (exported from torch.stft) by a convolution with the waves of a Fourier transform.
 
 TFLite and TensorRT have no STFT, and OpenVINO refuses one whose batch is open. In a model, the window and the step are
-constants, so each number of the result is a weighted sum over a frame: what a Conv computes.
+constants, so each number of the result is a weighted sum over a frame, as in a Conv.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FRAME_LENGTH_MAX = 4096  # the weights grow with its square: 67 MB for this
 
 
 def state_one_sided(proto: Any) -> bool:
-    """Give each STFT the attribute `onesided` that it has by default; return whether one lacked it.
+    """Write the default of the attribute `onesided` into each STFT; return whether one lacked it.
 
-    ONNX's shape inference takes a missing one for 0, and then finds that the next layer does not fit.
+    ONNX's shape inference treats a missing one as 0, and then reports that the next layer does not fit.
     """
     from onnx import helper
 
@@ -58,7 +58,7 @@ def _real_signals(proto: Any) -> set[str]:
 
 
 def _waves(node: Any, constants: Constants) -> Array | None:
-    """Return weights [2 x bins, 1, frame], cosines then sines; None if they are no constants."""
+    """Return weights [2 x bins, 1, frame], cosines then sines; None if they are not constants."""
     step, window, length = ([*node.input, "", ""])[1:4]
     if step not in constants or (window or length) == "" or any(x and x not in constants for x in (window, length)):
         return None

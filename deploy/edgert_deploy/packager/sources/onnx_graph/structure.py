@@ -1,7 +1,7 @@
-"""The structure of an ONNX model: only types and shapes are left of its large weights.
+"""The structure of an ONNX model: of its large weights, only types and shapes.
 
-ONNX's checker and shape inference copy a model two or three times, and take no more than 2 GB. They need of weights
-only their shapes, and of short constants the values, since these may be shapes themselves.
+ONNX's checker and shape inference copy a model two or three times, and accept at most 2 GB. They need only the shapes
+of weights, and the values of short constants, which may be shapes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def structure_of(proto: Any) -> Any:
 def forget_inner_shapes(proto: Any) -> None:
     """Remove the shapes noted for values inside the model, also inside its `If` and `Loop` nodes.
 
-    They are notes: ONNX Runtime runs a model whose notes are wrong, and its own inference finds the shapes.
+    These shapes are optional: ONNX Runtime runs a model with wrong ones, and its own inference finds the shapes.
     """
     outer, *inner = graphs_of(proto.graph)
     for graph in (outer, *inner):

@@ -1,7 +1,7 @@
 """Look-ups of every row in order, as PyTorch writes `mask[rows, columns]` of an attention mask.
 
 The index is computed from the lengths of axes, so TFLite, which needs it as a constant, could take no open batch. Such
-a look-up gives back what it reads, in the shape of the index: it becomes a Reshape.
+a look-up returns all values in the shape of the index: it becomes a Reshape.
 """
 
 from __future__ import annotations

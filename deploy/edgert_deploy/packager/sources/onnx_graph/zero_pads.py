@@ -1,10 +1,10 @@
-"""Zeros before a MaxPool, which older releases of ONNX Runtime lose if values are negative.
+"""Pads of zeros before a MaxPool: older releases of ONNX Runtime lose them if values are negative.
 
 Their `Pad_Fusion` turns such a Pad into padding of the MaxPool, and a MaxPool ignores its padding: a negative number
 wins where ONNX says 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The source's answers, ONNX Runtime's
-artifacts and the TFLite lowering, which starts from ONNX Runtime's folding, all depend on it. The fusion asks whether
-all bytes of the value are 0. So it leaves a Pad with -0.0 alone, which is the same number for every engine. A
-convolution may have its Pads fused, and so may a MaxPool of a Relu.
+artifacts and the TFLite lowering, which starts from ONNX Runtime's folding, all depend on it. The fusion tests whether
+all bytes of the value are 0. So it does not change a Pad with -0.0, which is the same number for every engine. The Pads
+of a convolution may be fused, and so may those of a MaxPool of a Relu.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 NEGATIVE_ZERO = "edgert_negative_zero"
-# Operators that an optimization, or a float build, may take out from between a Pad and its neighbours.
+# Operators that an optimization, or a float build, may remove between a Pad and its neighbours.
 REMOVABLE = ("DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
 
 
@@ -42,7 +42,7 @@ def keep_zero_pads(proto: Any) -> bool:
 
 
 def _pads(proto: Any) -> list[Any]:
-    """Return the Pads with zeros that a MaxPool reads; not those of a Relu, which are right without them."""
+    """Return the Pads with zeros that a MaxPool reads; not those after a Relu, which are right anyway."""
     constants, nodes = Constants(proto), list(nodes_of(proto.graph))
     makers = {name: node for node in nodes for name in node.output if name}
 
