@@ -1,1 +1,1 @@
-"""Pre- and post-processing that the manifest states: pure functions over arrays."""
+"""Pre- and post-processing by the manifest's rules: pure functions over arrays."""

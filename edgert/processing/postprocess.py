@@ -1,4 +1,4 @@
-"""From a model's outputs to an app's answers, by the manifest's rules: best classes, texts, boxes."""
+"""Computes answers from a model's outputs, by the manifest's rules: best classes, texts, boxes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Postprocessor:
             self.outputs += (TensorSpec(self._embed.name, "FP32", (-1, size)),)
         self._images = manifest.preprocess is not None
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
-        labels = self._classify or self._detect  # the texts of CTC's classes are in the answer itself
+        labels = self._classify or self._detect  # CTC needs none: the answer itself has the texts
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
     def __call__(
@@ -69,7 +69,7 @@ class Postprocessor:
 
         `inputs` are the model's; number `image` is the preprocessed one. `placements` map from it back to the sent
         images, `windows` counts the items of each sent signal (None: the app sent the tensor itself). `before` are the
-        class scores of the signal's windows before, as `last_shares` returns them.
+        class scores of the signal's earlier windows, from `last_shares`.
         """
         added = list(outputs)
         if self._classify is not None:
@@ -86,18 +86,18 @@ class Postprocessor:
         return added
 
     def last_shares(self, outputs: Arrays, before: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what the next windows' smoothing needs: the class scores of the last windows."""
+        """Return the class scores of the last windows, for the smoothing of the next ones."""
         shares = self._classifier.shares(outputs[self._classified])
         smooth = self._classify.smooth if self._classify is not None else None
-        assert smooth is not None  # only it has scores before
+        assert smooth is not None  # only smoothing needs earlier scores
         joined = np.concatenate((before, shares)) if len(before) else shares
         return np.array(joined[max(0, len(joined) - smooth.windows + 1) :], np.float32)
 
     def sent(self, raw: bool) -> list[int]:
         """Return the positions of the outputs in an answer.
 
-        An answer to a `raw` image has boxes or texts without the model's outputs that they are made of, which take
-        megabytes. Those of a signal are small, and the health check, which sends signals, compares them.
+        An answer to a `raw` image has boxes or texts without the underlying outputs, which have megabytes. Those of a
+        signal are small, and the health check, which sends signals, compares them.
         """
         if not (raw and self._images):
             return list(range(len(self.outputs)))

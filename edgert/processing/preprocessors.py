@@ -17,7 +17,7 @@ InputPreprocessor = Preprocessor | SignalPreprocessor | TextPreprocessor
 
 
 def preprocessor(rule: InputRule, inputs: Sequence[TensorSpec], read: Callable[[str], bytes]) -> InputPreprocessor:
-    """Return what applies `rule` to `inputs`; `read` returns a file that the rule names.
+    """Return the preprocessor of `rule` for `inputs`; `read` returns a file that the rule names.
 
     Raises EngineMissing if a package is missing.
     """

@@ -1,7 +1,7 @@
-"""From a request's text to the model's token ids, by the library `tokenizers`.
+"""Computes the model's token ids from a request's text, with the library `tokenizers`.
 
-A request may give text instead of the inputs that the rule makes: UINT8 [N, bytes], one UTF-8 text per row, shorter
-ones padded with zeros. So zeros at the end of a text do not count.
+A request may contain text instead of the inputs that the rule computes: UINT8 [N, bytes], one UTF-8 text per row,
+shorter ones padded with zeros. So zeros at the end of a text do not count.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def texts_of(array: NDArray[Any]) -> list[str]:
     """Return the rows of UINT8 [N, bytes] as text. Raises RequestError."""
     if array.nbytes > REQUEST_BYTES_MAX:
         raise RequestError(
-            f"the texts take {array.nbytes} bytes, at most {REQUEST_BYTES_MAX} a request: split the request"
+            f"the texts have {array.nbytes} bytes, at most {REQUEST_BYTES_MAX} are allowed: split the request"
         )
     texts = []
     for i, row in enumerate(array):
@@ -108,9 +108,9 @@ def text_in_file(path: Path) -> bytes:
 
 
 def _tokenizer(rule: Text, content: bytes) -> Any:
-    """Return the library's tokenizer, which cuts by `rule` and does not pad."""
+    """Return the library's tokenizer, which truncates by `rule` and does not pad."""
     check_tokenizers()
-    # A worker has the threads that its engine was measured with; the library would start one for each processor.
+    # The library would start a thread for each processor, but the engine was measured without them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import tokenizers
 
@@ -133,7 +133,7 @@ def _tokenizer(rule: Text, content: bytes) -> Any:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return what the library says. A panic of its Rust code is no Exception; others that are none go on."""
+    """Return the library's message. Raise `error` again unless it is an Exception or a panic of Rust code."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
     return " ".join(str(error).split())[:200]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
-FILE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")  # how JPEG, PNG and WAV files begin
+FILE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")  # the first bytes of JPEG, PNG and WAV files
 COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
 
-# The same few shapes are sent again and again.
+# A cache, as connections send the same few shapes repeatedly.
 _DESCRIPTORS: dict[tuple[int, np.dtype[Any], tuple[int, ...]], bytes] = {}
 DESCRIPTORS_MAX = 1024
 
@@ -22,7 +22,7 @@ _DTYPES = {datatype: np.dtype(name) for datatype, name in NUMPY_NAMES.items()}
 
 
 def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    """Return `array` as tensor `number` of a frame: a small one copied, a large one as its own memory."""
+    """Return `array` as tensor `number` of a frame: a copy if it is small, else its own memory."""
     shape = array.shape
     key = (number, array.dtype, shape)
     described = _DESCRIPTORS.get(key)

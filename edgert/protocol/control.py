@@ -1,4 +1,4 @@
-"""The protocol of the control socket for `edgertd`'s commands: one JSON line asks, one answers."""
+"""The protocol of the control socket for `edgertd`'s commands: a JSON line as request, one as answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceErro
 
 LINE_BYTES_MAX = 256 * 1024
 ASK_S_MAX = 5.0
-SYNC_S_MAX = 240.0  # the wait for "sync", longer than a worker may take to load
+SYNC_S_MAX = 240.0  # the wait for "sync", longer than the limit of a worker's load
 
 
 def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
-    Raises DaemonUnreachable if none listens, DaemonEnded if it ends, as one that was killed does, DaemonBusy if it does
-    not answer, and the daemon's own error.
+    Raises DaemonUnreachable if none listens, DaemonEnded if it ends (for example, killed), DaemonBusy if it does not
+    answer, and the daemon's own error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
@@ -32,7 +32,7 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> di
                 raise ConnectionResetError("no answer")
         except TimeoutError as error:
             raise DaemonBusy(
-                f"a daemon runs here and gave no answer within {timeout_s:.0f} s; look at its log"
+                f"a daemon runs here but did not answer within {timeout_s:.0f} s; check its log"
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start") from error
@@ -40,10 +40,10 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> di
             raise DeviceError(f"no permission for {path}: run this as the daemon's user, or as root") from error
         except ConnectionError as error:
             raise DaemonEnded(
-                f"the daemon at {path} ended before it answered; look at its log, and run this again"
+                f"the daemon at {path} ended before it answered; check its log, and run this again"
             ) from error
         except OSError as error:
-            raise DaemonBusy(f"cannot ask the daemon at {path}: {error.strerror or error}; look at its log") from error
+            raise DaemonBusy(f"cannot reach the daemon at {path}: {error.strerror or error}; check its log") from error
     return read_answer(line)
 
 
@@ -55,7 +55,7 @@ def read_answer(line: bytes) -> dict[str, Any]:
             raise _error_of(value["error"])
         return dict(value["ok"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ProtocolError("the daemon's answer cannot be read; look at its log") from error
+        raise ProtocolError("the daemon's answer cannot be read; check its log") from error
 
 
 def answer_of(value: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The bytes that one connection has received, and the frames in them.
 
-Receive into `room`, then call `feed` with the number of bytes that came. A FrameBuffer never reads a socket, and it
-needs no NumPy: tensors come out as memoryviews.
+Receive into `room`, then call `feed` with the number of received bytes. A FrameBuffer never reads a socket, and it
+needs no NumPy: tensors are memoryviews.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from edgert.tensors import ITEM_BYTES, MAX_RANK
 
 HUGE_PAGE_BYTES = 2 * 1024**2
 
-# The header's 64 bytes by what differs between frames: beginning, flags, request id, model id, arg, lengths, stages.
+# The header's 64 bytes in groups that change together: start, flags, request id, model id, arg, lengths, stages.
 _ALIKE = struct.Struct("<6sHQII16s24s")
 _BEGINNING = struct.Struct("<4sBB")
 _LENGTHS, _LENGTHS_OFFSET = struct.Struct("<IHHQ"), 24  # meta bytes, tensors, status, body bytes
-_new = tuple.__new__  # makes a NamedTuple without the Python function in between
+_new = tuple.__new__  # creates a NamedTuple without a call of its Python function
 
-# What is known of the last frame, for the next one that is like it:
-# - how many bytes of it came over the socket (the header alone, if the body was in shared memory); -1 if no frame is
-#   like it, as it had meta, a status or no tensors, or more bytes came with it;
-# - of its header, the bytes of magic, version and kind, then of the lengths; the flag FLAG_SHARED; the kind;
-# - where its descriptors end, and the frame; the descriptors; the tensors that they describe.
-# It is a plain tuple, as Python unpacks no other kind as fast.
+# Facts about the last frame, for the next frame of the same form:
+# - the number of its bytes from the socket (only the header, if the body was in shared memory); -1 if no frame can have
+#   the same form, as it had meta, a status or no tensors, or more bytes arrived with it;
+# - the header's bytes of magic, version and kind, then of the lengths; the flag FLAG_SHARED; the kind;
+# - the ends of its descriptors and of the frame; the descriptors; the tensors that they describe.
+# It is a plain tuple, because Python unpacks this kind fastest.
 _Last = tuple[int, bytes, bytes, int, int, int, int, bytes, tuple[WireTensor, ...]]
 _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 
@@ -53,7 +53,7 @@ _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 class FrameBuffer:
     """Collects the bytes of one connection and returns its frames in order.
 
-    Bytes that are not the protocol raise ProtocolError, before any memory of the size that they announce is allocated.
+    Bytes that are not the protocol raise ProtocolError, before memory of the announced size is allocated.
     `shared` is the memory that holds the bodies of FLAG_SHARED frames, after room for a header.
 
     Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The
@@ -91,8 +91,8 @@ class FrameBuffer:
         self._last = _NONE
 
     def _allocate(self, size_bytes: int) -> None:
-        # An anonymous map is page-aligned and costs nothing until it is touched. A private one costs half of a shared
-        # one then, and a sixth in huge pages.
+        # An anonymous map is page-aligned and costs nothing before its first use. The first use of a private map costs
+        # half of that of a shared one, and a sixth with huge pages.
         memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size_bytes >= HUGE_PAGE_BYTES:
             with contextlib.suppress(OSError, AttributeError):  # not every kernel has huge pages
@@ -101,7 +101,7 @@ class FrameBuffer:
         self._last = _NONE
 
     def feed(self, count: int) -> Frame | None:
-        """Return the next frame once it is complete; `count` more bytes have come, 0 after `more`."""
+        """Return the next frame once it is complete; `count` is the number of new bytes, 0 after `more`."""
         if self.more:
             self._move_to_front()
         filled = self._filled + count
@@ -126,7 +126,7 @@ class FrameBuffer:
         return len(self._view)
 
     def shrink(self) -> None:
-        """Release the memory of a large frame. Call it between frames, when no view of them is used any more.
+        """Release the memory of a large frame. Call this between frames, when their views are no longer used.
 
         The next large frame then costs page faults, which take up to ten times as long as the copy (bench.buffers).
         """
@@ -135,7 +135,7 @@ class FrameBuffer:
             self._allocate(self._small_bytes)
 
     def missing(self) -> int:
-        """Return how many bytes the frame that has begun needs at least; 0 between frames."""
+        """Return the least number of bytes that the current frame still needs; 0 between frames."""
         if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:
@@ -144,7 +144,7 @@ class FrameBuffer:
         return HEADER_BYTES + int(body_bytes) - self._filled
 
     def _parse(self, filled: int) -> Frame | None:
-        """Return the frame that begins at offset 0, or None while more of it must come. Raises ProtocolError."""
+        """Return the frame at offset 0, or None while bytes of it are missing. Raises ProtocolError."""
         head, flags, request_id, model_id, arg, lengths, stages = _ALIKE.unpack_from(self._view)
         magic, version, kind = _BEGINNING.unpack(head)
         meta_bytes, tensor_count, status, body_bytes = _LENGTHS.unpack(lengths)
@@ -161,13 +161,13 @@ class FrameBuffer:
         start = HEADER_BYTES + aligned(meta_bytes)
         end = start + DESCRIPTOR_BYTES * tensor_count
         descriptors = bytes(self._view[start:end])
-        # With the same descriptors at the same place, the views of the last frame are still right.
+        # With the same descriptors at the same place, the views of the last frame are still valid.
         *_, last_end, last_size, last_descriptors, tensors = self._last
         if (end, size, descriptors) != (last_end, last_size, last_descriptors):
             tensors = self._parse_tensors(start, end, size)
         if filled == size:
             self._filled, self.room = 0, self._view
-        else:  # a client that does not wait for its answers
+        else:  # the client does not wait for its answers
             self._filled, self.more = filled, filled - size
         repeatable = tensors and not (meta_bytes or status or self.more)
         self._last = (received if repeatable else -1, head, lengths, shared, kind, end, size, descriptors, tensors)
@@ -178,7 +178,7 @@ class FrameBuffer:
     ) -> None:
         """Raise ProtocolError if the header breaks a rule."""
         if magic != MAGIC:
-            raise ProtocolError(f"a frame begins with {magic!r}, not {MAGIC!r}: this is not the EdgeRT protocol")
+            raise ProtocolError(f"a frame starts with {magic!r}, not {MAGIC!r}: this is not the EdgeRT protocol")
         if version != VERSION:
             raise ProtocolError(f"protocol version {version} is not supported; this side speaks {VERSION}")
         if not HELLO <= kind <= RESUME:
@@ -199,7 +199,7 @@ class FrameBuffer:
         self._filled, self.room = filled, self._view[filled:]
 
     def _grow(self, size: int, filled: int) -> None:
-        """Make the buffer hold at least `size` bytes, of which the first `filled` are kept."""
+        """Grow the buffer to at least `size` bytes, and keep its first `filled` bytes."""
         if size > len(self._view):
             old, new_bytes = self._view, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             self._resizing(len(old), new_bytes)
@@ -207,10 +207,10 @@ class FrameBuffer:
             self._view[:filled] = old[:filled]
 
     def _copy_shared(self, size: int, filled: int) -> int:
-        """Copy the body out of the shared memory, and return how many bytes the buffer holds then.
+        """Copy the body out of the shared memory, and return the new number of bytes in the buffer.
 
-        After the copy, the other end cannot change what is checked and used. Bytes that followed the header over the
-        socket (a MOVED after an answer, for example) are put behind the body.
+        After the copy, the other end cannot change the checked data. Bytes that followed the header on the socket (such
+        as a MOVED after an answer) are copied behind the body.
         """
         if self.shared is None or size > len(self.shared):
             raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
@@ -221,7 +221,7 @@ class FrameBuffer:
         return size + len(rest)
 
     def _move_to_front(self) -> None:
-        """Move the bytes that follow the last frame to offset 0; its views are not valid any more."""
+        """Move the bytes that follow the last frame to offset 0; its views are then no longer valid."""
         rest, self.more = self.more, 0
         self._view[:rest] = bytes(self._view[self._filled - rest : self._filled])
         self._wait_behind(rest)

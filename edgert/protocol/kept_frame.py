@@ -1,9 +1,9 @@
 """The frames that one end of a connection sends, one after the other.
 
-Theory of operation: the requests of a connection have the same shapes again and again, and so have the answers. So
-the last frame is kept, and only what differs is written for the next one. A short frame is kept whole, its arrays
-copied in. The arrays of a long frame are copied into shared memory, if there is some; else they are sent from their
-own memory, after a head that is kept.
+Theory of operation: the requests of a connection usually have the same shapes, and so have the answers. So the last
+frame is kept, and only the differing fields are written for the next one. A short frame is kept whole, with copies of
+its arrays. The arrays of a long frame are copied into shared memory, if there is any; else they are sent from their own
+memory, after a kept head.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _write_varying, _write_stages = wire.VARYING.pack_into, wire.STAGES.pack_into
 
 
 class KeptFrame:
-    """Makes frames of one `kind`; each must be sent before the next one is made.
+    """Builds frames of one `kind`. Send each before you build the next one.
 
     `shared` is the half of the shared memory that this end writes. After each call, `frame_bytes` is the size of the
-    whole frame, and `sent_bytes` is how much of it goes over the socket.
+    whole frame, and `sent_bytes` is the number of its bytes for the socket.
     """
 
     def __init__(self, kind: int, model_id: int = 0, shared: memoryview | None = None) -> None:
@@ -38,7 +38,7 @@ class KeptFrame:
         self._numbers: Sequence[int] = ()
         self._head = bytearray()
         self._shared_flag = 0
-        self._places: list[NDArray[Any]] | None = None  # where the arrays are copied to; None: they are not copied
+        self._places: list[NDArray[Any]] | None = None  # the targets of the arrays' copies; None: there are no copies
 
     def parts(
         self,
@@ -49,7 +49,7 @@ class KeptFrame:
         arg: int,
         stages: Sequence[int] = wire.NO_STAGES,
     ) -> Sequence[wire.Buffer]:
-        """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`; `numbers` must not be changed."""
+        """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`. Do not change `numbers` later."""
         if self._signature == signature_of(arrays) and numbers is self._numbers:
             return self.again(arrays, flags, request_id, arg, stages)
         return self._compose(arrays, numbers, flags, request_id, arg, stages)
@@ -57,7 +57,7 @@ class KeptFrame:
     def again(
         self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] | None = None
     ) -> Sequence[wire.Buffer]:
-        """Return the buffers of a frame like the last one: the dtypes and shapes of `arrays` are the same."""
+        """Return the buffers of the next frame; the dtypes and shapes of `arrays` are those of the last frame."""
         head = self._head
         _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
         if stages is not None:
@@ -111,7 +111,7 @@ class KeptFrame:
 
 
 def _places(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
-    """Return views of `memory`, which holds a frame of these arrays: where each array is in it."""
+    """Return a view of each array's place in `memory`, which contains a frame of these arrays."""
     places, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
     for array in arrays:
         places.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 
-BACKLOG = 4096  # beyond it, a connect that does not block fails at once; the kernel may allow less
+BACKLOG = 4096  # beyond it, a non-blocking connect fails at once; the kernel may allow fewer
 PROBE_S_MAX = 1.0
 SO_PASSRIGHTS = 83  # Linux 6.16 and newer; Python has no name for it yet
 
@@ -27,7 +27,7 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
         try:
             if not path.parent.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.parent.chmod(0o755)  # whatever the umask: apps of other users reach the socket
+                path.parent.chmod(0o755)  # despite the umask, apps of other users must reach the socket
             _remove_stale_socket(path)
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             mask = os.umask(0o177)  # nobody connects before mode and group are right
@@ -38,7 +38,7 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
             if group and path.stat().st_gid != (gid := grp.getgrnam(group).gr_gid):
                 os.chown(path, -1, gid)
             path.chmod(mode)
-            with suppress(OSError):  # an older kernel: the descriptors that a client sends are closed when they arrive
+            with suppress(OSError):  # an older kernel closes descriptors on arrival
                 listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
             listener.listen(BACKLOG)
         except OSError as error:

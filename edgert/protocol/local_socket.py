@@ -1,4 +1,4 @@
-"""A Unix stream socket as both ends use it: connect, limit the waits, send everything."""
+"""A Unix stream socket, for both ends: connect, limit the waits, send everything."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from edgert.errors import DaemonUnreachable
 from edgert.protocol import wire
 
-WAIT_S_MAX = 24 * 86400.0  # `poll` takes no longer time-out, so longer waits are cut to this
+WAIT_S_MAX = 24 * 86400.0  # the longest time-out of `poll`; longer waits are reduced to it
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
-# A 32-bit Python whose times have 64 bits (Debian 13) has the newer of the two options, which takes two 64-bit numbers.
+# A 32-bit Python with 64-bit times (Debian 13) has the newer of the two options, which needs two 64-bit numbers.
 _TIMEVAL = "qq" if socket.SO_RCVTIMEO == 66 else "ll"
 
 
@@ -25,7 +25,7 @@ def timeval(seconds: float) -> bytes:
 
 
 def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
-    """Send every byte of `parts`, in one system call if the kernel takes them."""
+    """Send every byte of `parts`, in one system call if the kernel accepts them."""
     sent = sock.sendmsg(parts)
     if sent < sum(map(len, parts)):
         sock.sendall(memoryview(b"".join(parts))[sent:])
@@ -39,7 +39,7 @@ def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # The kernel's own time-out: a socket that Python times would fail at once if the queue is full.
+        # Use the kernel's time-out, because a socket with Python's time-out fails at once if the queue is full.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(deadline - time.monotonic()))
         sock.setblocking(wait)
         sock.connect(os.fspath(path))

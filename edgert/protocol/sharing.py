@@ -1,9 +1,9 @@
-"""Memory that an app and the daemon both see, for the bodies of large frames.
+"""Memory that an app and the daemon share, for the bodies of large frames.
 
-The daemon makes it, sealed against any change of size, and passes its descriptor with the WELCOME; a client never names
-memory. The client writes its first half (requests), the daemon its second (responses). Each end copies a frame out of
-the other's half before it looks at the content. The body of a frame begins at offset 64 of a half, after the room of a
-header.
+The daemon creates it, sealed against any change of size, and passes its descriptor with the WELCOME; a client never
+names memory. The client writes its first half (requests), the daemon its second (responses). Each end copies a frame
+out of the other's half before it reads the content. The body of a frame starts at offset 64 of a half, after the space
+of a header.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-SHARE_BYTES_MIN = 16 * 1024  # below this, the socket's copies cost less
+SHARE_BYTES_MIN = 16 * 1024  # smaller frames cost less through the socket
 HALF_BYTES_MAX = 16 * 1024**2
 DESCRIPTOR_SPACE = socket.CMSG_SPACE(array.array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -56,7 +56,7 @@ class SharedArea:
 
     @classmethod
     def opened(cls, descriptor: int) -> SharedArea | None:
-        """Return the area of a received descriptor, and close that; None if the area could change its size."""
+        """Return the area of a received descriptor; close the descriptor. None if the size could change."""
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 return None
@@ -67,9 +67,9 @@ class SharedArea:
             os.close(descriptor)
 
     def free_pages(self) -> None:
-        """Return the area's memory to the kernel, whoever else has its descriptor: it then reads as zeros."""
+        """Return the area's memory to the kernel, even if a client has its descriptor: it then reads as zeros."""
         pages: mmap.mmap = self.request.obj  # type: ignore[assignment]  # made by _mapped
-        with contextlib.suppress(OSError):  # a kernel that cannot keeps them until the client closes its descriptor
+        with contextlib.suppress(OSError):  # unsupported: the pages stay until the client closes its descriptor
             pages.madvise(mmap.MADV_REMOVE)
 
     @classmethod

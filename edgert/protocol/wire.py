@@ -1,11 +1,11 @@
-"""The local protocol's format (docs/protocol.md): what a frame is, and how frames are written.
+"""The local protocol's format (docs/protocol.md): the parts of a frame, and how frames are written.
 
 A frame is a 64-byte header, then `meta` (JSON), then one 64-byte descriptor for each tensor, then the tensors'
 bytes. Each part is padded with zeros to a multiple of 64, so that every tensor is aligned in the buffer that receives
 it and can be used there. All numbers are little-endian.
 
 Between an app and the daemon, the body of a frame may be in memory that both map (`FLAG_SHARED`): then only the header
-goes over the socket, and the receiver copies the body out before it looks at it. `frame_buffer` reads frames.
+passes the socket, and the receiver copies the body out before it reads it. `frame_buffer` reads frames.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FRAME_BYTES_MAX = 64 * 1024**2
 HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED, RESUME = range(1, 10)
 
 FLAG_NO_CACHE = 1  # INFER: the engine answers, and the answer is not cached
-FLAG_CACHE_HIT = 2  # RESULT: the answer came from the cache
-FLAG_SHARED = 4  # INFER, RESULT: the body is in the shared memory that came with the WELCOME
-FLAG_HIGH_PRIORITY = 8  # INFER: it goes before the others that wait for the engine
+FLAG_CACHE_HIT = 2  # RESULT: the answer is from the cache
+FLAG_SHARED = 4  # INFER, RESULT: the body is in the shared memory that arrived with the WELCOME
+FLAG_HIGH_PRIORITY = 8  # INFER: the request overtakes others that wait for the engine
 FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer is that of a nearly equal input
-FLAG_MANY = 32  # RESULT: other clients of this model ask as well
+FLAG_MANY = 32  # RESULT: other clients also send requests to this model
 
 # magic, version, kind, flags, request id, model id, arg, meta bytes, tensors, status, body bytes, stage times
 HEADER = struct.Struct(f"<4sBBHQIIIHHQ{len(StageTimes._fields)}I")
@@ -65,8 +65,8 @@ class Frame(NamedTuple):
     """One received frame.
 
     `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR). `tensors` is the same object
-    as in the frame before while descriptors and place do not change: arrays that were made over it may be kept.
-    `stages` are the header's bytes: see `stage_times`.
+    as in the last frame if descriptors and place are unchanged: arrays over it then stay valid. `stages` are the
+    header's bytes: see `stage_times`.
     """
 
     kind: int
@@ -171,7 +171,7 @@ def json_meta(value: dict[str, Any]) -> bytes:
 
 
 def resumed(moved: Frame) -> bytes:
-    """Return the RESUME frame that takes what a MOVED frame brought of a session to the next worker."""
+    """Return the RESUME frame that passes the session's memory in a MOVED frame to the next worker."""
     tensors = [OutTensor(descriptor(t.number, t.datatype, t.shape, len(t.data)), t.data) for t in moved.tensors]
     return b"".join(frame(RESUME, meta=moved.meta, tensors=tensors))
 

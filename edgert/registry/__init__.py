@@ -1,1 +1,1 @@
-"""An OCI registry as the place of releases and channels: addresses, logins, requests."""
+"""An OCI registry, which stores releases and channels: addresses, logins, requests."""

@@ -35,7 +35,7 @@ class Repository:
 
     @property
     def url(self) -> str:
-        """The URL that the paths of the distribution protocol continue, without a slash at its end."""
+        """The base URL for the paths of the distribution protocol, without a slash at its end."""
         return f"{self.scheme}://{self.host}/v2/{self.name}"
 
 
@@ -45,16 +45,18 @@ def parse_repository(text: str) -> Repository:
     host, _, name = rest.partition("/")
     if len(text) > ADDRESS_CHARS_MAX or not separator or scheme not in _SCHEMES:
         raise ConfigInvalid(
-            f"{text[:80]!r} is not the address of a repository: write oci://HOST/REPOSITORY, without TLS oci+http://"
+            f"{text[:80]!r} is not the address of a repository: write oci://HOST/REPOSITORY, or oci+http:// without TLS"
         )
     if "@" in host:
-        raise ConfigInvalid(f"the address of {host.rpartition('@')[2][:80]} holds a login: leave it out of the address")
+        raise ConfigInvalid(
+            f"the address of {host.rpartition('@')[2][:80]} contains a login: remove it from the address"
+        )
     if not (found_host := _HOST.fullmatch(host)) or int(found_host[1] or 0) > 65535:
         raise ConfigInvalid(f"{text[:80]!r} names no host: write oci://HOST[:PORT]/REPOSITORY")
     if not _REPOSITORY.fullmatch(name):
         raise ConfigInvalid(
-            f"{text[:80]!r} names no repository: after the host come words of a-z 0-9 . _ - between slashes, without "
-            "a tag, as in oci://registry.example.org/plant/models"
+            f"{text[:80]!r} names no repository: write words of a-z 0-9 . _ - between slashes after the host, without "
+            "a tag, such as oci://registry.example.org/plant/models"
         )
     return Repository(_SCHEMES[scheme], host, name)
 

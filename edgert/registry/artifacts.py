@@ -1,12 +1,12 @@
-"""Releases and channels in a repository: OCI image manifests with media types of their own.
+"""Releases and channels in a repository: OCI image manifests with their own media types.
 
-A release is one manifest: a layer for the signed envelope of its bundle and one for each file of it, named by its path,
-as `oras` and `skopeo` expect. Releases share the files that are equal. A channel is a manifest with one layer, the
-signed statement. Nothing here is trusted. A device checks the statement's signature; the statement has the digest of
-the envelope, and the envelope that of each file. So it reads no manifest of a release.
+A release is one manifest: a layer for the signed envelope of its bundle and one for each of its files, with the path as
+its name, as `oras` and `skopeo` expect. Releases share equal files. A channel is a manifest with one layer, the signed
+statement. Manifests are not trusted. A device checks the statement's signature; the statement has the digest of the
+envelope, and the envelope that of each file. So a device reads no manifest of a release.
 
     MODEL-RELEASE    a release; edgert.runtime-RELEASE one of the runtime, with a layer for each wheel
-    channel.NAME     the newest statement of a channel; no model's name holds a dot
+    channel.NAME     the newest statement of a channel; no model's name contains a dot
 
 https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md#guidelines-for-artifact-usage
 """
@@ -22,7 +22,7 @@ from edgert.errors import NotInRegistry, RegistryCorrupt
 from edgert.registry.address import DIGEST, digest_of
 from edgert.registry.client import MANIFEST_TYPE, Blob, Registry
 
-if TYPE_CHECKING:  # a device that finds no news reads no bundle
+if TYPE_CHECKING:  # a round without a new statement needs no bundle
     from edgert.bundle.manifest import FileEntry, Manifest
     from edgert.bundle.runtime_release import RuntimeRelease, Wheel
 
@@ -50,7 +50,7 @@ def blob_of(data: bytes) -> Blob:
 
 
 def file_blob(entry: FileEntry | Wheel) -> Blob:
-    """Return the blob that holds a file of a bundle, or a wheel of a runtime."""
+    """Return the blob of a bundle's file, or of a runtime's wheel."""
     return Blob(f"sha256:{entry.sha256}", entry.size_bytes)
 
 
@@ -98,7 +98,7 @@ def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str
     except NotInRegistry as error:
         raise NotInRegistry(
             f"{registry.repository} has no channel {channel}: check both names; edgert publish BUNDLE --channel {channel} "
-            "begins the channel"
+            "starts the channel"
         ) from error
     if fetched is None:
         return None
@@ -110,7 +110,7 @@ def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str
 
 
 def statement_blob(data: bytes) -> Blob:
-    """Return where the manifest of a channel says that its statement is. Raises RegistryCorrupt."""
+    """Return the blob of the statement, from the manifest of a channel. Raises RegistryCorrupt."""
     try:
         value = json.loads(data)
         (layer,) = value["layers"]

@@ -1,7 +1,7 @@
 """One repository of an OCI registry: manifests and blobs, every byte checked against its digest.
 
-The protocol: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md. A registry is a place to keep
-bytes, not an authority: digests say what is right, and signatures say who made it (edgert.bundle).
+The protocol: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md. A registry only stores bytes and
+is not trusted: digests identify the content, and signatures its author (edgert.bundle).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgert.registry.login import Credentials, Login
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST_BYTES_MAX = 1024**2
 SLOWEST_BYTES_PER_S = 1000.0
-START_S = 60.0  # beyond the time that the slowest rate takes
+START_S = 60.0  # allowed in addition to the time at the slowest rate
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ERROR_BYTES_MAX, ERROR_CHARS_MAX, ERROR_S_MAX = 8192, 200, 5.0  # of a registry's reason
 _CHUNK_BYTES = 64 * 1024
@@ -48,7 +48,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A manifest as the registry holds it."""
+    """A manifest in the registry."""
 
     digest: str
     media_type: str
@@ -102,9 +102,9 @@ class Registry:
         return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
 
     def has(self, blob: Blob) -> bool:
-        """Return whether the registry holds the blob: it gives the last byte.
+        """Return whether the registry holds the blob, by fetching its last byte.
 
-        The answer to a HEAD comes from an index, which outlives a file that its storage lost or truncated.
+        A HEAD would only query an index, which still lists a file that the storage lost or truncated.
         """
         last = blob.size_bytes - 1
         headers = {"Range": f"bytes={last}-{last}"} if blob.size_bytes else {}
@@ -135,11 +135,11 @@ class Registry:
         return data
 
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
-        """Fetch the blob to `path`, which holds what an earlier attempt fetched, or is missing.
+        """Fetch the blob to `path`, which is missing or contains the bytes of an earlier attempt.
 
         `on_bytes` gets the count of each piece on disk; it may wait (a limited rate), or raise to stop. The
-        fetched bytes stay for the next attempt, over a power cut too. Once all bytes are there and have the digest, the
-        file is durable; with another digest it is removed, and RegistryCorrupt raised. Raises StorageFailed.
+        fetched bytes stay for the next attempt, also after a power cut. If all bytes have the digest, the file is
+        durable. With another digest it is removed; raises RegistryCorrupt then. Raises StorageFailed.
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -154,20 +154,20 @@ class Registry:
                 path.unlink()
                 raise RegistryCorrupt(
                     f"{self.repository} gives other bytes for blob {blob.digest}: they were removed, and the next "
-                    "attempt begins anew"
+                    "attempt starts again"
                 )
 
     def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
-        """Put a blob that the registry lacks. Raises RegistryCorrupt if it does not hold the blob afterwards.
+        """Upload a blob that the registry lacks. Raises RegistryCorrupt if the registry lacks it afterwards.
 
-        `on_bytes` gets the count of each piece sent, and a count below 0 for what has to be sent again.
+        `on_bytes` gets the count of each sent piece, and a negative count for bytes that must be sent again.
         """
         what = f"blob {blob.digest}"
         with self._request("POST", "/blobs/uploads/", {"Content-Length": "0"}) as response:
             if response.status == 404:
                 raise NotInRegistry(
-                    f"{self.repository} takes no upload{self._reason_of(response)}: check its name. Some registries want a "
-                    "repository or a project to be made first"
+                    f"{self.repository} accepts no upload{self._reason_of(response)}: check its name. In some registries "
+                    "you must first create the repository or a project"
                 )
             self._expect(response, what, 202)
             location = response.headers.get("Location")
@@ -182,9 +182,9 @@ class Registry:
         try:
             with self._request("PUT", url, headers, content, wait_s) as response:
                 self._expect(response, what, 201)
-            if not self.has(blob):  # some keep a damaged file of the same digest
+            if not self.has(blob):  # some registries keep an existing damaged blob of this digest
                 raise RegistryCorrupt(
-                    f"{self.repository} accepted {what}, and does not give it back: its storage is damaged. Remove that "
+                    f"{self.repository} accepted {what}, but does not return it: its storage is damaged. Remove that "
                     "blob from its storage, or restore it, then repeat the command"
                 )
         except RegistryError:
@@ -192,14 +192,14 @@ class Registry:
             raise
 
     def put_manifest(self, reference: str, data: bytes) -> str:
-        """Put a manifest whose blobs are there, under a tag or its digest; return its digest."""
+        """Upload a manifest, after its blobs, under a tag or its digest; return its digest."""
         headers = {"Content-Type": MANIFEST_TYPE}
         with self._request("PUT", f"/manifests/{reference}", headers, data) as response:
             self._expect(response, f"manifest {reference}", 201)
         return digest_of(data)
 
     def _continue(self, blob: Blob, file: BinaryIO, digest: hashlib._Hash, on_bytes: OnBytes) -> None:
-        """Fetch what follows the content of `file`, which `digest` has hashed."""
+        """Fetch the bytes after the content of `file`; `digest` has hashed that content."""
         at = file.tell()
         if at == blob.size_bytes:
             return
@@ -212,8 +212,8 @@ class Registry:
             else:
                 skip, length = 0, blob.size_bytes - at
                 if response.headers.get("Content-Range") != f"bytes {at}-{blob.size_bytes - 1}/{blob.size_bytes}":
-                    raise RegistryCorrupt(f"{self.repository} gives another part of {what} than was asked for")
-            # In chunks, a server could send the length of one byte by byte.
+                    raise RegistryCorrupt(f"{self.repository} sends another part of {what} than the requested one")
+            # Refuse chunks, because a server could send the length of a chunk byte by byte.
             if response.headers.get("Content-Length") != str(length) or "Transfer-Encoding" in response.headers:
                 raise RegistryCorrupt(
                     f"{self.repository} announces {response.headers.get('Content-Length')} bytes of {what}; "
@@ -227,7 +227,7 @@ class Registry:
                     on_bytes(len(new))
 
     def _pieces(self, response: urllib3.BaseHTTPResponse, what: str, length: int) -> Iterator[bytes]:
-        """Yield a body of `length` bytes. Raises RegistryUnreachable if it breaks off or comes too slowly."""
+        """Yield a body of `length` bytes. Raises RegistryUnreachable if it ends early or arrives too slowly."""
         waited_s, received = 0.0, 0
         while received < length:
             began_s = self._clock()
@@ -248,7 +248,7 @@ class Registry:
         """Return a whole small body."""
         data = b""
         with self._connection.limited(self.repository.url, self._connection.answer_s):
-            # A link that breaks gives the bytes until then, and its error with the next read.
+            # A broken connection first returns the received bytes, and raises its error at the next read.
             while len(data) <= bytes_max and (piece := response.read(bytes_max + 1 - len(data))):
                 data += piece
         if len(data) > bytes_max:
@@ -266,7 +266,7 @@ class Registry:
         body: Body | None = None,
         wait_s: float = 0,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send a request, again with a login if the registry wants one; `path` may be a whole URL."""
+        """Send a request; send it again with a login if the registry requires one. `path` may be a whole URL."""
         url = f"{self.repository.url}{path}" if path.startswith("/") else path
         is_registry = urlsplit(url).netloc == self.repository.host
         for first in (True, False):
@@ -320,7 +320,7 @@ class Registry:
 
 
 class _Content:
-    """The bytes to send, from their beginning at each iteration; what is read is reported."""
+    """The bytes to send, from the start at each iteration; reports each piece."""
 
     def __init__(self, source: Path | bytes, on_bytes: OnBytes) -> None:
         self._source, self._on_bytes = source, on_bytes
@@ -335,7 +335,7 @@ class _Content:
                 self._on_bytes(len(chunk))
 
     def take_back(self) -> None:
-        """Report what was sent as not sent: its request failed."""
+        """Report the sent bytes as not sent, because their request failed."""
         if self._sent_bytes:
             self._on_bytes(-self._sent_bytes)
         self._sent_bytes = 0
@@ -350,7 +350,7 @@ def _checked(blob: Blob) -> str:
 
 
 def _hashed(file: BinaryIO, size_bytes: int) -> hashlib._Hash:
-    """Hash the content of `file`, and leave it open at its end; one that is too long is emptied."""
+    """Hash the content of `file` and stay at its end; empty a file that is too long."""
     digest = hashlib.sha256()
     if os.fstat(file.fileno()).st_size > size_bytes:
         file.truncate(0)

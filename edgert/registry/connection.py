@@ -1,8 +1,8 @@
-"""HTTP requests that end: every wait, answer and redirect has a limit; failures are our errors.
+"""HTTP requests with limits on every wait, answer and redirect; failures become EdgeRT errors.
 
-The registry and the network are not trusted. A server that sends a byte now and then never exceeds a socket's time-out.
-So a timer shuts the socket if the head of an answer, or all of a small one, is late. The reader of a large blob counts
-the time that it waits (client.py).
+The registry and the network are not trusted. A server that sends single bytes now and then never exceeds a socket's
+time-out. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. The reader of a large
+blob counts its waiting time (client.py).
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Connection:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: Body | None = None, answer_s: float = 0.0
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send one request and give its answer, the body not read yet; follow the redirects of a GET.
+        """Send one request and yield its answer with an unread body; follow the redirects of a GET.
 
-        A server may close a kept connection at the moment of the next request: a request whose body can be sent again
-        is sent once more then. A redirect to another host loses the login; one from https to http is refused.
+        A server may close a kept connection just before the next request: then the request is sent once more if its
+        body can be sent again. A redirect to another host drops the login; one from https to http is refused.
         `answer_s` replaces the time for the answer's head. Raises RegistryUnreachable and RegistryError.
         """
         for _ in range(REDIRECTS_MAX + 1):
@@ -118,7 +118,7 @@ class Connection:
 
     @contextmanager
     def limited(self, url: str, seconds: float) -> Iterator[None]:
-        """Shut the sockets if the block takes longer, and turn the errors of HTTP into ours."""
+        """Shut the sockets if the block takes longer, and translate HTTP errors to EdgeRT errors."""
         late = threading.Event()
 
         def shut() -> None:
@@ -161,7 +161,7 @@ class Connection:
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turn the errors of HTTP into ours."""
+    """Translate HTTP errors to EdgeRT errors."""
     try:
         yield
     except LocationParseError as error:
@@ -171,7 +171,7 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _closed_before_answer(error: RegistryUnreachable) -> bool:
-    """Return whether the server closed the connection instead of an answer, as it may an idle one."""
+    """Return whether the server closed the connection without answering, like servers with idle ones."""
     cause = error.__cause__
     closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
     return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)
@@ -189,13 +189,13 @@ def checked_location(url: str, location: str) -> str:
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise RegistryError(
             f"{_host(url)} points to {target[:80]!r}, which is without TLS: nothing was sent there. If a "
-            "proxy does TLS for the registry, have it pass X-Forwarded-Proto"
+            "proxy terminates TLS for the registry, let it send X-Forwarded-Proto"
         )
     return target
 
 
 def _pools(opened: weakref.WeakSet[HTTPConnection]) -> dict[str, type[HTTPConnectionPool]]:
-    """Return urllib3's pools with connections that enter themselves in `opened`."""
+    """Return urllib3's pools with connections that add themselves to `opened`."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -243,7 +243,7 @@ def _reason(url: str, error: BaseException) -> str:
     inner = inner or error
     text = str(inner) or type(inner).__name__
     if isinstance(inner, ssl.SSLCertVerificationError):
-        advice = "Name the file of its authority (ca), or mend the certificate"
+        advice = "Give the file of its authority (ca), or replace the certificate"
         if inner.verify_code in _BY_THE_CLOCK:
             advice = f"This machine's clock says {time_text(time.time())}: set it, or renew the certificate"
         return f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. {advice}"

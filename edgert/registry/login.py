@@ -1,7 +1,7 @@
 """The login at a registry: credentials in Docker's form, and answers to its challenges.
 
-The file is `~/.docker/config.json` on a host, which `docker login`, `podman login --compat-auth-file` and `skopeo login
---compat-auth-file` write; on a device it is named in the configuration and has the same form:
+On a host the file is `~/.docker/config.json`, which `docker login`, `podman login --compat-auth-file` and `skopeo login
+--compat-auth-file` write. On a device, the configuration names a file of the same form:
 
     {"auths": {"registry.example.org": {"auth": "BASE64 OF user:password"}}}
 
@@ -45,7 +45,7 @@ class Credentials:
 def read_credentials(file: Path | None, host: str) -> Credentials | None:
     """Return the credentials for `host` in a file of Docker's form; None if it has none.
 
-    A credential helper that the file names for the host is run, as Docker does. Raises ConfigInvalid.
+    If the file names a credential helper for the host, this function runs it, like Docker. Raises ConfigInvalid.
     """
     if file is None:
         return None
@@ -102,18 +102,18 @@ def _identity_token(source: str, host: str) -> str:
 
 
 class Login:
-    """Answers the challenges of one registry; what was learned serves the requests after it."""
+    """Answers the challenges of one registry; later requests reuse the answer."""
 
     def __init__(self, connection: Connection, host: str, credentials: Credentials | None) -> None:
         self.header = ""
         self._connection, self._host, self._credentials = connection, host, credentials
 
     def answer(self, url: str, challenge: str) -> None:
-        """Set `header` to what answers a challenge of `url`. Raises RegistryLoginRefused and RegistryError."""
+        """Set `header` to the answer to a challenge of `url`. Raises RegistryLoginRefused and RegistryError."""
         parts = urlsplit(url)
         if parts.scheme != "https" and self._credentials is not None and parts.hostname not in _HERE:
             raise RegistryLoginRefused(
-                f"{self._host} wants a login, and the address is without TLS: use oci://, so that nobody reads it"
+                f"{self._host} requires a login, but the address is without TLS: use oci://, so that nobody reads it"
             )
         scheme, _, rest = challenge.partition(" ")
         if scheme.lower() == "basic":
@@ -123,19 +123,19 @@ class Login:
         elif scheme.lower() == "bearer":
             self.header = f"Bearer {self._token(url, dict(_PARAMETER.findall(rest)))}"
         else:
-            raise RegistryError(f"{self._host} wants a login of the kind {scheme[:40]!r}; Basic and Bearer are known")
+            raise RegistryError(f"{self._host} requires a login of the kind {scheme[:40]!r}; known: Basic, Bearer")
 
     def refused(self) -> str:
         """Return why the registry refuses the request, after the answer to its challenge."""
         if self._credentials is None:
             return self._nothing()
         return (
-            f"{self._host} refuses user {self._credentials.user!r}: log in again (docker login {self._host}), or have the "
-            "user allowed to do this in the repository"
+            f"{self._host} refuses user {self._credentials.user!r}: log in again (docker login {self._host}), or allow "
+            "the user to do this in the repository"
         )
 
     def _nothing(self) -> str:
-        return f"{self._host} wants a login, and there is none for it: log in with docker login {self._host}"
+        return f"{self._host} requires a login, but there is none for it: log in with docker login {self._host}"
 
     def _token(self, url: str, given: dict[str, str]) -> str:
         realm = checked_location(url, given.get("realm", ""))

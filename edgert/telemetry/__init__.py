@@ -1,1 +1,1 @@
-"""A model's reports: spans, histograms, alarms, the spool, and the forwarder that sends it over MQTT."""
+"""A model's reports: spans, histograms, alarms, the spool, and the forwarder to MQTT."""

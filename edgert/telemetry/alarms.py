@@ -1,12 +1,12 @@
-"""Alarms: values of a window to look at, with hysteresis against flapping at the limit.
+"""Alarms: values of a window beyond a limit, with hysteresis against rapid changes at the limit.
 
 Theory of operation: an alarm is raised when its reading is above its limit in RAISE_AFTER windows in a row. It is
 cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A reading that is missing
 changes nothing.
 
-A p99 and a share of errors mean nothing for a few requests. So windows are added up to a stretch that holds
-REQUESTS_MIN requests, or of STRETCH_WINDOWS_MAX windows, which counts as it is; each stretch gives one reading. After
-as many windows without any request, each further one gives a reading of 0: a model that nobody asks fails no more.
+A p99 and an error share mean nothing for a few requests. So windows are merged into a stretch, until it contains
+REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows; each stretch gives one reading. After STRETCH_WINDOWS_MAX windows
+without a request, each further one gives a reading of 0: a model without requests has no more failures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
 REQUESTS_MIN = 20
 STRETCH_WINDOWS_MAX = 10
-P99_FACTOR = 2.0  # times the model's p95 target, if the p99 has no limit
+P99_FACTOR = 2.0  # the limit as a multiple of the model's p95 target, if the p99 has no limit
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Alarms:
 
 
 class Readings:
-    """Turns windows into readings; some of them need the window before."""
+    """Turns windows into readings; some of them need the previous window."""
 
     def __init__(self) -> None:
         self._before = Totals()
@@ -103,12 +103,12 @@ class Readings:
         self._answered, self._asked = _Stretch(), _Stretch()
 
     def of(self, report: WindowReport, facts: Mapping[str, object]) -> dict[str, float | None]:
-        """Return the readings that alarms are judged by. `facts` may hold temp_c, throttled and rss_bytes."""
+        """Return the readings for the alarms. `facts` may hold temp_c, throttled and rss_bytes."""
         totals, before = report.totals, self._before
         self._before = totals
         requests = totals.requests - before.requests
         failed = totals.errors + totals.shed - before.errors - before.shed
-        # A model that was never asked is not silent.
+        # A model that never had a request is not silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         answered = self._answered.add(report.latency.count, latency=report.latency)
         recent = self._asked.add(requests, failed)
@@ -124,7 +124,7 @@ class Readings:
 
 @dataclass
 class _Stretch:
-    """Windows in a row, added up."""
+    """Consecutive windows, merged."""
 
     windows: int = 0
     requests: int = 0
@@ -132,9 +132,9 @@ class _Stretch:
     latency: Sketch = field(default_factory=Sketch)
 
     def add(self, requests: int, failed: int = 0, latency: Sketch | None = None) -> _Stretch | None:
-        """Add a window; return the stretch, and begin the next, if this window ends it."""
+        """Add a window. If this window ends the stretch, return it and start the next."""
         if requests and not self.requests:
-            self.windows = 0  # the windows without requests before it
+            self.windows = 0  # drop earlier windows without requests
         self.windows += 1
         self.requests += requests
         self.failed += failed
@@ -142,7 +142,7 @@ class _Stretch:
         if self.requests < REQUESTS_MIN and self.windows < STRETCH_WINDOWS_MAX:
             return None
         ended = replace(self)
-        # Without a request there is nothing to begin anew: each further window counts.
+        # Without a request, the stretch does not start again: each further window gives a reading.
         self.windows, self.requests, self.failed, self.latency = (0 if self.requests else self.windows), 0, 0, Sketch()
         return ended
 

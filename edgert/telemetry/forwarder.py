@@ -1,9 +1,9 @@
 """The forwarder's process: `python -m edgert.telemetry.forwarder --state DIR --boot ID`.
 
-It sends the spool to the broker. It is its own process, so that neither the workers nor the supervisor carry paho, TLS
-or a slow network. It reads the device's configuration. It stops within 2 s of SIGTERM or SIGINT, and when the
-supervisor, which holds the other end of its standard input, has died. Exit status: 0, or that of the error in the
-configuration (an unreachable broker is no error).
+It sends the spool to the broker. It is a separate process, so that workers and supervisor load no paho and no TLS, and
+never wait for a slow network. It reads the device's configuration. It stops within 2 s of SIGTERM or SIGINT, or of the
+death of the supervisor, which holds the other end of its standard input. Exit status: 0, or that of the error in
+the configuration (an unreachable broker is no error).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, required=True, metavar="DIR")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
-    action.add_argument("--clear", choices=("show", "remove"), help="clear what the broker retains of it, and end")
+    action.add_argument(
+        "--clear", choices=("show", "remove"), help="clear the messages that the broker retains of this device, and end"
+    )
     args = parser.parse_args(argv)
     if args.clear:
         print(_cleared(StateDir(args.state), remove=args.clear == "remove"))
@@ -56,7 +58,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
     """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed if the spool does not open."""
     follow = config.follow
     following = {"channel": follow.channel, "channel_tags": ",".join(follow.tags)} if follow.registry else {}
-    # Units and scale, so that a subscriber need not guess what this device's numbers mean.
+    # Units and scale tell subscribers the meaning of this device's numbers.
     units = {"lat_unit": "ms", "sketch_scale": SCALE}
     settings = ForwarderSettings(
         broker_settings(config),
@@ -72,7 +74,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
         return machine.sys_fields(state.spool.parent)
 
     def hinted() -> None:
-        with contextlib.suppress(EdgeRTError, OSError):  # the interval comes in any case
+        with contextlib.suppress(EdgeRTError, OSError):  # the next round starts at its interval in any case
             ask(state.control_socket, {"op": "follow"}, HINT_ANSWER_S_MAX)
 
     spool = Spool(state.spool, log=log)
@@ -81,7 +83,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
 
 
 def _cleared(state: StateDir, *, remove: bool) -> str:
-    """Clear what the broker retains of this device, with no daemon running; return a line about it."""
+    """Clear the messages that the broker retains of this device, without a daemon; return a line about it."""
     config = read_config(state)
     if not config.mqtt.host:
         return ""

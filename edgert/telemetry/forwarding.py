@@ -1,7 +1,7 @@
-"""Sends a device's reports from the spool to the broker, over one connection after the other.
+"""Sends a device's reports from the spool to the broker, over one connection at a time.
 
-Several processes write to the spool and none of them knows the forwarder, so it looks once a second whether the spool
-changed. A look costs about 0.1 ms of processor time.
+Several processes write to the spool and none of them knows the forwarder, so it checks the spool for changes once a
+second. A check costs about 0.1 ms of processor time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ REFUSED_RETRY_S = 300.0
 LOOK_S = 1.0  # the pause between two looks at the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
-PUBLISH_BYTES = 16  # the most that a packet has besides its topic and payload
-# When a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`. It
-# publishes `lost` late where the cut connection had another client id, as an older version's has.
+PUBLISH_BYTES = 16  # the most bytes of a packet besides its topic and payload
+# The time after which a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published
+# `lost`. It publishes `lost` late if the cut connection had another client id, as in older versions.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
@@ -52,10 +52,10 @@ HINT_BYTES_MAX = 64
 
 @dataclass(frozen=True)
 class ForwarderSettings:
-    """The broker, and what the device tells it.
+    """The broker, and the device's messages to it.
 
     `info` is the retained message about the device; `sys` is sent every `sys_interval_s`. `home_assistant` is the
-    prefix of its discovery message ("": none). The message on `hint_topic` ("": none) carries no authority.
+    prefix of the discovery message ("": none). Messages on `hint_topic` ("": none) are only hints and are not trusted.
     """
 
     broker: MqttSettings
@@ -73,10 +73,10 @@ class ForwarderSettings:
 
 
 class Forwarder:
-    """Sends one device's reports from the spool to the broker, and keeps its `status` true.
+    """Sends one device's reports from the spool to the broker, and keeps its `status` correct.
 
     An unreachable broker is no error: `run` retries until told to stop, after a growing pause with jitter, and logs
-    each change once. `sys_fields` returns what `sys` says of the machine. `on_hint` is called when the hint changes.
+    each change once. `sys_fields` returns the machine's fields of `sys`. `on_hint` is called when the hint changes.
     `clock` is monotonic seconds.
     """
 
@@ -110,7 +110,7 @@ class Forwarder:
     def run(self, stop: Stop) -> None:
         """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S unless connecting.
 
-        It sleeps until the broker sends something, until its next look at the spool, or until a message is due.
+        It sleeps until the broker sends something, until the next check of the spool, or until a message is due.
         """
         while not stop.is_set():
             self._backoff.started()
@@ -122,27 +122,27 @@ class Forwarder:
             except EdgeRTError as error:
                 self._connection.abandon()
                 self._suspect()
-                self._note(error.code, f"{error.message}; reports are kept on disk meanwhile")
-                # Two devices with one id disconnect each other at once: they must slow down as well.
-                # Half of the pause is random, so that a fleet does not return in one wave.
+                self._note(error.code, f"{error.message}; reports stay on disk until the next connection")
+                # Two devices with one id disconnect each other at once, so they must also slow down.
+                # Half of the pause is random, so that a fleet does not reconnect in one wave.
                 select.select([stop], [], [], self._backoff.failed() * random.uniform(0.5, 1.0))
 
     def _reset(self) -> None:
-        """Forget the messages in flight on the last connection; the spool still has them."""
+        """Drop the state of messages in flight on the last connection; the spool still has them."""
         self._last_id = 0
         self._retained_version = 0
         self._file = self._spool.file_id
         self._in_flight: dict[int, int] = {}
         self._acknowledged_ids: list[int] = []
-        self._refused_at: float | None = None  # until refused messages are sent again
-        self._refused = False  # until the broker takes one of those that are sent again
+        self._refused_at: float | None = None  # None once the refused messages are sent again
+        self._refused = False  # False once the broker accepts one of those messages
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
         self._sys_due_at = self._clock()
         self._online_again_at: float | None = None
 
     def _suspect(self) -> None:
-        """Hold back the message that the broker ends each connection at."""
+        """Hold back the message after which the broker closed the connection each time."""
         message_id = self._held.hung_up(filter(None, self._in_flight.values()), self._clock())
         self._in_flight = {}
         if message_id is not None:
@@ -154,8 +154,8 @@ class Forwarder:
     def _hold(self, message: Spooled) -> None:
         if self._held.add(message.id):
             self._log(
-                f"telemetry: the broker {self._address} does not take a message of {len(message.payload)} bytes; such "
-                "messages are kept on disk, and tried again a day later: let the broker take 64 KiB "
+                f"telemetry: the broker {self._address} does not accept a message of {len(message.payload)} bytes; such "
+                "messages stay on disk, and are sent again a day later: let the broker accept 64 KiB "
                 "(mosquitto: max_packet_size, message_size_limit), then restart the daemon"
             )
 
@@ -168,11 +168,11 @@ class Forwarder:
         if self._settings.hint_topic:
             try:
                 self._connection.subscribe((self._settings.hint_topic,), 1)
-            except BrokerRefused as error:  # the device then asks at its interval only
+            except BrokerRefused as error:  # the device then reads its channel only at the interval
                 self._log(f"telemetry: {error.message}")
 
     def _hinted(self, topic: str, payload: bytes, retained: bool) -> None:
-        """Pass on a hint that is new: the broker sends the retained one again at each connection."""
+        """Pass on a new hint. The broker sends the retained one again at each connection."""
         if topic == self._settings.hint_topic and payload[:HINT_BYTES_MAX] != self._hint:
             self._hint = payload[:HINT_BYTES_MAX]
             self._on_hint()
@@ -187,9 +187,9 @@ class Forwarder:
             self._connection.pump(0.02)
 
     def _step(self) -> bool:
-        """Send what may be sent now; return whether only the rate holds back more.
+        """Send the messages that may be sent now; return True if the rate limit alone prevents sending more.
 
-        A disk error does not end the connection: the device is not lost, only its spool.
+        A disk error does not end the connection, because only the spool is lost, not the device.
         """
         try:
             more = self._send_due()
@@ -225,7 +225,7 @@ class Forwarder:
             retained = self._spool.retained()
         for each in retained:
             self._retained_version = each.version
-            if each.topic != self._topics.deploy:  # of the site that this device had before
+            if each.topic != self._topics.deploy:  # a topic of this device's earlier site
                 continue
             self._connection.publish(each.topic, each.payload, 1, retain=True)
             if prefix := self._settings.home_assistant:
@@ -271,12 +271,12 @@ class Forwarder:
             self._refused_at, self._refused = self._clock(), True
             self._note(
                 REFUSED,
-                f"the broker {self._address} refuses messages ({refused_because}); they are kept on disk and sent "
+                f"the broker {self._address} refuses messages ({refused_because}); they stay on disk and are sent "
                 f"again in {REFUSED_RETRY_S:.0f} s; let this user write (an access list: docs/telemetry.md)",
             )
 
     def _end(self) -> None:
-        """Publish `offline`, wait shortly for the acknowledgement, and disconnect."""
+        """Publish `offline`, wait briefly for the acknowledgement, and disconnect."""
         number = self._connection.publish(self._topics.status, b"offline", 1, retain=True)
         if number is not None:
             self._in_flight[number] = 0  # no row has id 0
@@ -297,7 +297,7 @@ class Forwarder:
         return messages.dump({**common, **values})
 
     def _note(self, state: str, text: str) -> None:
-        """Log a change of the connection's state and keep it for `edgertd status`."""
+        """Log a change of the connection's state and store it for `edgertd status`."""
         if state != self._state:
             self._state = state
             write_link(self._spool.path.parent, state, text)

@@ -1,10 +1,10 @@
-"""The messages that a broker does not take: they are held back, so that no other waits for them. Pure.
+"""The messages that a broker does not accept. They are held back, so that no other waits. Pure.
 
-A broker may limit the size of a message. One with MQTT 5 may tell its limit; others just end the connection, and would
-end the next one at the same message again. So a message is held back if several connections in a row end at it soon
-after they began. From the second on, messages are sent one at a time, so that none is blamed for another. A message
-that is held back stays in the spool. It is sent again when the device connects a day later, or after its next start: a
-broker that was broken for other reasons may take it.
+A broker may limit the size of a message. A broker with MQTT 5 may tell its limit; others just end the connection, and
+would end the next one at the same message. So a message is held back if several connections in a row end at it soon
+after their start. From the second on, messages are sent one at a time, so that the right message is found. A held-back
+message stays in the spool. It is sent again when the device connects a day later, or after its next start: a broker
+that failed for other reasons may accept it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ RETRY_S = 86_400.0
 
 
 class HeldBack:
-    """Knows messages by their id in the spool. `now` is monotonic seconds."""
+    """Identifies messages by their id in the spool. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
-        self._stuck_at, self._hang_ups = 0, 0  # the message that the last connections ended at, and how many did
+        self._stuck_at, self._hang_ups = 0, 0  # the message at which the last connections ended, and their number
         self._connected_at = self._held_since = 0.0
 
     def __contains__(self, message_id: int) -> bool:
@@ -48,7 +48,7 @@ class HeldBack:
             self._hang_ups = 0
 
     def hung_up(self, in_flight: Iterable[int], now: float) -> int | None:
-        """Note that a connection ended; return the message to hold back, if it is certain enough."""
+        """Note that a connection ended; return the message to hold back, if there is enough evidence."""
         first = min(in_flight, default=None)
         if first is None or now - self._connected_at > SOON_S:
             return None

@@ -1,4 +1,4 @@
-"""Discovery by Home Assistant: a message from which a device and its models appear there.
+"""Discovery by Home Assistant: a message that makes a device and its models appear there.
 
 A device has one retained message (https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload, Home
 Assistant 2024.12 and later). Home Assistant reads the values from the topics that the device publishes anyway.
@@ -13,7 +13,7 @@ from typing import Any
 
 from edgert.telemetry.messages import Topics
 
-STALE_WINDOWS = 2.5  # a value is shown as not available after so many windows without a report
+STALE_WINDOWS = 2.5  # a value is unavailable after this many windows without a report
 
 # Of each model: key in `metrics`, name, unit, device class, state class
 _OF_MODEL: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
@@ -80,9 +80,9 @@ def discovery_topic(topics: Topics, prefix: str) -> str:
 def node_id(topics: Topics) -> str:
     """Return the device's id in Home Assistant, unique, of `A-Z a-z 0-9 _ -` only.
 
-    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, as is a `_`
-    of a device before any other character; `.` becomes `_-`. Most names stay unchanged, which a broker's access list
-    with `%u` relies on.
+    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, and a `_` of
+    a device before any other character; `.` becomes `_-`. Most names stay unchanged; a broker's access list with
+    `%u` depends on this.
     """
     site = topics.site.replace("_", "__").replace(".", "_-")
     return f"edgert_{site}_{_device_part(topics)}"
@@ -99,7 +99,7 @@ def _sensor(
         "platform": "sensor",
         "name": name,
         "state_topic": topic,
-        # A window that leaves the field out gives None, which is "unknown" there.
+        # A window without the field gives None, which is "unknown" in Home Assistant.
         "value_template": f"{{{{ value_json.get('{key}') }}}}",
         "unit_of_measurement": unit,
         "device_class": kind,

@@ -23,7 +23,7 @@ VERSION = 1
 ROOT = "edgert/v1"
 HINT_ROOT = "edgert/hint"
 PAYLOAD_BYTES_MAX = 64 * 1024
-NUMBER_END = 2**63  # a number is smaller, with either sign: sums of them stay finite, and fit a database's column
+NUMBER_END = 2**63  # the limit of a number's magnitude: sums stay finite, and fit a database's column
 
 Status = Literal["online", "offline", "lost"]
 STATUSES: tuple[Status, ...] = ("online", "offline", "lost")
@@ -123,7 +123,7 @@ def load(payload: bytes) -> dict[str, Scalar]:
         fields = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a payload is not JSON: {payload[:60]!r}") from error
-    # By exact type: json makes no others, and this takes half the time.
+    # Compare exact types: json returns no others, and this takes half the time.
     if type(fields) is not dict or not _NESTED.isdisjoint(map(type, fields.values())):
         raise ProtocolError(f"a payload is not a flat JSON object: {payload[:60]!r}")
     if fields.get("v") != VERSION:
@@ -149,7 +149,7 @@ def metrics_fields(
 ) -> dict[str, object]:
     """Return the `metrics` payload without its envelope.
 
-    A figure of no request is None, which `dump` leaves out. `facts` may hold clock_synced, rss_bytes, temp_c and
+    A figure without requests is None, which `dump` omits. `facts` may hold clock_synced, rss_bytes, temp_c and
     throttled.
     """
     totals, latency = report.totals, report.latency
@@ -197,7 +197,7 @@ def hist_fields(report: WindowReport, *, model_version: str, clock_synced: objec
 
 
 def _quantile(sketch: Sketch, share: float) -> float | None:
-    """Return a percentile in ms; None if nothing was measured, because 0 would be a reading."""
+    """Return a percentile in ms; None without a measurement, because 0 would be a reading."""
     return round(sketch.quantile(share), 4) if sketch.count else None
 
 
@@ -233,8 +233,8 @@ class _WindowMessage:
 class HistMessage(_WindowMessage):
     """One window's latencies of one model, ready to merge.
 
-    `stages` are its stage times as edgert.telemetry.stages packs them, b"" if the device sent none, or sent what
-    `stages_fault` tells of.
+    `stages` are its stage times as edgert.telemetry.stages packs them, b"" if the device sent none or invalid ones;
+    `stages_fault` then has the reason.
     """
 
     sketch: Sketch
@@ -261,7 +261,7 @@ class HistMessage(_WindowMessage):
         packed, fault = b"", ""
         try:
             packed = stages.packed_of(text_of(fields, "stages")) if "stages" in fields else b""
-        except ProtocolError as error:  # the latencies are right
+        except ProtocolError as error:  # the latencies are still valid
             fault = error.message
         return cls(
             **cls._shared(fields), sketch=sketch, clock_synced=is_synced(fields), stages=packed, stages_fault=fault
@@ -270,7 +270,7 @@ class HistMessage(_WindowMessage):
 
 @dataclass(frozen=True)
 class MetricsMessage(_WindowMessage):
-    """One window's figures of one model; `fields` holds every one of them by its name on the wire."""
+    """One window's figures of one model; `fields` has all of them by their names on the wire."""
 
     fields: dict[str, Scalar]
 

@@ -1,13 +1,13 @@
 """MQTT: one connection to a broker. The only file that knows paho.
 
-Theory of operation: paho is a codec with a socket here, driven by the owner of the `Connection`. It runs no thread and
-remembers nothing. Each attempt to connect gets a new paho client, so that paho never sends anything again by itself.
-The forwarder does that: the spool still holds every message that was not acknowledged. MQTT 5 is tried first, as its
-PUBACK names the reason of a refusal; a broker without it gets 3.1.1.
+Theory of operation: paho is only a codec with a socket, which the owner of the `Connection` drives. It runs no thread
+and stores nothing. Each attempt to connect creates a new paho client, so that paho never repeats a message by itself.
+The forwarder does that, because the spool still has every unacknowledged message. MQTT 5 is tried first, as its PUBACK
+names the reason of a refusal; a broker without it gets 3.1.1.
 
-A subscriber may ask the broker to keep its session. The broker then keeps messages of QoS 1 while the subscriber is
-away; with 3.1.1 its own limit counts (mosquitto: persistent_client_expiration). Messages that it received are
-acknowledged only by its call of `acknowledge`; the broker sends the others again.
+A subscriber may let the broker keep its session. The broker then keeps messages of QoS 1 while the subscriber is
+away; with 3.1.1 the broker's own limit applies (mosquitto: persistent_client_expiration). Only a call of `acknowledge`
+acknowledges received messages; the broker sends the others again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CONNECT_TIMEOUT_S = 5.0
 QUEUED_MAX = 100  # paho's own limit is 65,535 messages, 165 MB
 IN_FLIGHT_MAX = 20
 PACKETS_AT_ONCE = 100
-# How many messages a broker may hand to a session before the first is acknowledged. With 3.1.1 the broker alone
+# The most messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the broker alone
 # decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
 # The largest message that a broker may send. A report has at most 64 KiB.
-# With 3.1.1 the broker's own limit counts (mosquitto: message_size_limit), else 256 MB.
+# With 3.1.1 the broker's own limit applies (mosquitto: message_size_limit), else 256 MB.
 PACKET_BYTES_MAX = 1024 * 1024
 
-PACKET_BYTES_END = 2**28  # MQTT has none as large
+PACKET_BYTES_END = 2**28  # every MQTT packet is smaller
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
 # The permission that a broker must give, by the reason of its refusal.
@@ -56,7 +56,7 @@ PROTOCOLS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv
 
 
 class BrokerUnreachable(EdgeRTError, code="telemetry.broker_unreachable", exit_code=6, retryable=True):
-    """Nothing answers as an MQTT broker at the address, or the connection died."""
+    """No MQTT broker answers at the address, or the connection broke."""
 
 
 class BrokerRefused(EdgeRTError, code="telemetry.broker_refused", exit_code=4):
@@ -153,10 +153,10 @@ class Connection:
         self._client: paho.Client | None = None
         self._granted: dict[int, bool] = {}
         self._opened_at = 0.0
-        self._parting = ""  # why the broker ended the connection, as MQTT 5 tells it
-        self.packet_bytes_max = PACKET_BYTES_END  # the longest message that this broker takes, as MQTT 5 tells it
+        self._parting = ""  # the broker's reason for the end of the connection (MQTT 5)
+        self.packet_bytes_max = PACKET_BYTES_END  # the longest message that this broker accepts (MQTT 5)
         self.taken = 0  # messages received so far
-        self._handed: deque[tuple[int, int]] = deque()  # (number among those taken, message id), not acknowledged yet
+        self._handed: deque[tuple[int, int]] = deque()  # unacknowledged messages: (position in `taken`, message id)
 
     def open(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connect and log in. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
@@ -165,7 +165,7 @@ class Connection:
             try:
                 self._open(protocol, timeout_s)
             except _UnsupportedProtocol as error:
-                # The next attempt tries all again: the broker may have been replaced.
+                # The next attempt tries all versions again, because the broker may have been replaced.
                 self.protocol = self._settings.protocol
                 if protocol == candidates[-1]:
                     raise BrokerUnreachable(error.message) from error
@@ -174,7 +174,7 @@ class Connection:
                 return
 
     def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
-        """Send a message; return the id that the broker will acknowledge, None if it acknowledges nothing."""
+        """Send a message; return the id that the broker will acknowledge, None without acknowledgement."""
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
@@ -183,7 +183,7 @@ class Connection:
 
     @property
     def unacknowledged(self) -> int:
-        """Messages that the broker handed to this session and that `acknowledge` has not reached."""
+        """The number of messages of this session that `acknowledge` has not acknowledged."""
         return len(self._handed)
 
     def acknowledge(self, up_to: int) -> None:
@@ -218,7 +218,7 @@ class Connection:
             timeout_s = 0.0
         client, taken = self._client, self.taken
         code = client.loop(timeout_s)
-        # paho reads one packet a call; further packets are read without a system call each.
+        # paho reads one packet per call; this loop reads further packets without a system call each.
         for _ in range(PACKETS_AT_ONCE):
             if code != paho.MQTT_ERR_SUCCESS or self.taken == taken or self._client is not client:
                 break
@@ -228,7 +228,7 @@ class Connection:
             raise self._gone(code)
 
     def close(self) -> None:
-        """Disconnect in order, so that the broker drops the will. Does nothing if not connected."""
+        """Disconnect normally, so that the broker drops the will. Does nothing if not connected."""
         if self._client is not None:
             self._client.disconnect()
             self.abandon()
@@ -243,7 +243,7 @@ class Connection:
         socket = client.socket()
         if socket is None or (
             isinstance(socket, ssl.SSLSocket) and socket.pending()
-        ):  # `select` does not see what TLS has buffered
+        ):  # `select` does not see data in the buffer of TLS
             return
         own = socket.fileno()
         select.select([own, *also], [own] if client.want_write() else [], [], timeout_s)
@@ -261,7 +261,7 @@ class Connection:
         except ssl.SSLError as error:
             raise BrokerTlsFailed(_tls_advice(address, error)) from error
         except ConnectionResetError as error:
-            # Most brokers answer a TLS handshake so on a port without TLS.
+            # Most brokers do this for a TLS handshake on a port without TLS.
             advice = "check that this port speaks TLS (usually 8883)" if self._settings.tls else "check the port"
             raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
@@ -272,11 +272,11 @@ class Connection:
         while not answer and code == paho.MQTT_ERR_SUCCESS and time.monotonic() < gives_up_at:
             code = client.loop(0.1)
         if not answer:
-            # A broker with 3.1.1 only may close the connection on a CONNECT of MQTT 5.
+            # A broker without MQTT 5 may close the connection on a CONNECT of MQTT 5.
             asks = self._settings.tls and not self._settings.cert
             also = "; or it wants a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
-            if self._will is not None and protocol == "3.1.1":  # which names no reason
-                also += "; or it takes no retained message of QoS 1 (mosquitto: retain_available true, max_qos 1)"
+            if self._will is not None and protocol == "3.1.1":  # 3.1.1 gives no reason
+                also += "; or it accepts no retained message of QoS 1 (mosquitto: retain_available true, max_qos 1)"
             raise _UnsupportedProtocol(
                 f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
             )
@@ -284,7 +284,7 @@ class Connection:
         if reason.is_failure:
             raise self._refusal(reason)
         self.packet_bytes_max = getattr(said, "MaximumPacketSize", PACKET_BYTES_END)
-        # paho refuses to change it once connected; nothing was sent yet.
+        # paho does not allow this change after the connection; nothing was sent yet.
         client._max_inflight_messages = min(IN_FLIGHT_MAX, getattr(said, "ReceiveMaximum", IN_FLIGHT_MAX))
         self._client, self._opened_at = client, time.monotonic()
 
@@ -328,7 +328,7 @@ class Connection:
             self._handed.append((self.taken, message.mid))
         try:
             topic = message.topic
-        except UnicodeDecodeError as error:  # a listener refuses it by its name
+        except UnicodeDecodeError as error:  # the listener refuses this topic
             topic = error.object.decode(errors="replace")
         self._on_message(topic, bytes(message.payload), message.retain)
 
@@ -355,7 +355,7 @@ class Connection:
 
     def _gone(self, code: MQTTErrorCode) -> BrokerUnreachable:
         event = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
-        # Two clients of one id end each other's connections, which not every broker tells.
+        # Two clients with one id end each other's connections; not every broker gives this reason.
         soon = bool(self._client_id) and time.monotonic() - self._opened_at < SOON_S
         twice = self._parting == TAKEN_OVER or (soon and not self._parting)
         advice = "; if this repeats, another client has the same id: give each device and each --session its own name"
@@ -369,7 +369,7 @@ class Connection:
             who = f"as {user!r}" if user else "without a user name"
             advice = "check the user name and the password file" if user else "give a user name and a password file"
             return BrokerRefused(f"the broker {address} refused the login {who}: {reason}; {advice}")
-        advice = _ALLOW.get(reason.getName(), "look at the broker's log and its limits")
+        advice = _ALLOW.get(reason.getName(), "check the broker's log and its limits")
         return BrokerRefused(f"the broker {address} refused the connection: {reason}; {advice}")
 
 

@@ -1,11 +1,11 @@
-"""The recorder: turns the spans of served requests into one report a window.
+"""The recorder: turns the spans of served requests into one report per window.
 
-Theory of operation: every serving thread calls `record` after its answer has left, so it only writes the packed
-integers of the span into a buffer. They are counted at the end of the window, when somebody asks for figures, or when
-PENDING_MAX of them wait. A thread that computes holds up the serving threads, so NumPy counts a slice in a few steps.
+Theory of operation: every serving thread calls `record` after it has sent its answer. `record` only writes the packed
+integers of the span into a buffer. They are counted at the end of the window, when figures are requested, or when
+PENDING_MAX of them wait. A computing thread delays the serving threads, so NumPy counts a slice in a few steps.
 
-The buffer is a mapping of its own: a bytearray grows in the memory of the thread that appends, and the C library keeps
-some MB of that for each group of threads.
+The buffer is a separate mapping: a bytearray would grow in the memory of the appending thread, of which the C library
+keeps some MB for each group of threads.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from edgert.telemetry.spans import (
     WindowReport,
 )
 
-# To count this many takes 2 ms on a slow x86 core, in which every client waits: with 8 clients that delays one request
-# in 4,096, which p99.9 does not show. Fewer at a time delay each less, but more of them.
+# To count this many takes 2 ms on a slow x86 core, and every client waits: with 8 clients this delays one request in
+# 4,096, which p99.9 does not show. A smaller number delays each request less, but more of them.
 PENDING_MAX = 32768
-SLICE = 2048  # fewer take longer in all, for the calls of NumPy; the columns of more leave the processor's cache
+SLICE = 2048  # smaller slices need more calls of NumPy; the columns of larger ones exceed the processor's cache
 
 # A span's whole microseconds, in this order: the time of the request, then each stage.
 _COLUMNS = ("total", *STAGES)
@@ -44,9 +44,9 @@ _QUEUE, _CACHE, _ENGINE = (_COLUMNS.index(name) for name in ("queue", "cache", "
 _BOUNDS_US = np.asarray(LOWER_BOUNDS_US, np.int64)
 _SLO_BOUNDS_US = np.asarray(SLO_BOUNDS_MS, np.int64) * 1000
 _PLACES = len(LOWER_BOUNDS_US) + 1  # zero, then the buckets from INDEX_MIN
-_NOWHERE = _PLACES * len(_COLUMNS)  # the place for values that are not counted
+_NOWHERE = _PLACES * len(_COLUMNS)  # the place of values that are not counted
 _FIRST_PLACES = (np.arange(len(_COLUMNS)) * _PLACES)[:, np.newaxis]
-# The place of each short time, as a search takes ten times as long: 64 KiB, shared by workers that are forks.
+# A table with the place of each short time, as a search takes ten times as long: 64 KiB, shared by forked workers.
 _SHORT_PLACES = np.searchsorted(_BOUNDS_US, np.arange(32768)).astype(np.int16)
 # A packed span: its outcome's place in `Outcome`, the columns, the items of its engine run, whether a cache answered.
 _FIELDS = len(_COLUMNS) + 3
@@ -64,7 +64,7 @@ class WindowRecorder:
         self.model = model
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending, self._spare = _buffer(), _buffer()  # packed spans; to write one is atomic, so it takes no lock
+        self._pending, self._spare = _buffer(), _buffer()  # packed spans; a write is atomic, so it needs no lock
         self._began_at = self._window_began_at = clock()
         self._totals = Totals()
         self._window = _Window()
@@ -72,7 +72,7 @@ class WindowRecorder:
         self._last_report: WindowReport | None = None
 
     def record(self, span: tuple[Any, ...]) -> None:
-        """Record one request: a RequestSpan, or its values in a plain tuple, which is faster to make.
+        """Record one request: a RequestSpan, or its values in a plain tuple, which is faster to create.
 
         It takes about 0.3 us, and a few milliseconds once in PENDING_MAX requests.
         """
@@ -80,7 +80,7 @@ class WindowRecorder:
         packed = _pack(_OUTCOMES[outcome], total_us, *stages, encode_us, batch, cache_hit)
         try:
             self._pending.write(packed)
-        except ValueError:  # it is full
+        except ValueError:  # the buffer is full
             with self._lock:
                 self._count_pending()
             self._pending.write(packed)
@@ -90,7 +90,7 @@ class WindowRecorder:
         with self._lock:
             self._count_pending()
             if not self._spare.tell():
-                self._spare.madvise(mmap.MADV_DONTNEED)  # gives its memory back
+                self._spare.madvise(mmap.MADV_DONTNEED)  # returns its memory to the kernel
             ended_at = self._clock() if now is None else now
             report = self._report(ended_at)
             self._lifetime.merge(report.latency)
@@ -138,17 +138,17 @@ class WindowRecorder:
         )
 
     def _count_pending(self) -> None:
-        """Count what waits; the caller holds the lock."""
+        """Count the waiting spans; the caller holds the lock."""
         waiting, self._pending, self._spare = self._pending, self._spare, self._pending
         counted = 0
         while count := min(waiting.tell() // _SPAN.size - counted, SLICE):
             spans = np.frombuffer(waiting, np.int64, count * _FIELDS, counted * _SPAN.size)
             self._count(spans.reshape(-1, _FIELDS).T.copy())
             counted += count
-        waiting.seek(0)  # a thread that still writes here is counted the next time
+        waiting.seek(0)  # a span that a thread still writes here counts the next time
 
     def _count(self, fields: Integers) -> None:
-        """Count spans, a column each, in the totals and in the window."""
+        """Count spans (one column each) in the totals and in the window."""
         totals, count = self._totals, fields.shape[1]
         outcomes = fields[0].astype(np.intp)  # `bincount` refuses int64 on a 32-bit processor
         answers, errors, shed, gone = np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()
@@ -198,7 +198,7 @@ class _Window:
         short = most_us.max() < len(_SHORT_PLACES)
         places = (_SHORT_PLACES[times_us] if short else np.searchsorted(_BOUNDS_US, times_us)) + _FIRST_PLACES
         self._sums_us += sums_us
-        if not ran.all():  # a request that the cache answers has no value for these two: no engine ran
+        if not ran.all():  # a request that the cache answered has no value for these two, as no engine ran
             for column in (_QUEUE, _ENGINE):
                 by_engine = times_us[column, ran]
                 places[column, ~ran] = _NOWHERE

@@ -1,8 +1,8 @@
 """The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
-Once a window it appends `metrics` and `hist`. In between it sleeps, so an idle device does not wake up for nothing.
-A spool that fails costs the messages of a window, never a request: the reporter logs it once, and tries again with the
-next window.
+Once per window it appends `metrics` and `hist`. In between it sleeps, so an idle device does not wake up without need.
+If the spool fails, the messages of a window are lost, but no request fails: the reporter logs this once, and tries
+again with the next window.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReporterSettings:
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    `facts` returns fields of `metrics` beside the recorder's; `window_ended` is called before each report. `clock`
+    `facts` returns further fields of `metrics`; `window_ended` is called before each report. `clock`
     is monotonic seconds, `wall_clock` seconds since 1970. Tests pass their own and call `tick` themselves.
     """
 
@@ -92,7 +92,7 @@ class Reporter:
             return False
         self._window_ended()
         self._report(self._recorder.cut(), up=True)
-        # From now, not from the planned end: after a suspend, missed windows are not reported.
+        # Count from now, not from the planned end: after a suspend, missed windows are not reported.
         self._window_ends_at = self._clock() + self._settings.window_s
         return True
 

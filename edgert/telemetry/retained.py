@@ -11,7 +11,7 @@ ANSWERS_WITHIN_S = 10.0
 
 
 def retain(settings: MqttSettings, payloads: Mapping[str, bytes], client_id: str = "") -> None:
-    """Have the broker retain a payload for each topic; b"" clears what it retains.
+    """Let the broker retain a payload for each topic; b"" clears a retained message.
 
     With MQTT 3.1.1 a broker does not report a message that its access list refuses. Raises BrokerRefused,
     BrokerUnreachable, BrokerTlsFailed.

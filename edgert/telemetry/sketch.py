@@ -104,7 +104,7 @@ class Sketch:
         return sketch
 
     def __eq__(self, other: object) -> bool:
-        """Compare everything that merging keeps exact; `sum` is a float and may differ in its last digits."""
+        """Compare the exact values only; `sum` is a float and may differ in its last digits."""
         if not isinstance(other, Sketch):
             return NotImplemented
         mine = (self.buckets, self.zero, self.count, self.min, self.max)

@@ -1,4 +1,4 @@
-"""Spans of served requests, and the figures that the recorder makes of them."""
+"""Spans of served requests, and the figures that the recorder computes from them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Totals:
 
     `requests` counts every outcome. Latency counters cover the requests answered `ok`;
     `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
-    run answered, `gone` those whose client left before its answer. `stage_sum_us` is the time that answered requests
-    spent in each stage, `hit_cache_sum_us` the part of the cache stage that belongs to hits, `failed_sum_us` the time
-    of the other requests until they were refused.
+    run answered, `gone` those whose client left before its answer. `stage_sum_us` is the time of answered requests in
+    each stage, `hit_cache_sum_us` the part of the cache stage for hits, `failed_sum_us` the time of the other requests
+    until their refusal.
     """
 
     requests: int = 0
@@ -111,7 +111,7 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the start, of the present window, of the last one (or None)."""
+    """Figures for `edgertd status`: since the start, for the current window, for the last one (or None)."""
 
     uptime_s: float
     requests: int

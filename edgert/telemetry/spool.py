@@ -1,12 +1,12 @@
 """The spool: reports on this device's disk that the broker has not acknowledged yet.
 
-Theory of operation: one SQLite file in WAL mode. Every worker process appends; the forwarder reads the oldest first and
-deletes what was acknowledged. Each append is one transaction: it takes the stream's next `seq`, writes the message and,
-beyond the bounds, deletes the oldest messages of the least important kind. With `synchronous = NORMAL` a commit
-survives the death of any process. A power cut may lose the last commits, which is why subscribers tell boots apart.
+Theory of operation: one SQLite file in WAL mode. Every worker process appends; the forwarder reads the oldest messages
+first and deletes acknowledged ones. Each append is one transaction: it uses the stream's next `seq`, writes the message
+and, beyond the limits, deletes the oldest messages of the least important kind. With `synchronous = NORMAL` a commit
+survives the death of any process. A power cut may lose the last commits, so subscribers distinguish boots.
 
 An unreadable database is renamed to `NAME.corrupt-N` and replaced by a new one. The other processes notice the new
-inode and follow. The new file counts from a random number above 2**32, so that no `seq` of this boot occurs twice.
+inode and use the new file. It counts from a random number above 2**32, so that no `seq` of this boot occurs twice.
 
 The threads of one process may share a `Spool`; a fork must not.
 """
@@ -28,7 +28,7 @@ from edgert.errors import StorageFailed
 from edgert.telemetry import messages
 
 SCHEMA_VERSION = 1
-BYTES_MAX = 16 * 1024 * 1024  # of topics and payloads; the file is somewhat larger
+BYTES_MAX = 16 * 1024 * 1024  # the size of topics and payloads; the file is slightly larger
 ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
@@ -58,7 +58,7 @@ class Spooled:
 
 @dataclass(frozen=True)
 class Retained:
-    """The present value of a retained topic. `version` grows with every change of any retained topic."""
+    """The current value of a retained topic. `version` grows with every change of any retained topic."""
 
     topic: str
     payload: bytes
@@ -67,9 +67,9 @@ class Retained:
 
 @dataclass(frozen=True)
 class SpoolStats:
-    """The number of waiting messages, and of messages lost since the file was made, by kind.
+    """The number of waiting messages, and of messages lost since the file was created, by kind.
 
-    The bounds lose metrics, hist and event; a file that was lost before this one counts as one LOST_WITH_FILE.
+    The limits drop metrics, hist and event; a file that was lost before this one counts as one LOST_WITH_FILE.
     """
 
     rows: int
@@ -82,7 +82,7 @@ class SpoolStats:
 
 
 class Spool:
-    """The spool file as one process sees it. Every method raises StorageFailed on a disk error."""
+    """The spool file in one process. Every method raises StorageFailed on a disk error."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class Spool:
             self._reopen(suspect=False)
 
     def append(self, stream: str, topic: str, fields: Fields, qos: int, kind: str) -> int:
-        """Keep one message and return its `seq`: 1, 2, 3 ... in each `stream`.
+        """Store one message and return its `seq`: 1, 2, 3 ... in each `stream`.
 
-        `fields` takes that `seq` and returns what to send. A message that alone exceeds the bounds, or that is less
-        important than all waiting ones in a full spool, is dropped and counted itself.
+        `fields` returns the fields to send for that `seq`. A message that alone exceeds the limits, or that is less
+        important than all waiting ones in a full spool, is dropped and counted as lost.
         """
         assert kind in IMPORTANCE, kind
 
@@ -113,7 +113,7 @@ class Spool:
             seq = _next_seq(database, stream)
             body = messages.dump(fields(seq))
             size = len(body) + len(topic) + _ROW_OVERHEAD_BYTES
-            if size > self._bytes_max:  # it would cost all the others
+            if size > self._bytes_max:  # it would displace all the others
                 _count_lost(database, kind)
                 return seq
             database.execute(
@@ -138,7 +138,7 @@ class Spool:
         return self._transact(read, writes=False)
 
     def delete_acknowledged(self, ids: Iterable[int]) -> None:
-        """Delete messages that were acknowledged. Ids that are gone already do no harm."""
+        """Delete acknowledged messages. Ids that no longer exist are ignored."""
 
         def delete(database: sqlite3.Connection) -> None:
             for message_id in ids:
@@ -208,7 +208,7 @@ class Spool:
         return result
 
     def _trim(self, database: sqlite3.Connection) -> None:
-        """Return to the bounds by deleting the oldest messages of the least important kind."""
+        """Delete the oldest messages of the least important kind until the spool is within its limits."""
         while True:
             rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
             if rows <= self._rows_max and size_bytes <= self._bytes_max:
@@ -224,7 +224,7 @@ class Spool:
         with locked(self.path.with_name(self.path.name + ".lock")):
             # Of several processes that find the same corrupt file, the first replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
-            # 1 if there was no file before; a file that vanished had counted already.
+            # 1 if there was no file before; a file that vanished had already counted.
             fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
             try:
                 if suspect and not replaced_already:
@@ -328,7 +328,7 @@ def _count_lost(database: sqlite3.Connection, kind: str) -> None:
 
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:
-    """Return whether the file's content is damaged. A full, locked or read-only disk raises a subclass."""
+    """Return whether the file's content is damaged; a full, locked or read-only disk raises a subclass."""
     return type(error) is sqlite3.DatabaseError
 
 

@@ -19,7 +19,7 @@ from itertools import accumulate
 from edgert.errors import ProtocolError
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 
-# Reports and stores hold the numbers: a new stage comes last, also if it runs before others.
+# Reports and stores contain these numbers, so a new stage gets the last number, even if it runs before others.
 NUMBERED = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
 CELLS = INDEX_MAX - INDEX_MIN + 2
 CELLS_END = len(NUMBERED) * CELLS
@@ -29,7 +29,7 @@ _RECORD_BYTES = 2 + 4
 
 
 def text_of(stages: Mapping[str, Sketch]) -> str | None:
-    """Return a window's stages as text, None if there are no times, or more than a report may have."""
+    """Return a window's stages as text; None if there are no times, or more than a report may contain."""
     cells, counts = list[int](), list[int]()
     for number, name in enumerate(NUMBERED):
         sketch, first = stages[name], number * CELLS

@@ -1,4 +1,4 @@
-"""The clock that trials and claims end by: seconds since this boot, which a reboot makes invalid."""
+"""The clock of trials and claims: seconds since this boot, which a reboot makes invalid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b gi
 class BootClock:
     """Seconds since this boot, suspend included, and the boot's identity.
 
-    Every process must see the same identity. A service with its own /proc in a container reads the host's there, so
-    the unit file passes on what its service manager knows.
+    Every process must see the same identity. A service with its own /proc in a container would read the host's, so
+    the unit file passes on the identity from its service manager.
     """
 
     def __init__(self) -> None:

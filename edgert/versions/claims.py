@@ -1,9 +1,9 @@
-"""Claims: which deployment changes a model now, so that two do not undo each other's steps.
+"""Claims: the deployment that changes a model now, so that two do not undo each other's steps.
 
-A deployment is several commands over minutes, and no process on the device lives that long. So it takes a claim: a
-token with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished host runs
-out by itself, and a reboot ends it. A command without a token is not refused: claims separate deployments, they are no
-permission.
+A deployment consists of several commands over minutes, and no process on the device lives that long. So it takes a
+claim: a token with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished
+host expires by itself, and a reboot ends it. A command without a token is not refused: claims separate deployments, but
+they are not permissions.
 
     STATE/claims/<model>.json    the claim, until it is released
     STATE/claims/lock            locked while one is changed
@@ -28,12 +28,12 @@ from edgert.typed_json import json_bytes, read_json
 from edgert.versions.boot_clock import BootClock
 
 LASTS_S_MAX = 24 * 3600.0
-CLAIMING_S = 60.0  # renewed in time; a claim of a killed command ends after this
+CLAIMING_S = 60.0  # a command renews its claim; that of a killed command expires after this time
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One deployment's claim on `model`. `since` is wall clock, for people; it ends by the boot clock."""
+    """One deployment's claim on `model`. `since` is wall clock, for messages; the end is by boot clock."""
 
     token: str
     model: str
@@ -45,7 +45,7 @@ class Claim:
 
 
 class Claims:
-    """The claims on a device called `name`."""
+    """The claims on the device `name`."""
 
     def __init__(self, state: Path, name: str, clock: BootClock | None = None) -> None:
         self.folder, self.name, self.clock = state / "claims", name, clock or BootClock()
@@ -64,19 +64,19 @@ class Claims:
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
 
     def show(self, token: str) -> Claim:
-        """Extend the claim `token` by its whole time. Raises DeployUnderWay if it ran out."""
+        """Extend the claim `token` by its whole time. Raises DeployUnderWay if it has expired."""
         model = token.partition(".")[0]
         with self._locked():
             held = self._read(model)
             if held is None or held.token != token:
                 raise DeployUnderWay(
-                    f"this deployment's claim on {model} ran out"
-                    + (f"; {self._refusal(held)}" if held else ": begin the deployment again")
+                    f"this deployment's claim on {model} expired"
+                    + (f"; {self._refusal(held)}" if held else ": start the deployment again")
                 )
             return self._write(held)
 
     def release(self, token: str) -> None:
-        """Release the claim `token`, unless another deployment has the model by now."""
+        """Release the claim `token`, unless another deployment now has the model."""
         model = token.partition(".")[0]
         with self._locked():
             held = self._read(model)
@@ -86,28 +86,28 @@ class Claims:
                     path.unlink(missing_ok=True)
 
     def under_way(self) -> list[Claim]:
-        """Return the claims that last at this moment."""
+        """Return the claims that have not expired."""
         claims = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
         return [claim for claim in claims if claim is not None and self.left_s(claim)]
 
     def left_s(self, claim: Claim) -> float:
-        """Return how long it lasts if nobody shows it again."""
+        """Return the seconds until `claim` expires if no command shows it again."""
         return self.clock.left_s(claim.boot_id, claim.ends_at_s)
 
     def _refusal(self, claim: Claim) -> str:
         return (
-            f"another deploy of {claim.model} is under way on {self.name} (since {claim.since}, by {claim.by}); "
-            f"wait for its end: without another step its claim runs out in {self.left_s(claim):.0f} s"
+            f"another deployment of {claim.model} is in progress on {self.name} (since {claim.since}, by {claim.by}); "
+            f"wait for its end: without another step its claim expires in {self.left_s(claim):.0f} s"
         )
 
     def _read(self, model: str) -> Claim | None:
-        return read_json(Claim, self.folder / f"{model}.json")  # a claim that a power cut damaged is of another boot
+        return read_json(Claim, self.folder / f"{model}.json")  # a claim that a power cut damaged is from another boot
 
     def _write(self, claim: Claim) -> Claim:
         lasting = replace(claim, boot_id=self.clock.boot_id, ends_at_s=self.clock.now_s() + claim.lasts_s)
         path = self.folder / f"{claim.model}.json"
         with storing(f"cannot write {path}"):
-            replace_file(path, json_bytes(lasting), durable=False)  # no claim outlives a reboot
+            replace_file(path, json_bytes(lasting), durable=False)  # a reboot ends every claim
         return lasting
 
     @contextmanager
@@ -129,7 +129,7 @@ def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
         with under_claim(state, token):
             yield
     finally:
-        with contextlib.suppress(StorageFailed):  # it runs out by itself
+        with contextlib.suppress(StorageFailed):  # the claim expires by itself
             claims.release(token)
 
 

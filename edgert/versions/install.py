@@ -1,4 +1,4 @@
-"""Install a bundle into a model's spare slot: verify, check that it fits here, unpack, name it."""
+"""Installs a bundle into a model's spare slot: verifies, checks that it fits, unpacks, names it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from edgert.versions.slot_store import STAGE_NAME, SlotStore
 from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, SlotState, Version
 from edgert.versions.trust import trusted_keys
 
-SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
+SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs and the spool
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The result of an install. `already_live` if exactly this content serves already."""
+    """The result of an install. `already_live` means that exactly this content already serves."""
 
     model: str
     release: int
@@ -53,10 +53,10 @@ def install(
     progress: Callable[[str], None] = lambda _: None,
     latest: LatestTime | None = None,
 ) -> Installed:
-    """Verify the bundle or delta at `path` and put this device's part of it into the model's spare slot.
+    """Verify the bundle or delta at `path` and store this device's part of it in the model's spare slot.
 
-    The expiry is checked against `latest`, by default the latest time that this device has seen. The live version goes
-    on serving, and the version to roll back to stays, until the whole bundle is verified and on disk.
+    The expiry is checked against `latest`, by default the latest time that this device has seen. The live version
+    continues to serve. The version for a rollback stays until the whole bundle is verified and on disk.
     Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed.
     """
     ring = trusted_keys(state)
@@ -64,7 +64,7 @@ def install(
         progress(complaint)
     trusted = ring.trusted
     if not trusted:
-        raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
+        raise ConfigInvalid(f"{state.keys} contains no public key: run edgert bootstrap from the host")
     with open_delivery(path, trusted, lambda manifest: _present_files(state, manifest)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
@@ -76,12 +76,12 @@ def install(
         with store.installing():
             before = store.read()
             if before.live is not None and before.live.digest == bundle.digest:
-                bundle.verify_files()  # a damaged copy is refused even if there is nothing to do
+                bundle.verify_files()  # refuses a damaged copy even if there is nothing to install
                 return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
             if manifest.signed_at:
                 latest.saw(expiry_time(manifest.signed_at))
-            store.collect()  # before the free space is counted
+            store.collect()  # frees space before it is counted
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
@@ -90,7 +90,7 @@ def install(
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
-    """Return where a file of a bundle is fetched to, by its content, before an install that lacks it."""
+    """Return the path, by content, at which the follower stores a fetched file for the next install."""
     return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 
@@ -107,7 +107,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
         folder = store.slot_folder(slot)
         try:
             manifest = Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
-        except (OSError, BundleError):  # no file of it can be used
+        except (OSError, BundleError):  # the version's files cannot be used
             continue
         for entry in manifest.files:
             path = folder / entry.path
@@ -117,7 +117,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
 
 def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
-    """Return the files of `manifest` that were fetched, and else those of the model's versions."""
+    """Return the fetched files of `manifest`; for the others, those of the model's versions."""
     present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
@@ -167,8 +167,8 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
 def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
     """Let each engine compile its artifact while the old version still serves.
 
-    An engine that cannot is skipped, as loading will skip it. Raises the first error if no engine can, and with
-    `strict` if the first cannot.
+    An engine that fails is skipped, like at the load. Raises the first error if all engines fail, or with `strict` if
+    the first one fails.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []

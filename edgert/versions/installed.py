@@ -1,4 +1,4 @@
-"""A version in a slot: read, checked against what was installed, ready to be loaded."""
+"""A version in a slot: read, compared with the installed content, ready to load."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class InstalledVersion:
-    """A slot's content, ready to be loaded: manifest, and this device's artifacts by preference.
+    """A slot's content, ready to load: manifest, and this device's artifacts by preference.
 
-    `reference` is the FP32 artifact to compare live answers with, if the bundle carries one.
+    `reference` is the FP32 artifact for the comparison of live answers, if the bundle contains one.
     """
 
     manifest: Manifest
@@ -58,7 +58,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
     except OSError as error:
         raise BundleCorrupt(f"{folder} has no manifest: {error.strerror}") from error
     if hashlib.sha256(payload).hexdigest() != digest:
-        raise BundleCorrupt(f"the manifest in {folder} is not the one that was installed: the disk may be failing")
+        raise BundleCorrupt(f"the manifest in {folder} differs from the installed one: the disk may be faulty")
     manifest = Manifest.from_bytes(payload)
     target = manifest.target_for(config.profile, config.machine)
     reference = manifest.artifact(target.reference) if target.reference else None
@@ -68,7 +68,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 
 @dataclass(frozen=True)
 class Working(Generic[T]):
-    """The first artifact that works, what was made of it, and why each one before it failed."""
+    """The first artifact that works, the result of `use`, and the errors of the artifacts before it."""
 
     artifact: ArtifactEntry
     value: T
@@ -93,7 +93,7 @@ def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], 
 
 
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
-    """Compare the artifact's files with their signed hashes: flash memory decays.
+    """Compare the artifact's files with their signed hashes, because flash memory decays.
 
     Raises BundleCorrupt.
     """

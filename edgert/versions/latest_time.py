@@ -1,8 +1,8 @@
-"""The latest time that a device has seen: a clock that is set back revives no expired bundle.
+"""The latest time that a device has seen: an expired bundle stays expired if the clock is set back.
 
-A device without a battery or a time source may believe any time. But a bundle that expires states when it was signed,
-files state when they were written, and the clock may have been right before. It is at least as late as the latest of
-these. Signed times, and the clock while it follows a time source, are kept in `STATE/latest_time.json`.
+The clock of a device without a battery or a time source may show any time. But a bundle that expires states the time of
+its signature, files state their time, and the clock may have been correct earlier. The real time is at least the latest
+of these. `STATE/latest_time.json` stores signed times, and the clock while it follows a time source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert.durable import store_file
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
 
-KEPT_S = 86400.0  # an earlier time than this after the one that is kept is not worth a write
+KEPT_S = 86400.0  # the least difference to the stored time that causes a write
 CHECK_S = 3600.0
 AHEAD_S_MAX = 86400.0
 
@@ -36,36 +36,36 @@ class LatestTime:
         self._wall_clock, self._clock_synced = wall_clock, clock_synced
 
     def now_s(self) -> float:
-        """Return a time that it is at least."""
+        """Return a lower bound of the current time."""
         return max(self._wall_clock(), self._kept_s(), *self._written_s())
 
     def saw(self, time_s: float) -> None:
-        """Keep a time that has certainly passed. Raises StorageFailed.
+        """Store a time that has certainly passed. Raises StorageFailed.
 
-        One far ahead of a clock that follows a time source was signed by a host whose clock is wrong: nothing that
-        expires before it would be taken any more.
+        A time far ahead of a clock that follows a time source is ignored: a host with a wrong clock signed it, and the
+        device would refuse everything that expires before it.
         """
         if time_s <= self._kept_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return
         store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
     def keep(self) -> None:
-        """Keep the clock's time once a day while it follows a time source; call it every CHECK_S."""
+        """Store the clock's time once a day while it follows a time source. Call this every CHECK_S."""
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._kept_s() > KEPT_S:
-            with contextlib.suppress(StorageFailed):  # full or read-only: the next hour tries again
+            with contextlib.suppress(StorageFailed):  # the disk is full or read-only; the next call tries again
                 self.saw(wall_s)
 
     def _kept_s(self) -> float:
         try:
             return expiry_time(json.loads(self._path.read_bytes())["latest"])
-        except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged
+        except (OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
             return 0.0
 
     def _written_s(self) -> list[float]:
-        """Return when the files of a bootstrap were written."""
+        """Return the times of a bootstrap's files."""
         times = [0.0]
         for path in (self._state.config, *self._state.keys.glob("*.pem")):
-            with contextlib.suppress(OSError):  # removed meanwhile
+            with contextlib.suppress(OSError):  # the file was just removed
                 times.append(path.lstat().st_mtime)
         return times

@@ -1,11 +1,11 @@
 """A/B slots of one model on disk: `folder/{state.json, may-try, lock, install.lock, a/, b/, stage/}`.
 
-`state.json` says what is true of the slots. Each change writes a new one beside it, then fsync, rename, fsync of the
-folder, so a crash at any instant leaves the old state or the new one. A slot's folder is only written while
-`state.json` does not name it.
+`state.json` has the state of the slots. Each change writes a new file beside it, then fsync, rename, fsync of the
+folder, so a crash at any time leaves the old state or the new one. A slot's folder is only written while `state.json`
+does not name it.
 
-A rollback must need no free block, and a new `state.json` does. So a version on trial counts only while the file
-`may-try` is there: if the rollback cannot be written, that file is removed instead. It is made again by the next trial.
+A rollback must work on a full disk, but writing a new `state.json` needs a free block. So a version on trial is valid
+only while the file `may-try` exists: if the rollback cannot be written, it is removed. The next trial creates it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NOT_WRITTEN = "it failed its trial, and the reason could not be written: the dis
 class SlotStore:
     """The slots of the model whose folder is `folder`.
 
-    With `remembers`, as in the daemon, a rollback takes effect in this process even if nothing can be written. `fault`
-    says so until `record` has written it, or another process has changed the slots.
+    With `remembers`, as in the daemon, a rollback takes effect in this process even if it cannot be written. `fault` is
+    then set until `record` has written it, or another process has changed the slots.
     """
 
     def __init__(self, folder: Path, clock: BootClock | None = None, *, remembers: bool = False) -> None:
@@ -44,10 +44,10 @@ class SlotStore:
         self.clock = clock or BootClock()
         self.fault: StorageFailed | None = None
         self._remembers = remembers
-        self._unwritten: tuple[SlotState, SlotState] | None = None  # what is on disk, and what is true
+        self._unwritten: tuple[SlotState, SlotState] | None = None  # the state on disk, and the true state
 
     def read(self) -> SlotState:
-        """Return the present state; EMPTY for a model never installed. Raises StorageFailed on a damaged file."""
+        """Return the current state; EMPTY for a model never installed. Raises StorageFailed on a damaged file."""
         on_disk = self._read()
         if self._unwritten is not None and self._unwritten[0] == on_disk:
             return self._unwritten[1]
@@ -56,7 +56,7 @@ class SlotStore:
             return on_disk
         try:
             after = step(on_disk, Event.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
-        except TransitionRefused:  # there is nothing to go back to
+        except TransitionRefused:  # there is no version for a rollback
             return on_disk
         self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full")
         return after
@@ -96,7 +96,7 @@ class SlotStore:
 
     @contextmanager
     def _holding(self, name: str, wait_s: float) -> Iterator[None]:
-        busy = SlotsBusy(f"another command works on {self.folder.name} now; try again")
+        busy = SlotsBusy(f"another command changes {self.folder.name} now; try again")
         with storing(f"cannot use {self.folder}", busy=busy):
             if not self.folder.exists():
                 make_private(self.folder)
@@ -125,7 +125,7 @@ class SlotStore:
             return self.commit(after)
 
     def mark_good(self, *, force: bool = False) -> SlotState:
-        """End the trial: from now on the live version is the one to roll back to.
+        """End the trial. From now on, rollbacks return to the live version.
 
         Raises TransitionRefused if its limits have not passed yet, unless `force`.
         """
@@ -133,19 +133,19 @@ class SlotStore:
             before = self.read()
             if before.limits is not None and not before.limits.passed and not force:
                 raise TransitionRefused(
-                    "its limits are being watched and have not held for long enough: wait with edgertd trial --wait, "
-                    "or keep it regardless of them with --force"
+                    "its limits are watched and have not held for long enough: wait with edgertd trial --wait, "
+                    "or keep it despite the limits with --force"
                 )
             return self.commit(step(before, Event.MARK_GOOD))
 
     def rollback(self) -> SlotState:
-        """Make the previous good version live again, or drop what is staged, as a command asks."""
+        """Make the previous good version live again, or drop a staged version, for a command."""
         after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
         return after
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
-        """Roll back from the version `digest`; return False if it is not live (any more).
+        """Roll back from the version `digest`; return False if it is not live (or no longer).
 
         With `of_trial`, also return False if it is not on trial: a command has kept it. Raises SlotsBusy at once
         if another process works on the slots, TransitionRefused if no good version is left whose digest is not in
@@ -158,7 +158,7 @@ class SlotStore:
             spare = before.spare
             if before.on_trial or (spare is not None and spare.good and spare.digest not in distrusted):
                 return reason
-            raise TransitionRefused("there is no earlier good version to trust; deploy one")
+            raise TransitionRefused("there is no earlier good version that did not fail; deploy one")
 
         return self._roll_back(reason_of, wait=False) is not None
 
@@ -170,7 +170,7 @@ class SlotStore:
                 self.commit(state)
 
     def start_watch(self) -> bool:
-        """Note that the watch of the trial's limits starts; return False if an earlier watch was cut off."""
+        """Record the start of the watch of the trial's limits; return False if an earlier watch was cut off."""
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:
@@ -179,14 +179,14 @@ class SlotStore:
             return True
 
     def pass_limits(self, digest: str) -> SlotState:
-        """Note that the limits held: an unattended trial ends well, else the host has `confirm_s` from now on.
+        """Record that the limits held: mark an unattended trial good, else give the host `confirm_s`.
 
-        Raises TransitionRefused if another version than `digest` is on trial by now, or none.
+        Raises TransitionRefused if the version `digest` is no longer on trial.
         """
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.live is None or before.live.digest != digest:
-                raise TransitionRefused("the version that was watched is not on trial any more")
+                raise TransitionRefused("the watched version is no longer on trial")
             trial = self._trial(before.limits.confirm_s)
             after = replace(before, trial=trial, limits=replace(before.limits, passed=True))
             return self.commit(step(after, Event.MARK_GOOD) if before.limits.unattended else after)
@@ -194,7 +194,7 @@ class SlotStore:
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
         """Roll back a trial not confirmed in time or cut short by a reboot; return whether there was one.
 
-        With `unwatched`, as no daemon runs, also one whose limits were being watched: that watch was cut off.
+        With `unwatched` (no daemon runs), also roll back a trial with watched limits: its watch was cut off.
         """
 
         def reason_of(before: SlotState) -> str | None:
@@ -208,12 +208,12 @@ class SlotStore:
         return self._roll_back(reason_of, wait=wait) is not None
 
     def collect(self, *, wait: bool = True) -> None:
-        """Remove what no state names: the remains of a killed install, and versions that failed.
+        """Remove files that no state names: the remains of a killed install, and failed versions.
 
         The caller holds the stage (`installing`). A folder that cannot be removed stays until the next call.
         """
         with self.locked(wait=wait):
-            state = self._read()  # a version that the file still names stays
+            state = self._read()  # versions that the file still names stay
             for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -244,7 +244,7 @@ class SlotStore:
         return Trial(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
     def _roll_back(self, reason_of: Callable[[SlotState], str | None], *, wait: bool) -> SlotState | None:
-        """Roll back if `reason_of` gives a reason for the present state; return the state afterwards."""
+        """Roll back if `reason_of` returns a reason for the current state; return the new state."""
 
         def rolled_back() -> SlotState | None:
             before = self.read()
@@ -266,7 +266,7 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
-        """Make a rollback last although `error` kept it from being written. Raises `error` if that fails."""
+        """Keep a rollback that `error` prevented from being written. Raises `error` if this fails."""
         before, removed = self._read(), False
         if before.on_trial:
             with contextlib.suppress(OSError):  # the storage is read-only
@@ -280,6 +280,6 @@ class SlotStore:
 
     def _not_written(self, reason: str) -> StorageFailed:
         return StorageFailed(
-            f"{self.folder.name} was rolled back, which could not be written: {reason}; "
+            f"{self.folder.name} was rolled back, but the rollback could not be written: {reason}; "
             "free some space, or replace storage that has become read-only"
         )

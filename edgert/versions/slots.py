@@ -1,6 +1,6 @@
 """The states of a model's A/B slots and the events that change them. Pure; `slot_store` stores them.
 
-A version on trial serves but is not trusted yet. Unless `mark-good` comes in time, the previous version is live again.
+A version on trial serves but is not trusted yet. Without `mark-good` in time, the previous version becomes live again.
 A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches
 them, and `mark-good` is refused until they have held for the whole watch.
 """
@@ -24,7 +24,7 @@ CUT_OFF = "the watch of its limits was cut off"
 
 
 class State(str, Enum):
-    """The state of a model's slots. In a 'first' state there is no good version to roll back to."""
+    """The state of a model's slots. In a 'first' state there is no good version for a rollback."""
 
     EMPTY = "empty"  # nothing serves
     FIRST_STAGED = "first-staged"  # the first version is in a slot, nothing serves
@@ -63,7 +63,7 @@ _STAGED = (State.FIRST_STAGED, State.STAGED)
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot; `digest` identifies its whole bundle, `good` once it was marked good."""
+    """The version in a slot. `digest` identifies its whole bundle; `good` tells that it was marked good."""
 
     release: int
     digest: str
@@ -86,7 +86,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RolledBackVersion:
-    """A version that was rolled back, why, and when by the wall clock (seconds since 1970, for people)."""
+    """A version that was rolled back, the reason, and the time by the wall clock (seconds since 1970)."""
 
     release: int
     digest: str
@@ -98,7 +98,7 @@ class RolledBackVersion:
 class SlotState:
     """The slots of one model. `ratchet` is the highest release ever marked good.
 
-    `limits` are those of the trial under way, `rolled_back` is the last version that was rolled back, until another
+    `limits` are those of the trial in progress, `rolled_back` is the last version that was rolled back, until another
     one is marked good.
     """
 
@@ -140,7 +140,7 @@ class SlotState:
         return replace(self, a=version) if slot == "a" else replace(self, b=version)
 
     def why_expired(self, clock: BootClock) -> str:
-        """Return why a trial that is over was not confirmed."""
+        """Return the reason why a trial that is over was not confirmed."""
         if self.trial is not None and self.trial.boot_id != clock.boot_id:
             return "the device was restarted in the middle of the trial"
         if self.limits is not None and self.limits.passed:
@@ -154,7 +154,7 @@ class SlotState:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SlotState:
-        """Read `as_json`, ignoring what a newer runtime added.
+        """Read `as_json`, and ignore keys of a newer runtime.
 
         After the trial of that runtime failed, this one must read the file. Raises ValueError, KeyError or TypeError.
         """
@@ -176,7 +176,7 @@ def step(
     reason: str = "",
     now_s: float = 0.0,
 ) -> SlotState:
-    """Return the state after `event`: pure, so that each row of the table can be tested as data.
+    """Return the state after `event`. Pure, so that tests can check each row of the table as data.
 
     INSTALL needs `version`, ACTIVATE `trial` and `limits`, ROLLBACK `reason` and `now_s` (wall clock). Raises
     TransitionRefused, which names what to do instead.
@@ -208,13 +208,13 @@ def _marked_good(before: SlotState, after: State) -> SlotState:
 
 
 def _rolled_back(before: SlotState, after: State) -> SlotState:
-    if before.staged:  # nothing new serves yet: drop what was staged
+    if before.staged:  # the staged version does not serve yet: drop it
         return replace(before.with_slot(before.spare_slot, None), state=after)
     assert before.live_slot is not None  # in all other states a version serves
     if before.state is State.FIRST_TRIAL:
         return replace(before.with_slot(before.live_slot, None), state=after, live_slot=None, trial=None)
     if before.spare is None or not before.spare.good:
-        raise TransitionRefused("there is no earlier good version to roll back to; deploy one")
+        raise TransitionRefused("there is no earlier good version for a rollback; deploy one")
     live_slot = before.spare_slot
     if before.state is State.TRIAL:  # a version that failed its trial is not kept
         before = before.with_slot(before.live_slot, None)

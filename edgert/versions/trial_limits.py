@@ -1,7 +1,7 @@
-"""The limits of a trial: their bounds, how long a device watches them, and when one is broken. Pure.
+"""The limits of a trial: their bounds, the time of the watch, and the test of each. Pure.
 
-A limit is judged by what the device itself measured of the version on trial. A limit that could not be measured does
-not hold.
+A limit is judged by the device's own measurements of the version on trial. A limit that could not be measured does not
+hold.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edgert.printable import counted
 
 WATCH_S = 60.0  # the watch of limits that are given without a time
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
-REQUESTS_MIN = 100  # a p99 or a share of errors of fewer requests means nothing; golden samples fill up to it
+REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests means nothing; golden samples fill up to this
 COMPARED_MIN = 20  # the agreement of fewer compared answers means nothing
-COMPARED_FEW = 300  # below it, similar versions are hardly told apart (docs/deploying.md)
-LOOKS_TO_BREAK = 3  # looks in a row that find it broken, so that one hiccup breaks nothing
+COMPARED_FEW = 300  # fewer answers hardly distinguish similar versions (docs/deploying.md)
+LOOKS_TO_BREAK = 3  # broken judgements in a row that end the watch; a single outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too little traffic
 OFF = "off"
 
-# name -> (whether a value above it breaks it, whether it is a share, its unit, its meaning)
+# name -> (whether higher values break it, whether it is a share, its unit, its meaning)
 _KINDS: dict[str, tuple[bool, bool, str, str]] = {
     "p99_ms": (True, False, " ms", "latency that 99 % of the answers do not exceed"),
     "memory_mb": (True, False, " MB", "the worker's memory (PSS)"),
@@ -37,10 +37,10 @@ LIMIT_NAMES = tuple(_KINDS)
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """`bounds` by the name of the limit, and how long they are watched from the moment the version serves.
+    """`bounds` by the name of the limit, and the time of the watch, which starts when the version serves.
 
-    Once they have held for the whole watch, the device marks an `unattended` trial good by itself; else the host has
-    `confirm_s` to do so. `started` (the watch) and `passed` are the progress of the device.
+    Once they have held for the whole watch, the device marks an `unattended` trial good without the host; else the host
+    has `confirm_s` to do so. `started` (the watch) and `passed` are the progress of the device.
     """
 
     bounds: dict[str, float]
@@ -72,11 +72,11 @@ class TrialLimits:
         return [*limits, "--watch", duration_text(self.watch_s), *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: TrialLimits) -> bool:
-        """Return whether both require the same, whatever their progress."""
+        """Return whether both have the same requirements; ignore their progress."""
         return (self.bounds, self.watch_s, self.unattended) == (other.bounds, other.watch_s, other.unattended)
 
     def described(self) -> str:
-        """Return the limits as text for people."""
+        """Return the limits as text for messages."""
         kinds = [(name, _KINDS[name], value) for name, value in self.bounds.items()]
         limits = [
             f"{name} {'<=' if above else '>='} {_text(value, share)}{unit}"
@@ -89,7 +89,7 @@ class TrialLimits:
 class Readings:
     """Figures that a device measured while the version on trial served.
 
-    `requests` counts all of them, `failed` those refused or failed, `golden` those that EdgeRT itself sent.
+    `requests` counts all requests, `failed` those refused or failed, `golden` those that EdgeRT itself sent.
     `compared` counts the answers that were compared with the old version's, `agreed` those that agreed.
     """
 
@@ -111,7 +111,7 @@ class Readings:
         return self.requests - self.failed
 
     def value(self, name: str) -> float | None:
-        """Return the value that limit `name` is compared with; None if nothing is known yet."""
+        """Return the measured value for limit `name`; None if it is not known yet."""
         if name == "p99_ms":
             return self.p99_ms if self.answered else None
         if name == "error_share":
@@ -123,7 +123,7 @@ class Readings:
         return self.temp_c if name == "temp_c" else self.memory_mb
 
     def described(self) -> str:
-        """Return the figures as text for people."""
+        """Return the figures as text for messages."""
         parts = [counted(self.of_apps, "request")]
         if self.golden:
             parts.append(counted(self.golden, "golden sample"))
@@ -166,10 +166,10 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
 
 
 def doubt(limits: TrialLimits, readings: Readings) -> str:
-    """Return a sentence about an agreement that few answers decided, "" if there is none."""
+    """Return a sentence about an agreement of only few answers, "" if there are enough."""
     if "agreement" not in limits.bounds or not COMPARED_MIN <= readings.compared < COMPARED_FEW:
         return ""
-    return f"only {readings.compared} answers were compared for agreement, too few to tell similar versions apart"
+    return f"only {readings.compared} answers were compared for agreement, too few to distinguish similar versions"
 
 
 def parse_limits(words: Iterable[str]) -> dict[str, float | None]:
@@ -225,7 +225,7 @@ def _not_measured(name: str, readings: Readings) -> str:
     if name == "agreement":
         return (
             f"agreement could not be judged: {readings.compared} answers were compared, {COMPARED_MIN} are needed "
-            f"({readings.described()}): watch for longer, or leave this limit out"
+            f"({readings.described()}): watch for longer, or omit this limit"
         )
     return f"{name} could not be measured ({readings.described()}): watch for longer, or leave this limit out"
 

@@ -1,6 +1,6 @@
-"""The keys that this device trusts: those of its key folder, less those that a channel revoked.
+"""The keys that this device trusts: those of its key folder, except those that a channel revoked.
 
-STATE/revoked_keys.json    ids of revoked keys; a bootstrap that brings such a key again does not make it trusted
+STATE/revoked_keys.json    ids of revoked keys; a bootstrap with such a key does not make it trusted again
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEYS_MAX = 1024
 
 
 def trusted_keys(state: StateDir) -> Keyring:
-    """Return the keys of the device; a revoked one is listed as damaged, with the reason."""
+    """Return the keys of the device. The list of damaged keys has the revoked ones, with the reason."""
     ring, revoked = read_keyring(state.keys), revoked_keys(state)
     revoked_files = {
         path: f"key {key.key_id} in {path} was revoked by a channel"
@@ -39,7 +39,7 @@ def revoked_keys(state: StateDir) -> frozenset[str]:
 
 
 def revoke(state: StateDir, key_ids: Iterable[str]) -> None:
-    """Trust these keys no more, also after a power cut. Raises StorageFailed."""
+    """Revoke these keys durably. Raises StorageFailed."""
     before = revoked_keys(state)
     after = before.union(key_ids)
     if after == before:

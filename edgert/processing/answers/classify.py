@@ -1,4 +1,4 @@
-"""From class scores to the best classes: with thresholds, and smoothed over the windows of a signal."""
+"""Computes the best classes from class scores: with thresholds, and smoothed over a signal's windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify
 
-NONE = -1  # the class of a place without a class
+NONE = -1  # the value for no class
 
 
 class Classifier:
@@ -44,7 +44,7 @@ class Classifier:
         return np.concatenate([classes for classes, _ in smoothed]), np.concatenate([shares for _, shares in smoothed])
 
     def shares(self, scores: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the scores that thresholds and smoothing are about: probabilities if the rule says so."""
+        """Return the scores for thresholds and smoothing: probabilities if the rule has `softmax`."""
         return softmax(scores) if self._rule.softmax else scores.astype(np.float32, copy=False)
 
     def smoothed(
@@ -55,7 +55,7 @@ class Classifier:
         Of those, only the last `windows - 1` count. The same windows give the same bits in one call and in several.
         """
         smooth = self._rule.smooth
-        assert smooth is not None  # the caller has looked
+        assert smooth is not None  # the caller has checked
         known = 0 if before is None else min(len(before), smooth.windows - 1)
         if before is not None and known:
             shares = np.concatenate((before[-known:], shares))
@@ -111,7 +111,7 @@ def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[Any]
 def best_classes(scores: NDArray[Any], k: int, probabilities: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return `top_k` of [N, C] as indices and float32 scores, after `softmax` with `probabilities`.
 
-    Nearly every request has one item and wants one class: then nothing is sorted, and only one value is divided.
+    Nearly every request has one item and needs one class. Then the function sorts nothing and divides only one value.
     """
     if len(scores) == 1 and k == 1 and scores.ndim == 2:
         row = scores[0]

@@ -1,4 +1,4 @@
-"""From a detector's outputs to boxes in the sent image: pure functions on arrays.
+"""Computes boxes in the sent image from a detector's outputs: pure functions on arrays.
 
 Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy
 and within each class: it removes a box whose intersection over union with a better one of its class is above the
@@ -17,8 +17,8 @@ from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
 from edgert.processing.images.placement import Placement
 
-CANDIDATES_MAX = 1000  # the best boxes of an image by score, which are compared with each other
-TOGETHER_MAX = 192  # up to this number, all boxes are compared with all at once
+CANDIDATES_MAX = 1000  # the number of the best boxes of an image that suppression compares
+TOGETHER_MAX = 192  # up to this number, one array operation compares all pairs of boxes
 
 Array = NDArray[Any]
 
@@ -72,7 +72,7 @@ def candidates(
     axis = 0 if rule.form == "channels_first" else 1
     with np.errstate(over="ignore", invalid="ignore"):
         best = scores.max(axis=axis)
-        if rule.sigmoid:  # it is monotonic, so the best class stays the best
+        if rule.sigmoid:  # the sigmoid is monotonic, so the best class stays the best
             best = _sigmoid(best)
         if objectness is not None:
             best = best * (_sigmoid(objectness) if rule.sigmoid else objectness)
@@ -106,7 +106,7 @@ def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_thresho
 
 
 def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Do as `suppress`, one kept box at a time: for many boxes, of which few are kept."""
+    """Do the same as `suppress`, one kept box at a time: for many boxes, of which few are kept."""
     rest: NDArray[np.intp] = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:

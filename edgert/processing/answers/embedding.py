@@ -1,4 +1,4 @@
-"""From a model's token states to one vector for each item: pure functions on arrays."""
+"""Computes one vector for each item from a model's token states: pure functions on arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH_MIN = 1e-12  # a shorter vector is divided by this length, as in PyTorch'
 
 
 def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
-    """Return FP32 [N, D] of `states` [N, T, D] (or [N, D] if not pooled); the mean takes `mask` [N, T]."""
+    """Return FP32 [N, D] from `states` [N, T, D] ([N, D] without pooling); the mean uses `mask` [N, T]."""
     states = states.astype(np.float32, copy=False)
     if rule.pooling == "cls":
         vectors = states[:, 0]

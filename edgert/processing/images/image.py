@@ -1,11 +1,11 @@
-"""From image files and frames to the model's size, in Pillow's compiled code, which releases the GIL.
+"""Resizes image files and frames to the model's size, in Pillow's code, which releases the GIL.
 
-Why only Pillow: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15
+Pillow is enough: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15
 without reduction (`bench/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs
-22 MB, OpenCV 150 and 12 MB more of resident memory. With one codec, host and device see the same pixels.
+22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. With one codec, host and device have equal pixels.
 
 A JPEG is decoded at the smallest of 1/1, 1/2, 1/4, 1/8 of its size that is at least the wanted size; a frame is first
-averaged in whole blocks. Limits are checked on the header, before anything is decoded. EXIF orientation is not applied.
+averaged in whole blocks. Limits are checked on the header, before the decode. EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
-PIXELS_MAX = 16 * 1024**2  # decoded, a JPEG at its reduced size: 4 bytes each, twice during conversion
-PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # 4K: the decoder holds all coefficients of such files
-SCANS_MAX = 64  # scans of a progressive file: each costs a pass over the whole image
+PIXELS_MAX = 16 * 1024**2  # decoded pixels, for a JPEG at its reduced size: 4 bytes each, twice during conversion
+PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # a 4K image: the decoder keeps all coefficients of such files
+SCANS_MAX = 64  # scans of a progressive file; each costs a pass over the whole image
 SIDE_MAX = 32_768
 FORMATS = ("JPEG", "PNG")
 REDUCING_GAP = 1.5  # before interpolation, a frame keeps at least this many times the wanted size
 
-# Images that are decoded at once: more than processors would only take memory.
+# The images that are decoded at once. More than one per processor would only use memory.
 _UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 class ImageReader:
-    """Makes images of one size and colour: UINT8 [height, width, channels], each with its placement.
+    """Produces images of one size and colour: UINT8 [height, width, channels], each with its placement.
 
     `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing if
     Pillow is not installed.
@@ -64,7 +64,7 @@ class ImageReader:
             return self._fitted(image)
 
     def resized(self, frame: NDArray[np.uint8], deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """Return `frame` [height, width, channels] at the model's size, and its place. Raises as `decoded`."""
+        """Return `frame` [height, width, channels] at the model's size, and its placement; raise as `decoded`."""
         height, width = frame.shape[:2]
         if not height or not width:
             raise RequestError(f"a frame of {height} x {width} pixels is empty")
@@ -81,7 +81,7 @@ class ImageReader:
         if self._resize is None or self.size == (height, width):
             if self.size != (height, width):
                 raise RequestError(
-                    f"the image has {height} x {width} pixels; the model takes {self.size[0]} x {self.size[1]}, "
+                    f"the image has {height} x {width} pixels; the model needs {self.size[0]} x {self.size[1]}, "
                     "and its manifest has no resize rule"
                 )
             return _array(_in_mode(image, self._mode)), Placement(width, height)
@@ -89,7 +89,7 @@ class ImageReader:
         reduced = image.draft(self._mode, steps.full)  # None except for a JPEG
         _check_size(image.width, image.height, PIXELS_MAX)
         image = _in_mode(image, self._mode)
-        # A reduced JPEG has its last row and column only in part.
+        # The last row and column of a reduced JPEG are incomplete.
         shrink_x, shrink_y = (reduced[1][2] / width, reduced[1][3] / height) if reduced else (1.0, 1.0)
         left, top, right, bottom = steps.box
         box = (
@@ -130,7 +130,7 @@ def _check_size(width: int, height: int, pixels_max: int) -> None:
 
 
 def _in_mode(image: Any, mode: str) -> Any:
-    """Return the decoded image in `mode`, without alpha; of 16 bits only the upper 8 stay."""
+    """Return the decoded image in `mode`, without alpha, and with only the upper 8 of 16 bits."""
     image.load()
     if image.mode.startswith("I"):
         image = sdk().fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))

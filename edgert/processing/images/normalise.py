@@ -1,8 +1,8 @@
-"""From UINT8 values to a model's own: (value * scale - mean) / std, transposed in the same pass.
+"""Converts UINT8 values to a model's own: (value * scale - mean) / std, transposed in the same pass.
 
-For floats this is one multiplication and one addition per value, with factors folded in FP64: 85 us for 224x224x3,
-where the plain formula takes 550 and a look-up per value 190. The result is within 4 units in the last place of the
-largest value from the formula's. For 8-bit models it is a look-up in a table of 256 values, exact.
+For floats this is one multiplication and one addition per value, with factors computed in FP64: 85 us for 224x224x3.
+The plain formula takes 550, and a look-up per value 190. The result differs from the formula's by at most 4 units in
+the last place of the largest value. For 8-bit models it is a look-up in a table of 256 values, which is exact.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Normaliser:
             return
         trailing = (1,) * (len(spec.shape) - 1 - axis)
         factor, shift = rule.scale / std, -mean / std
-        # In FP32 whatever the model's dtype: an FP16 product of 255 has 11 bits only.
+        # Use FP32 for every dtype of a model: an FP16 product of 255 has only 11 bits.
         self._factor = factor.astype(np.float32).reshape(channels, *trailing) if channels > 1 else np.float32(factor[0])
         self._shift = shift.astype(np.float32).reshape(channels, *trailing) if channels > 1 else np.float32(shift[0])
         self._shifts = bool(shift.any())

@@ -22,7 +22,7 @@ class Placement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The steps to the model's image: `box` of the source at `width` x `height`, put at (`left`, `top`).
+    """The steps to the model's image: resize `box` of the source to `width` x `height` at (`left`, `top`).
 
     `box` is left, top, right, bottom. `full` is the size of the whole source at that scale.
     """
@@ -51,13 +51,13 @@ def _letterboxed(rule: Resize, width: int, height: int) -> Plan:
     new_width = min(rule.width, max(1, round(width * scale)))
     new_height = min(rule.height, max(1, round(height * scale)))
     left, top = (rule.width - new_width) // 2, (rule.height - new_height) // 2
-    # The sides are whole pixels, so the two scales differ a little; with these the way back is exact.
+    # The sides are whole pixels, so the two scales differ slightly; with these the reverse mapping is exact.
     placement = Placement(width, height, new_width / width, new_height / height, left, top)
     return Plan((0, 0, width, height), new_width, new_height, left, top, (new_width, new_height), placement)
 
 
 def _cropped(rule: Resize, width: int, height: int) -> Plan:
-    """Do as torchvision's Resize(shortest_side) and CenterCrop; the longer side is truncated to pixels."""
+    """Do the same as torchvision's Resize(shortest_side) and CenterCrop; truncate the longer side."""
     if rule.shortest_side:
         short, long = min(width, height), max(width, height)
         longer = rule.shortest_side * long // short

@@ -1,6 +1,6 @@
-"""From a request's input to the model's, by the manifest's rule: tensors, frames or image files.
+"""Computes the model's input by the manifest's rule, from tensors, frames or image files.
 
-A request may give the input in up to three forms, which differ in datatype and shape:
+A request may contain the input in up to three forms, which differ in datatype and shape:
 
 - the model's own tensor;
 - UINT8 frames in the rule's layout: of the model's size, or of any size if the rule resizes;
@@ -22,7 +22,7 @@ from edgert.processing.images.normalise import Normaliser
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = 64 * 1024**2  # the images or windows that one request becomes: a small file may hold a large image
+EXPANDED_BYTES_MAX = 64 * 1024**2  # all images or windows of one request, as a small file may contain a large image
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
@@ -32,7 +32,7 @@ class Preprocessor:
 
     Raises EngineMissing if the rule is about images and Pillow is missing.
 
-    `frames` and `files` describe the UINT8 tensors that a request may give instead of `spec`; None if it may not.
+    `frames` and `files` describe the UINT8 tensors that a request may contain instead of `spec`; None if it may not.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -47,7 +47,7 @@ class Preprocessor:
         self.of_images = rule.of_images
         self.frames = _frames(rule, spec)
         self.files = TensorSpec(spec.name, "UINT8", (spec.shape[0], -1)) if rule.decode else None
-        self.integers: TensorSpec | None = None  # only signals have them
+        self.integers: TensorSpec | None = None  # only signals have this form
         self.forms = tuple(form for form in (spec, self.frames, self.files) if form is not None)
 
     def __call__(
@@ -55,7 +55,7 @@ class Preprocessor:
     ) -> tuple[NDArray[Any], list[Placement] | None]:
         """Return the model's tensor and the placement of each image.
 
-        The placement is None if the model's own tensor was given. Raises RequestError for images that cannot be
+        The placement is None if `array` is the model's own tensor. Raises RequestError for images that cannot be
         decoded or are too large, DeadlineExceeded if `deadline_s` (monotonic) passes while other requests' images
         are decoded.
         """
@@ -93,7 +93,7 @@ class Preprocessor:
         size = count * height * width * channels * self._normalise.dtype.itemsize
         if count > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
-                f"{count} images take {size} bytes for the model, at most {EXPANDED_BYTES_MAX} a request: split the request"
+                f"{count} images become {size} bytes, at most {EXPANDED_BYTES_MAX} are allowed: split the request"
             )
         first = self._rule.model_layout == "nchw"
         out = np.empty(
@@ -118,7 +118,7 @@ class Preprocessor:
 
 
 def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    """Yield each row's file without its padding: a truncated file must not seem to go on with zeros."""
+    """Yield each row's file without its padding, as a truncated file must not seem to continue with zeros."""
     if len(array) == 1:
         yield array[0].data
         return
@@ -137,7 +137,7 @@ def _turn(rule: Preprocess) -> tuple[int, ...] | None:
 
 
 def _frames(rule: Preprocess, spec: TensorSpec) -> TensorSpec:
-    """Return the UINT8 tensor that a request may give instead of `spec`."""
+    """Return the UINT8 tensor that a request may contain instead of `spec`."""
     shape = spec.shape
     if rule.resize is not None:
         shape = (shape[0], shape[1], -1, -1) if rule.model_layout == "nchw" else (shape[0], -1, -1, shape[3])

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from edgert.errors import InputError
 from edgert.printable import counted
 
-_ADVICE = "give a line for each moment, and on it a number (as 1.5) for each channel, with commas between, in UTF-8"
+_ADVICE = "give one line per moment with one number (such as 1.5) per channel, separated by commas, in UTF-8"
 
 
 def read_csv(path: Path) -> NDArray[np.float32]:
     """Return FP32 [lines, columns]; an empty cell is NaN.
 
-    A first line of names, empty lines, and lines that begin with # are left out. Raises InputError if the file is no
+    A first line of names, empty lines, and lines that start with # are skipped. Raises InputError if the file is not a
     table of numbers, OSError if it cannot be read.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # a mark of Windows' editors is no name
+        with path.open(encoding="utf-8-sig", newline="") as file:  # skip a byte order mark
             table = _table(file)
         if np.isnan(table).all():
             raise ValueError("it has no numbers")

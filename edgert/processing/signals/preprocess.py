@@ -1,6 +1,6 @@
-"""From a request's sound or sensor series to the model's input: windows, then their features.
+"""Computes the model's input from sound or sensor series: windows, then their features.
 
-A request may give the signal in several forms, which differ in datatype and shape:
+A request may contain the signal in several forms, which differ in datatype and shape:
 
 - FP32 [N, time] (sound, -1 to 1) or [N, time, channels] (series);
 - INT16 of the same shape: PCM, or a sensor's own values;
@@ -33,14 +33,14 @@ Floats = NDArray[np.float32]
 
 
 class SignalPreprocessor:
-    """Applies `rule` to the input `spec`; `forms` are the tensors that a request may give instead."""
+    """Applies `rule` to the input `spec`; `forms` are the tensors that a request may contain instead."""
 
     of_images = False
 
     def __init__(self, rule: Sound | Series, spec: TensorSpec) -> None:
         self._rule, self._spec = rule, spec
         self.step = rule.step
-        self.held_max = rule.length  # values that a session holds between requests
+        self.held_max = rule.length  # the most values that a session keeps between requests
         self.files: TensorSpec | None = None
         if isinstance(rule, Sound):
             shape: tuple[int, ...] = (-1, -1)
@@ -63,7 +63,7 @@ class SignalPreprocessor:
         self._item_shape = _item_shape(spec.item_shape, self._made)
 
     def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, list[int] | None]:
-        """Return the model's tensor, one item a window, and each signal's number of them. Raises RequestError."""
+        """Return the model's tensor, one item per window, and each signal's windows. Raises RequestError."""
         if not self.wants(array):
             return array, None
         windows, counts = self.windows(array)
@@ -84,21 +84,21 @@ class SignalPreprocessor:
 
     @property
     def nothing_held(self) -> Floats:
-        """The values that a session begins with: those before its signal."""
+        """The initial values of a session: those before its signal."""
         shape = (self._rule.lead,) if isinstance(self._rule, Sound) else (0, self._rule.channels)
         return np.zeros(shape, np.float32)
 
     def next_windows(self, array: NDArray[Any], rest: Floats, skip: int) -> tuple[Floats, Floats, int]:
-        """Return the windows that `array` completes after the values `rest`, and what a session holds then.
+        """Return the windows that `array` completes after the values `rest`, the new rest and the new skip.
 
-        `array` is one signal. The first `skip` values are left out, and as many as the last number says of those to
-        come. Raises RequestError.
+        `array` is one signal. `skip` is the number of its first values that belong to no window; the new skip is that
+        of the next array. Raises RequestError.
         """
         rule = self._rule
         if not rule.step:
             return self.windows(array)[0], rest, skip
         if len(array) != 1 or array.dtype == np.uint8:
-            raise RequestError("a session takes one signal in a request, and values, not a file: send [1, time]")
+            raise RequestError("a request of a session has one signal, as values, not as a file: send [1, time]")
         signal = next(self._signals(array))
         allowed = isinstance(rule, Series) and rule.missing != "refuse"
         if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # held values would spoil later requests
@@ -107,16 +107,16 @@ class SignalPreprocessor:
         if len(values) < rule.length:
             return np.empty((0, rule.length, *rest.shape[1:]), np.float32), values, max(0, skip - len(signal))
         windows = self._bounded(self._cut(values, 0))
-        begin = len(windows) * rule.step  # of the next window
+        begin = len(windows) * rule.step  # the start of the next window
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
-        """Return `windows` in memory of their own. Raises RequestError if they take too much."""
+        """Return `windows` in their own memory. Raises RequestError if they need too much."""
         rule = self._rule
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
-                f"the request's windows take {size} bytes, at most {EXPANDED_BYTES_MAX}: split the request"
+                f"the request's windows have {size} bytes, at most {EXPANDED_BYTES_MAX} are allowed: split the request"
             )
         return np.ascontiguousarray(windows)
 
@@ -174,7 +174,7 @@ class SignalPreprocessor:
             raise RequestError(f"the series has {length} values per channel, and a window has {rule.length}: send more")
         if length > rule.length and not rule.step:
             raise RequestError(
-                f"the signal has {length} {unit}, and the model's window has {rule.length}: send one window, or build the "
+                f"the signal has {length} {unit}, but the model's window has {rule.length}: send one window, or build the "
                 f"model with a step between windows (step = {rule.length} in the file of --preprocess: no overlap)"
             )
         count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
@@ -189,7 +189,7 @@ def _may_be_signal(own: tuple[int, ...], signal: tuple[int, ...]) -> bool:
 
 
 def _item_shape(item: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the model's item, its open axes filled from those that the rule makes."""
+    """Return the shape of the model's item, with open axes filled from the rule's output `shape`."""
     if -1 not in item:
         return item
     lengths = iter(n for n in shape if n != 1)

@@ -1,4 +1,4 @@
-"""Samples at another rate, by the polyphase filter of scipy.signal.resample_poly. Pure."""
+"""Converts samples to another rate, with the polyphase filter of scipy.signal.resample_poly. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgert.errors import RequestError
 
 FACTOR_MAX = 1000  # each side of the rates' ratio in lowest terms: 44,100 to 16,000 Hz is 160 / 441
 _KAISER_BETA = 5.0
-_BLOCK = 16_384  # outputs at once, to bound the memory
+_BLOCK = 16_384  # outputs at once, to limit the memory
 
 
 def resampled_length(count: int, rate_hz: int, wanted_hz: int) -> int:
-    """Return how many samples `resample` makes of `count`."""
+    """Return the number of samples that `resample` returns for `count`."""
     return -(-count * wanted_hz // rate_hz)
 
 

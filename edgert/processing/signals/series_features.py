@@ -25,7 +25,7 @@ class SeriesFeatures:
         hz = np.fft.rfftfreq(n, 1.0 / rule.rate_hz)
         bands = np.asarray(rule.bands, np.float64).reshape(-1, 2)
         within = (hz >= bands[:, :1]) & (hz < bands[:, 1:])
-        # One-sided: the bins between 0 and half the rate stand for two. Density times the width of a bin is power.
+        # The spectrum is one-sided, so bins between 0 and half the rate count twice. Density times bin width is power.
         twice = np.full(len(hz), 2.0)
         twice[0] = 1.0
         if n % 2 == 0:
@@ -60,7 +60,7 @@ class SeriesFeatures:
             elif name == "statistics":
                 yield np.stack([_STATISTICS[each](values) for each in rule.statistics], axis=2)
             else:
-                assert energy is not None  # computed above, once for both
+                assert energy is not None  # computed above for both features
                 yield np.sqrt(energy) if name == "spectrum" else energy @ self._bands.T
 
 
@@ -85,7 +85,7 @@ def completed(values: Values, rule: str) -> Values:
         known = at[~gone]
         if rule == "linear":
             row[gone] = np.interp(at[gone], known, row[known])
-        else:  # hold the last known value; before the first, that one
+        else:  # use the last known value; before the first known value, use the first
             row[gone] = row[known[np.maximum(np.searchsorted(known, at[gone]) - 1, 0)]]
     return filled
 

@@ -1,4 +1,4 @@
-"""Spectra of windows of samples, in FP64: before 2.0, NumPy's FFT knew nothing else."""
+"""Spectra of windows of samples, in FP64, because NumPy's FFT has only FP64 before 2.0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def hann(length: int) -> NDArray[np.float64]:
-    """Return the periodic Hann window, as scipy.signal.get_window gives it."""
+    """Return the periodic Hann window, like scipy.signal.get_window."""
     return np.asarray(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length))
 
 

@@ -21,7 +21,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
     """Return the samples of a file, from -1 to 1 and averaged over its channels, and its rate in Hz.
 
-    Zeros after the file are ignored. Raises RequestError for other files, and for a file that is not whole.
+    Zeros after the file are ignored. Raises RequestError for other files, and for an incomplete file.
     """
     view = memoryview(data)
     if len(view) < 12 or bytes(view[:4]) != b"RIFF" or bytes(view[8:12]) != b"WAVE":
@@ -37,7 +37,7 @@ def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
                 raise RequestError("the WAV file has its data before its format; write it again")
             if offset + size > len(view):
                 raise RequestError(
-                    f"the WAV file states {size} bytes of samples and has {len(view) - offset}: send the complete file"
+                    f"the WAV file states {size} bytes of samples but has {len(view) - offset}: send the complete file"
                 )
             return _samples(view[offset : offset + size], *form)
         offset += size + size % 2
@@ -54,7 +54,7 @@ def _format(chunk: memoryview) -> tuple[int, int, int, int]:
     if not 1 <= channels <= CHANNELS_MAX or (tag, bits) not in _DTYPES:
         raise RequestError(
             f"the WAV file has {counted(channels, 'channel')} of {bits} bits in format {tag}; 8, 16, 24 or 32 bits of PCM and 32 "
-            "or 64 of floats are read: convert it"
+            "or 64 of floats are supported: convert it"
         )
     return tag, channels, rate_hz, bits // 8
 

@@ -113,7 +113,7 @@ def test_a_deployment_over_ssh_makes_the_channel_wait(device: Device, registry: 
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
     token = device.run("claim", "echo", "--by", "me@host")["token"]
     (text,) = followed(follower)
-    assert text.startswith("release 2 of echo waits: another deploy of echo is under way")
+    assert text.startswith("release 2 of echo waits: another deployment of echo is in progress")
     device.run("unclaim", token)
     assert followed(follower) == ["release 2 of echo is on trial"]
 

@@ -130,7 +130,7 @@ def test_bytes_that_are_no_utf8_are_refused_with_their_place() -> None:
 def test_texts_have_a_limit_each_and_together() -> None:
     with pytest.raises(RequestError, match="text 0 of the request has 300000 bytes, at most 262144"):
         texts_of(byte_rows([b"x" * 300_000]))
-    with pytest.raises(RequestError, match="the texts take 5000000 bytes, at most 4194304 a request"):
+    with pytest.raises(RequestError, match="the texts have 5000000 bytes, at most 4194304 are allowed"):
         texts_of(byte_rows([b"x" * 100_000] * 50))
 
 

@@ -34,7 +34,7 @@ def answer_to(folder: Path, respond: Callable[[socket.socket], object]) -> None:
 
 @pytest.mark.parametrize("read_bytes", [1, 4096], ids=["the request is unread: reset", "the request is read: end"])
 def test_a_daemon_that_is_killed_while_it_is_asked_has_ended(tmp_path: Path, read_bytes: int) -> None:
-    with pytest.raises(DaemonEnded, match=r"ended before it answered; look at its log, and run this again"):
+    with pytest.raises(DaemonEnded, match=r"ended before it answered; check its log, and run this again"):
         answer_to(tmp_path, lambda connection: connection.recv(read_bytes))
 
 
@@ -49,5 +49,5 @@ def test_a_daemon_whose_queue_is_full_is_busy(tmp_path: Path) -> None:
         listener.bind(str(path))
         listener.listen(0)
         waiting.connect(str(path))
-        with pytest.raises(DaemonBusy, match=r"cannot ask the daemon|gave no answer"):
+        with pytest.raises(DaemonBusy, match=r"cannot reach the daemon|did not answer"):
             ask(path, {"op": "status"}, timeout_s=0.1)

@@ -242,7 +242,9 @@ def test_an_upload_to_what_has_to_be_made_first_is_told(tmp_path: Path) -> None:
     body = b'{"errors": [{"code": "NAME_UNKNOWN", "message": "project plant not found"}]}'
     with (
         answering(answers(404, body)) as repository,
-        pytest.raises(NotInRegistry, match=r"takes no upload \(NAME_UNKNOWN project plant.*to be made first"),
+        pytest.raises(
+            NotInRegistry, match=r"accepts no upload \(NAME_UNKNOWN project plant.*first create the repository"
+        ),
     ):
         Registry(repository).upload(BLOB, CONTENT)
 

@@ -109,7 +109,7 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
         heard += heard_in_session(broker)
         wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         broker.stop()
-        wait_until(lambda: "kept on disk" in device.said[-1], "the log says that the broker is down again")
+        wait_until(lambda: "stay on disk" in device.said[-1], "the log says that the broker is down again")
         device.append(50)
         time.sleep(0.3)  # several attempts fail meanwhile
     broker.start()
@@ -345,7 +345,7 @@ def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
         listener.stop()
     lost = (limit, protocol) == ("message_size_limit", "3.1.1")  # the broker acknowledges it and drops it
     assert device.spool.stats().rows == (0 if lost else 1)
-    assert sum("does not take a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
+    assert sum("does not accept a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
 
 
 def test_a_message_that_a_full_spool_lost_meanwhile_is_not_held_back(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def claims(tmp_path: Path, clock: Clock) -> Claims:
 
 def test_the_second_is_refused_with_who_and_since_when(claims: Claims) -> None:
     claims.take("mlp", "ann@desk", 60)
-    with pytest.raises(DeployUnderWay, match=r"another deploy of mlp is under way on board \(since 2.*, by ann@desk\)"):
+    with pytest.raises(
+        DeployUnderWay, match=r"another deployment of mlp is in progress on board \(since 2.*, by ann@desk\)"
+    ):
         claims.take("mlp", "bob@desk", 60)
     claims.take("other", "bob@desk", 60)
 
@@ -52,11 +54,11 @@ def test_one_that_is_shown_lasts_and_one_that_is_not_runs_out(claims: Claims, cl
     clock.time_s += 50
     claims.show(first.token)
     clock.time_s += 50
-    with pytest.raises(DeployUnderWay, match="runs out in 10 s"):
+    with pytest.raises(DeployUnderWay, match="expires in 10 s"):
         claims.take("mlp", "bob@desk", 60)
     clock.time_s += 10
     second = claims.take("mlp", "bob@desk", 60)
-    with pytest.raises(DeployUnderWay, match="ran out; another deploy"):
+    with pytest.raises(DeployUnderWay, match="expired; another deploy"):
         claims.show(first.token)
     claims.show(second.token)
 

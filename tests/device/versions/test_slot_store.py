@@ -57,7 +57,7 @@ def test_a_trial_with_limits_is_marked_good_only_after_they_held(store: SlotStor
         store.mark_good()
     assert store.start_watch()
     assert not store.start_watch(), "it was started before: that watch was cut off"
-    with pytest.raises(TransitionRefused, match="not on trial any more"):
+    with pytest.raises(TransitionRefused, match="no longer on trial"):
         store.pass_limits("another")
     store.pass_limits(ONE.digest)
     assert store.read().trial == Trial("boot-1", 1000.0 + 60.0)
@@ -88,13 +88,13 @@ def test_a_good_version_that_fails_gives_way_to_a_good_one_that_is_trusted(store
         stage(store, version)
         store.activate(60.0)
         store.mark_good()
-    with pytest.raises(TransitionRefused, match="no earlier good version to trust"):
+    with pytest.raises(TransitionRefused, match="no earlier good version that did not fail"):
         store.fail(TWO.digest, "it crashed", {ONE.digest})
     assert not store.fail(TWO.digest, "it broke a limit of its trial, which a command has ended", of_trial=True)
     assert store.fail(TWO.digest, "it crashed")
     assert store.read().live == replace(ONE, good=True)
     stage(store, replace(TWO, release=3))
-    with pytest.raises(TransitionRefused, match="no earlier good version to trust"):
+    with pytest.raises(TransitionRefused, match="no earlier good version that did not fail"):
         store.fail(ONE.digest, "it crashed: what is staged stays")
 
 

@@ -161,7 +161,7 @@ def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, 
     assert edgertd([*device, "claim", "echo", "--by", "ann@desk"]) == 0
     code, refused = edgert("deploy", here / "echo-2.edgert", "here")
     assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")
-    assert "another deploy of echo is under way on here (since " in refused["error"]["message"]
+    assert "another deployment of echo is in progress on here (since " in refused["error"]["message"]
     assert "by ann@desk" in refused["error"]["message"]
     code, refused = edgert("rollback", "echo", "here")
     assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")

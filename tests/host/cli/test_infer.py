@@ -28,10 +28,10 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert "pickle" not in answer["error"]["message"]
     assert "numpy.save" in answer["error"]["message"]
     for name, content, text in (
-        ("rows.csv", b"1,2\n3,4,5\n", "give a line for each moment"),
+        ("rows.csv", b"1,2\n3,4,5\n", "give one line per moment"),
         ("none.csv", b"", "is empty"),
         ("none.wav", b"", "is empty"),
-        ("blank.txt", b"\xef\xbb\xbf \n", "holds no text"),
+        ("blank.txt", b"\xef\xbb\xbf \n", "contains no text"),
     ):
         (tmp_path / name).write_bytes(content)
         code, answer = edgert("infer", "echo", "--input", tmp_path / name, "here")

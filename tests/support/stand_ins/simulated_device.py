@@ -78,7 +78,7 @@ class SimulatedDevice:
             return Result(tuple(argv), 0, "{}", "")
         if "echo" in self.claims and self.claims["echo"] not in argv:
             told = json.dumps(
-                {"error": {"code": DeployUnderWay.code, "message": "another deploy of echo is under way"}}
+                {"error": {"code": DeployUnderWay.code, "message": "another deployment of echo is in progress"}}
             )
             return Result(tuple(argv), 7, told, "")
         self.claims["echo"] = f"echo.{len(self.done)}"

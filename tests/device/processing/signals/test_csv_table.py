@@ -58,7 +58,7 @@ def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
 def test_a_file_that_is_no_table_is_refused_by_its_line(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text(content)
-    with pytest.raises(InputError, match=f"not a table of numbers: .*{says}.*with commas between"):
+    with pytest.raises(InputError, match=f"not a table of numbers: .*{says}.*separated by commas"):
         read_csv(path)
 
 

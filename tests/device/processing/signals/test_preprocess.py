@@ -87,7 +87,7 @@ def test_zeros_lead_a_signal_in_whatever_form_it_comes() -> None:
         assert counts == [3]
     one = SignalPreprocessor(Sound("x", 8000, 8, lead=3, features="samples"), spec(8))
     np.testing.assert_array_equal(one(samples[None, :5])[0], want[:1])
-    with pytest.raises(RequestError, match="has 9 samples, and the model's window has 8"):
+    with pytest.raises(RequestError, match="has 9 samples, but the model's window has 8"):
         one(samples[None, :6])
 
 
@@ -103,7 +103,7 @@ def test_the_models_axes_are_filled(item: tuple[int, ...], time_axis: str) -> No
 
 
 def test_a_signal_that_is_too_long_is_refused_before_it_is_resampled() -> None:
-    with pytest.raises(RequestError, match="the signal has 4001 samples, and the model's window has 4000"):
+    with pytest.raises(RequestError, match="the signal has 4001 samples, but the model's window has 4000"):
         sound()(tone(4001, 8000)[None])
     with pytest.raises(RequestError, match="1000 to 384000 are allowed"):
         sound()(wav(tone(4000, 8000), 7)[None])

@@ -68,7 +68,7 @@ def test_the_extensible_format_other_chunks_and_padding_are_read() -> None:
     [
         (lambda file: b"OggS" + file[4:], "not a WAV file"),
         (lambda file: file[:11], "not a WAV file"),
-        (lambda file: file[:-10], "states 400 bytes of samples and has 390"),
+        (lambda file: file[:-10], "states 400 bytes of samples but has 390"),
         (lambda file: file[:20] + b"\x55\0" + file[22:], "in format 85"),
         (lambda file: file[:22] + b"\0\0" + file[24:], "0 channels"),
         (lambda file: file[:36] + b"cue " + file[40:], "no samples"),

@@ -143,7 +143,7 @@ def test_several_signals_in_one_request_have_no_order_to_carry_state_in(tmp_path
     model = loaded(tmp_path, op="add", state_id="", item_shape=(8,), rules={"sound": SOUND})
     opened = sessions(model)
     two = np.ones((2, 20), np.float32)
-    with pytest.raises(RequestError, match="takes one signal in a request"):
+    with pytest.raises(RequestError, match="a request of a session has one signal"):
         ask(opened.open(), two)
     pipeline = opened.pipeline
     tensor = wire.WireTensor(0, "FP32", two.shape, memoryview(two.tobytes()))

@@ -142,7 +142,7 @@ def test_names_that_a_statement_selects_are_shown_without_what_controls_a_termin
         (Reach(None, None, None), "no registry is given"),
         (Reach("", None, None), "no registry is given"),
         (Reach("registry.example.org/models", None, None), "write oci://HOST/REPOSITORY"),
-        (Reach("oci://user:pass@registry.example.org/models", None, None), "holds a login"),
+        (Reach("oci://user:pass@registry.example.org/models", None, None), "contains a login"),
         (Reach("oci://registry.example.org/models:latest", None, None), "without a tag"),
         (Reach("oci://registry.example.org/models", None, Path("none.json")), "none.json"),
     ],
