@@ -25,9 +25,9 @@
  * Ownership
  *   - A client is one connection. Only one thread at a time may use it; give each thread, and each process that you
  *     fork, its own client.
- *   - Inputs are read during the call only, from their own memory, which may have any address.
- *   - On Linux, large inputs and outputs go through memory that the daemon shares with this client. Define
- *     EDGERT_NO_SHARED_MEMORY first to turn that off.
+ *   - The client reads inputs only during the call, from their own memory, at any address.
+ *   - On Linux, large inputs and outputs pass through memory that the daemon shares with this client. Define
+ *     EDGERT_NO_SHARED_MEMORY before the include to turn this off.
  *   - Outputs are in the client's own buffer, each aligned to 64 bytes, until the next call with this client.
  *   - The result of edgert_describe is valid until the next call with this client: a call may reconnect to a new
  *     release of the model.
@@ -38,12 +38,12 @@
  *   - If the daemon moves the model to a new release (MOVED), or closes the connection before it has the whole
  *     request, no engine has seen the request: the client repeats it over a new connection, within its time-out.
  *   - If the worker is lost during a request (EDGERT_WORKER_LOST), the client does not repeat it: the request may have
- *     brought the worker down. The next call connects anew.
+ *     caused the crash. The next call connects again.
  *
  * Sessions (docs/streams.md)
  *   - edgert_session returns a client whose requests continue each other: the daemon keeps the model's state, and the
- *     values that the next window needs. It follows the model to another worker; this allocates memory for a moment.
- *   - EDGERT_SESSION_LOST means that what the daemon kept is gone. Close the client and start a new session.
+ *     values that the next window needs. It follows the model to another worker; this allocates memory temporarily.
+ *   - EDGERT_SESSION_LOST means that the daemon lost the memory of the session. Close the client and start a new one.
  *
  * No call raises a signal (SIGPIPE) or prints; every wait ends at the call's time-out.
  */
@@ -52,7 +52,7 @@
 
 #if defined(EDGERT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #if defined(__GLIBC__) && !defined(__USE_POSIX199309)
-#error "a system header came before edgert.h: move edgert.h to the top, or compile with -D_POSIX_C_SOURCE=200809L"
+#error "a system header precedes edgert.h: move edgert.h to the top, or compile with -D_POSIX_C_SOURCE=200809L"
 #endif
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -77,11 +77,11 @@ enum {
     EDGERT_MODEL_NOT_FOUND = 12,   /* no version of this model is live */
     EDGERT_DEADLINE_EXCEEDED = 13, /* the time-out passed */
     EDGERT_NOT_ALLOWED = 14,       /* the device's configuration does not let this user connect */
-    EDGERT_SESSION_LOST = 15,      /* what the daemon kept of the session is gone: start a new one */
+    EDGERT_SESSION_LOST = 15,      /* the daemon lost the memory of the session: start a new one */
     EDGERT_UNAVAILABLE = 20,       /* the model is loading or failing; see retry_after_ms */
     EDGERT_OVERLOADED = 21,        /* a queue or the connections are at their limit; see retry_after_ms */
     EDGERT_WORKER_LOST = 22,       /* the worker ended during the request; the app decides whether to repeat it */
-    EDGERT_UNREACHABLE = 23,       /* nothing answers on the daemon's socket */
+    EDGERT_UNREACHABLE = 23,       /* no daemon answers on the socket */
     EDGERT_SHUTTING_DOWN = 24,     /* the daemon stops */
     EDGERT_ENGINE_FAILED = 42,     /* the engine failed in this run */
     EDGERT_OUT_OF_MEMORY = 100     /* of this program, not of the daemon */
@@ -106,7 +106,7 @@ enum {
 typedef struct edgert_client edgert_client;
 
 typedef struct edgert_error {
-    int code;                           /* EDGERT_OK or what failed */
+    int code;                           /* EDGERT_OK, or the code of the failure */
     int retryable;                      /* whether the same call may succeed later, unchanged */
     uint32_t retry_after_ms;            /* the daemon's advice; 0 for none */
     char message[EDGERT_MESSAGE_BYTES]; /* for people; UTF-8, cut if it is longer */
@@ -129,7 +129,7 @@ typedef struct edgert_model {
     size_t input_count;
     const edgert_spec *outputs;
     size_t output_count;
-    const edgert_spec *preprocess; /* the UINT8 tensor that the input of that name also takes; NULL for none */
+    const edgert_spec *preprocess; /* the UINT8 tensor that the input of that name also accepts; NULL: none */
     const edgert_spec *files;      /* the same for image files (JPEG, PNG), each a row padded with zeros */
     const char *const *labels;     /* names of the classes; NULL if the model has none */
     size_t label_count;
@@ -146,15 +146,15 @@ typedef struct edgert_tensor {
 } edgert_tensor;
 
 typedef struct edgert_options {
-    uint32_t timeout_ms; /* of this request, including the time to reconnect; 0: the client's */
+    uint32_t timeout_ms; /* time-out of this request, including the time to reconnect; 0: the client's */
     int no_cache;        /* the engine answers, not the cache */
-    int high_priority;   /* goes before the others that wait for the engine */
+    int high_priority;   /* overtakes others that wait for the engine */
 } edgert_options;
 
 typedef struct edgert_response {
     const edgert_tensor *outputs;
     size_t output_count;
-    int64_t release;      /* of the model that answered */
+    int64_t release;      /* the release that answered */
     uint32_t batch;       /* items of the engine run that answered; 0 for the cache */
     int cache_hit;
     int near_hit;         /* the cached answer is that of a nearly equal input */
@@ -265,7 +265,7 @@ enum {
 
 enum { EDGERT__BEGINS = 1, EDGERT__LIVES };
 
-/* A decoded header, and where the parts of its frame are in the buffer. */
+/* A decoded header, and the places of its frame's parts in the buffer. */
 typedef struct edgert__frame {
     unsigned kind, flags, status, tensors;
     uint64_t request_id, body_bytes;
@@ -287,7 +287,7 @@ struct edgert_client {
     size_t capacity, filled, taken; /* of `buffer`: its size, bytes received, bytes of the frame returned last */
     unsigned char *shared;          /* memory shared with the daemon, NULL for none; the client writes its first half */
     size_t half;                    /* bytes of each half */
-    int greeted;                    /* whether the first bytes, which carry that memory, have come */
+    int greeted;                    /* whether the first bytes, which carry that memory, have arrived */
     int session;                    /* whether this is one: EDGERT__BEGINS, then EDGERT__LIVES */
     int moved;                      /* whether it goes on in another worker: with `resume`, if that is not NULL */
     unsigned char *resume;          /* the frame that takes its memory there */
@@ -425,7 +425,7 @@ static void edgert__put_header(unsigned char *at, const edgert__frame *frame) {
     edgert__put(at + 32, 8, frame->body_bytes);
 }
 
-/* Decode and check the header at `at`. Returns NULL, or what is wrong with it. */
+/* Decode and check the header at `at`. Returns NULL, or the error. */
 static const char *edgert__get_header(const unsigned char *at, edgert__frame *frame) {
     int i;
     frame->kind = at[5];
@@ -438,7 +438,7 @@ static const char *edgert__get_header(const unsigned char *at, edgert__frame *fr
     frame->status = (unsigned)edgert__get(at + 30, 2);
     frame->body_bytes = edgert__get(at + 32, 8);
     for (i = 0; i < 6; i++) frame->stage_us[i] = (uint32_t)edgert__get(at + 40 + 4 * i, 4);
-    if (memcmp(at, "ERT1", 4)) return "the frame does not begin with ERT1";
+    if (memcmp(at, "ERT1", 4)) return "the frame does not start with ERT1";
     if (at[4] != 1) return "the frame is not of version 1";
     if (frame->kind < EDGERT__HELLO || frame->kind > EDGERT__RESUME) return "the frame's kind is not known";
     if (frame->body_bytes > EDGERT_FRAME_BYTES_MAX - 64) return "the frame is longer than EDGERT_FRAME_BYTES_MAX";
@@ -460,7 +460,7 @@ static void edgert__put_descriptor(unsigned char *at, unsigned number, const edg
     for (i = 0; i < tensor->rank; i++) edgert__put(at + 16 + 4 * i, 4, tensor->shape[i]);
 }
 
-/* Decode the tensors of the whole frame at `at`, and their numbers. Returns NULL, or what is wrong with them. */
+/* Decode the tensors of the whole frame at `at`, and their numbers. Returns NULL, or the error. */
 static const char *edgert__get_tensors(const unsigned char *at, const edgert__frame *frame, edgert_tensor *tensors,
                                        unsigned *numbers) {
     const unsigned char *described = at + 64 + edgert__padded(frame->meta_bytes);
@@ -967,7 +967,7 @@ static int edgert__bound(edgert_client *client, int64_t deadline_us) {
 }
 
 static int edgert__late(edgert_error *error, const char *what) {
-    return edgert__fail(error, EDGERT_DEADLINE_EXCEEDED, "%s; give a longer time-out or look at edgertd status", what);
+    return edgert__fail(error, EDGERT_DEADLINE_EXCEEDED, "%s; give a longer time-out or check edgertd status", what);
 }
 
 /* Send every byte of `parts`. Returns EDGERT_OK, EDGERT__AGAIN if the daemon closed before it had all, or a code. */
@@ -1045,7 +1045,7 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
                 return EDGERT_OK;
             }
         }
-        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "no answer came in time");
+        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "no answer arrived in time");
         got = client->greeted
                   ? recv(client->fd, client->buffer + client->filled, client->capacity - client->filled, 0)
                   : edgert__receive_first(client, client->buffer + client->filled, client->capacity - client->filled);
@@ -1192,7 +1192,7 @@ static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, ed
     return used;
 }
 
-/* Keep what MOVED brought of a session as the RESUME frame that takes it on. Without memory, the session is lost. */
+/* Keep the memory in a MOVED frame as the RESUME frame that continues the session. Without memory, it is lost. */
 static void edgert__keep(edgert_client *client, const edgert__frame *moved) {
     unsigned char *copy = client->session && moved->tensors ? (unsigned char *)EDGERT_MALLOC(moved->size) : NULL;
     client->moved = copy || !moved->tensors;
@@ -1205,7 +1205,7 @@ static void edgert__keep(edgert_client *client, const edgert__frame *moved) {
     client->resume_bytes = moved->size;
 }
 
-/* Continue the session, or begin it, over a connection that was just opened. */
+/* Continue or start the session over a connection that was just opened. */
 static int edgert__continue(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     struct iovec part;
     int code = EDGERT_OK;
@@ -1266,7 +1266,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     return code;
 }
 
-/* Wait as long as the daemon asked. Returns 0 if that is past the deadline. */
+/* Wait for the pause that the daemon requested. Returns 0 if it ends after the deadline. */
 static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
     int64_t wait_us = (int64_t)again->retry_after_ms * 1000;
     struct timespec pause;
@@ -1284,7 +1284,7 @@ static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error
         int code;
         if (client->session == EDGERT__LIVES && !client->moved)
             return edgert__fail(error, EDGERT_SESSION_LOST,
-                                "the connection ended, and what the session kept with it: start a new session");
+                                "the connection ended, and the memory of the session is lost: start a new session");
         code = edgert__greet(client, deadline_us, error);
         if (!code) code = edgert__continue(client, deadline_us, error);
         if (code) edgert__hang_up(client);
@@ -1371,7 +1371,7 @@ int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t inpu
     if (!code) code = edgert__exchange(client, &request, inputs, input_count, deadline_us, &answer, error);
     if (code == EDGERT_WORKER_LOST && client->session)
         return edgert__fail(error, EDGERT_SESSION_LOST,
-                            "the model's worker ended, and what the session kept with it: start a new session");
+                            "the model's worker ended, and the memory of the session is lost: start a new session");
     return code ? code : edgert__read_result(client, &answer, response, error);
 }
 

@@ -1,11 +1,11 @@
-"""The fork server: a process that has imported what workers import, and becomes a worker by fork.
+"""The fork server: a process that has imported the modules of workers; its forks become workers.
 
-The workers share the memory of these imports, and of what an engine sets up for its first session, and start at once.
-The server has one thread and no open session, which is what makes a fork safe. The daemon's end is
-`edgert.daemon.workers.fork_server`; `SOCK_SEQPACKET` messages of `edgert.worker_link.link` pass between the two:
+The workers share the memory of these imports, and of an engine's set-up for its first session, and start at once. The
+server has one thread and no open session, so a fork is safe. The daemon's end is `edgert.daemon.workers.fork_server`;
+`SOCK_SEQPACKET` messages of `edgert.worker_link.link` pass between the two:
 
-- `fork`, with the worker's end of its link as descriptor: the new process says `started` with its id there, and goes
-  on as `edgert.worker.worker` does.
+- `fork`, with the worker's end of its link as descriptor: the new process sends `started` with its id on this link, and
+  continues like `edgert.worker.worker`.
 - `reap`, with the id of a process that has ended: the server answers with its exit code.
 
 The server ends when its link closes, so it never outlives the daemon.
@@ -39,7 +39,7 @@ def main() -> None:
 
 def _import_engines() -> None:
     for name in (name for name, kind in ENGINES.items() if kind.forkable):  # workers import the others
-        with contextlib.suppress(Exception):  # missing or broken: a worker that needs it will say so
+        with contextlib.suppress(Exception):  # a worker that needs a missing or broken engine will report it
             engine = engine_by_name(name)
             engine.version()
             engine.before_fork()
@@ -54,7 +54,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
         if os.fork():
             worker_end.close()
             return
-    except OSError as error:  # no memory or no processes: the message lacks `started`, so no version is blamed
+    except OSError as error:  # no memory or no process; without `started`, no version is blamed
         with contextlib.suppress(OSError):
             message = f"no worker can be started: {error.strerror}"
             link.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})

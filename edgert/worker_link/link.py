@@ -1,6 +1,6 @@
 """Messages between supervisor and workers: JSON in single datagrams, with descriptors attached.
 
-The other end of a link is a process that `start` started, which takes it with `inherited`.
+The other end of a link is a process that `start` started; it gets its end from `inherited`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgert.protocol.sharing import descriptors_in
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
-REPEATED_BYTES_MAX = 128  # shorter messages are often the same: those that pass a connection on
-_encoded = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
+REPEATED_BYTES_MAX = 128  # shorter messages often repeat, such as those that pass a connection on
+_encoded = json.JSONEncoder(separators=(",", ":")).encode  # once, as json.dumps creates one for each message
 _repeated = lru_cache(64)(json.loads)
 _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
@@ -51,15 +51,15 @@ def start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", module, "--link", str(end.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[end.fileno()],
-        # OpenBLAS starts a thread a core when NumPy is imported, for products larger than any of a worker's.
+        # When NumPy is imported, OpenBLAS starts a thread per core, for products larger than any of a worker's.
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
 
 
 def inherited() -> socket.socket:
-    """Return this process's end, which `start` passed. The parent alone decides when the process ends.
+    """Return this process's end, which `start` passed. Only the parent decides when the process ends.
 
-    So it ignores SIGINT: a Ctrl-C in the parent's terminal reaches the whole group.
+    So the process ignores SIGINT: a Ctrl-C in the parent's terminal reaches the whole group.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return socket.socket(fileno=int(sys.argv[-1]))
@@ -79,7 +79,7 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     room = _kept.room
     try:
         count, attached, _, _ = end.recvmsg_into([room], _SPACE, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # it closed without reading all; what it sent before follows
+    except ConnectionResetError:  # the other end closed with unread data; its own earlier messages follow
         return receive(end)
     if not count:
         return None

@@ -1,4 +1,4 @@
-"""The first message of a worker's link: what the worker loads."""
+"""The first message on a worker's link: the version to load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class LoadOrder:
     """The version to load: its slot's `folder` and required `digest`, the state folder, the boot's id.
 
-    `previous` is the folder and the digest of the previous version, if the answers of the two are to be compared.
+    `previous` is the folder and the digest of the previous version, if the worker compares the answers of both.
     """
 
     model: str

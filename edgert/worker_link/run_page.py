@@ -1,10 +1,10 @@
 """The run page: a worker notes the engine runs in progress on it, and the supervisor reads it.
 
-It is one page of memory that both processes map. Each session has two words: the time when its last run began and, once
+It is one page of memory that both processes map. Each session has two words: the start time of its last run and, once
 that run has ended, the same time again. They differ while a run is in progress. So a run costs the worker two stores
-and one reading of the clock, no system call and no thread; and the supervisor sees a stuck worker even if that holds
-Python's lock. CLOCK_MONOTONIC is the same in all processes. A 32-bit processor may show a word half written, so the
-supervisor reads twice before it acts.
+and one read of the clock, without a system call or a thread. The supervisor detects a stuck worker even if the worker
+holds Python's lock. CLOCK_MONOTONIC is the same in all processes. On a 32-bit processor a word may be incomplete, so
+the supervisor reads it twice before it acts.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class RunPage:
 
     def watch(self, session: Session) -> Session:
         """Return `session` with its runs noted on this page."""
-        assert self._sessions < SESSIONS_MAX, "one page holds no more sessions"
+        assert self._sessions < SESSIONS_MAX, "the page has no space for another session"
         watched = _WatchedSession(session, self._words, 2 * self._sessions, self._clock_ns)
         self._sessions += 1
         return watched
 
     def running_since_s(self) -> float | None:
-        """Return when the longest run in progress began, on the monotonic clock; None if there is none."""
+        """Return the start time of the longest run in progress, on the monotonic clock; None without a run."""
         words = self._words.tolist()
         began = [began for began, ended in zip(words[::2], words[1::2], strict=True) if began != ended]
         return min(began) / 1e9 if began else None
 
     def last_run_s(self) -> float:
-        """Return when the last run began, on the monotonic clock; 0 before the first."""
+        """Return the start time of the last run, on the monotonic clock; 0 before the first run."""
         return float(max(self._words[::2].tolist())) / 1e9
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ def test_a_session_survives_a_new_version_only_if_that_continues_it(before: str,
                 assert stream.infer(item(2), trace=True).outputs["y"][0] == 3
                 assert stream.infer(item(2), trace=True).release == 2
                 return
-            with pytest.raises(SessionLost, match="began with release 1, which no longer serves"):
+            with pytest.raises(SessionLost, match="started with release 1, which no longer serves"):
                 stream.infer(item(2))
             with pytest.raises(SessionLost):
                 stream.infer(item(2))

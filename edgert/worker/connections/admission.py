@@ -1,11 +1,11 @@
-"""Admission: the clients that hold connections, and the one that gives way when all are taken.
+"""Admission: the clients that hold connections, and the connection to end when all are taken.
 
 Users share the connections equally, and the processes of one user share the user's part; the kernel names both when
 they connect (SO_PEERCRED). A new client first competes with other users: it replaces the oldest connection of the user
 who holds most, if its own user holds at least two fewer. Otherwise it competes with its own user's processes: it
 replaces the oldest connection of the one that holds most, if its own process holds at least two fewer. Otherwise it is
-refused. So an app that takes all connections keeps no other out, nobody falls below an equal share, and two that hold
-equally many do not replace each other in turn.
+refused. So an app that takes all connections excludes no other app, no client gets less than an equal share, and two
+clients with equal numbers do not replace each other repeatedly.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 
-LEAD_MIN = 2  # with 1, taking and losing a connection would alternate
-LEAVING_MAX = 64  # connections told to go that still wait for an engine run or a slow client
+LEAD_MIN = 2  # with 1, two clients would replace each other repeatedly
+LEAVING_MAX = 64  # connections told to end that still wait for an engine run or a slow client
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Admission:
 
     @property
     def empty(self) -> bool:
-        """Whether no connection is left, not even one that was told to go."""
+        """Whether no connection is left, not even one that was told to end."""
         return not self._holders and not self._leaving
 
     def sockets(self) -> list[socket.socket]:
@@ -60,8 +60,8 @@ class Admission:
     def admit(self, sock: socket.socket, peer: Peer) -> bool:
         """Admit `sock` for `peer`; return False if it is refused.
 
-        If all connections are taken, the one that gives way is told to go: what it sent before is answered, but no
-        more is read from it. `is_leaving` is then true of it.
+        If all connections are taken, the replaced one is told to end: its earlier requests are answered, but no more
+        are read. `is_leaving` is then true for it.
         """
         if len(self._holders) >= self.connections_max:
             replaced = self._replaced_by(peer)
@@ -69,7 +69,7 @@ class Admission:
                 return False
             self._forget(replaced)
             self._leaving.add(replaced)
-            with contextlib.suppress(OSError):  # it is gone already
+            with contextlib.suppress(OSError):  # the client has already gone
                 replaced.shutdown(socket.SHUT_RD)
         self._holders[sock] = peer
         self._by_user[peer.uid] += 1
@@ -77,11 +77,11 @@ class Admission:
         return True
 
     def is_leaving(self, sock: socket.socket) -> bool:
-        """Return whether `sock` was told to go."""
+        """Return whether `sock` was told to end."""
         return sock in self._leaving
 
     def release(self, sock: socket.socket) -> None:
-        """Forget `sock`, which has ended."""
+        """Remove `sock`, which has ended."""
         self._leaving.discard(sock)
         if sock in self._holders:
             self._forget(sock)

@@ -1,9 +1,9 @@
-"""The shared memory of all clients of a worker: how much there may be, and when it is freed.
+"""The shared memory of all clients of a worker: its limit, and the time when it is freed.
 
-An area's pages belong to the client that writes them, and show in no figure of the worker. So areas are reserved from a
-budget before they are made, also if their pages are never written. A client can keep an area's descriptor for ever: the
-worker frees the pages itself when the connection ends. After a MOVED the client may still copy its last answer, so the
-pages of an open connection stay for `UNREAD_S`.
+An area's pages belong to the client that writes them, and no figure of the worker counts them. So areas are reserved
+from a budget before they are created, even if their pages are never written. A client can keep an area's descriptor for
+ever: the worker frees the pages itself when the connection ends. After a MOVED the client may still copy its last
+answer, so the pages of an open connection stay for `UNREAD_S`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgert.config import ServingConfig
 from edgert.protocol.sharing import SharedArea
 
 AREAS_BYTES_MAX = 256 * 1024**2
-MACHINE_SHARE = 1 / 8  # as a share of the machine's memory
-LIMIT_SHARE = 1 / 4  # as a share of `worker_mb_max`, where it is set
+MACHINE_SHARE = 1 / 8  # the budget as a share of the machine's memory
+LIMIT_SHARE = 1 / 4  # the budget as a share of `worker_mb_max`, if it is set
 USER_SHARE = 1 / 2  # one user's share of the budget
 UNREAD_S = 10.0
 
@@ -32,14 +32,14 @@ def areas_bytes_max(serving: ServingConfig) -> int:
 
 
 class AreaBudget:
-    """Makes the areas of a worker, of at most `size_bytes_max` in all."""
+    """Creates the areas of a worker, of at most `size_bytes_max` in all."""
 
     def __init__(self, size_bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._size_bytes_max, self._clock = size_bytes_max, clock
         self._lock = threading.Lock()
         self._by_user: Counter[int] = Counter()
         self._users: dict[SharedArea, int] = {}
-        self._unread: deque[tuple[float, SharedArea]] = deque()  # and when to free each
+        self._unread: deque[tuple[float, SharedArea]] = deque()  # the areas to free, with their times
 
     @property
     def reserved_bytes(self) -> int:

@@ -25,18 +25,18 @@ from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
-KEPT_SHARE = 1 / 2  # beyond this share of them, buffers are given back after each answer
-REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its thread, which can wait
+KEPT_SHARE = 1 / 2  # beyond this share of them, buffers are released after each answer
+REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its own thread, which can wait
 # A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
 STALL_S = 10.0
 _STALL = timeval(STALL_S)
-# A connection with fewer requests stays out of the reactor, and moves no other there: some apps connect for each
-# request.
+# A connection with fewer requests stays out of the reactor, and moves no other one there, because some apps connect for
+# each request.
 REACTOR_REQUESTS_MIN = 16
 
 
 class BufferBudget:
-    """Bounds the receive buffers of all connections of one worker, whatever sizes their clients announce.
+    """Limits the receive buffers of all connections of one worker, for all sizes that clients announce.
 
     A connection keeps its buffer from one frame to the next, unless the budget is `scarce`.
     """
@@ -48,7 +48,7 @@ class BufferBudget:
         self._lock = threading.Lock()
 
     def resize(self, old_bytes: int, new_bytes: int) -> None:
-        """Count a buffer that is about to change its size. Raises Overloaded if too little is left."""
+        """Count a buffer before it changes its size. Raises Overloaded if too little is left."""
         with self._lock:
             if new_bytes - old_bytes > self._left_bytes:
                 raise Overloaded("the requests of all clients fill the daemon's buffers; try again", retry_after_s=0.2)
@@ -59,8 +59,8 @@ class BufferBudget:
 class ReactorSwitch:
     """Tells when connections should move to the reactor: there are many, and they take turns.
 
-    A connection that asks and finds that another one was the `last` to be answered is not alone. Connections that ended
-    after a few requests do not count.
+    A connection with a request is not alone if another one got the `last` answer. Connections that ended after a few
+    requests do not count.
     """
 
     __slots__ = ("last", "many")
@@ -73,12 +73,12 @@ class ReactorSwitch:
 class SpareBuffers(NamedTuple):
     """The buffers of a connection that has ended, for the next one.
 
-    Two clients often send frames of one form, so the reading of the last request's tensors stays with the buffers.
+    Two clients often send frames of the same form, so the arrays of the last request's tensors stay with the buffers.
     """
 
     frames: FrameBuffer
     reply: KeptFrame
-    tensors: tuple[wire.WireTensor, ...] | None = None  # that `inputs` were made of
+    tensors: tuple[wire.WireTensor, ...] | None = None  # the source of `inputs`
     inputs: ModelInputs | None = None
 
 
@@ -108,7 +108,7 @@ class Connection:
         self.frames, self.reply, self._tensors, self._inputs = spare
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
-        self._after_others = 0  # the requests that came when another connection was the last
+        self._after_others = 0  # the requests that arrived when another connection was the last
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Connection:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(min(STALL_S, session.idle_s)))
 
     def greet(self, welcome: bytes, shared: tuple[SharedArea, int] | None) -> None:
-        """Send the frame `welcome`, with shared memory and its descriptor, which is closed, if there is some."""
+        """Send the frame `welcome`, with shared memory if there is some; close its descriptor."""
         if shared is None:
             self.sock.sendall(welcome)
             return
@@ -134,10 +134,10 @@ class Connection:
             os.close(descriptor)
 
     def serve(self, switch: ReactorSwitch) -> bool:
-        """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError.
+        """Answer requests until the client has gone or no more are read. Raises ProtocolError, OSError.
 
         Returns True, between two frames, if the connection should move to the reactor. A high-priority client keeps
-        its thread: only requests queued in the batcher can be reordered. A client of large frames keeps it as well.
+        its thread: only requests queued in the batcher can be reordered. A client of large frames also keeps it.
         """
         sock, frames, budget, infer, clock, now = (
             self.sock,
@@ -147,7 +147,7 @@ class Connection:
             time.monotonic,
             time.perf_counter_ns,
         )
-        first = None  # a frame that had begun to come in the reactor
+        first = None  # a frame whose first bytes arrived in the reactor
         began_ns = now()
         if frames.missing() and (first := self._rest_of_frame()) is None:
             return False
@@ -180,14 +180,14 @@ class Connection:
                 answer = infer(self.read(request), request.flags, began_ns, deadline_s)
                 encoding_ns = now()
                 parts = self.encoded(answer, request)
-            except Moved:  # the caller tells the client where to go
+            except Moved:  # the caller tells the client to move
                 return False
             except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
                 sock.sendall(self.refusal(request, error, began_ns))
                 continue
             try:
                 if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != self.reply.sent_bytes:
-                    raise OSError("the client takes no answer")
+                    raise OSError("the client does not read its answer")
             except OSError:
                 self.missed(began_ns)
                 raise
@@ -200,7 +200,7 @@ class Connection:
                         return True
 
     def read(self, request: wire.Frame) -> ModelInputs:
-        """Return the inputs of an INFER frame. Raises RequestError if the model does not take them."""
+        """Return the inputs of an INFER frame. Raises RequestError if they do not fit the model."""
         if self._inputs is None or request.tensors is not self._tensors:
             self._inputs = None
             self._inputs = self._pipeline.tensors.read(request.tensors)
@@ -219,22 +219,22 @@ class Connection:
             if self.session is not None:
                 self.session.undo()
             raise RequestError(
-                f"the answer takes {reply.frame_bytes} bytes; a frame may have {self._frame_bytes_max}: ask for fewer items"
+                f"the answer has {reply.frame_bytes} bytes; a frame may have {self._frame_bytes_max}: send fewer items"
             )
         return parts
 
     def answered(self, answer: Answer, came_ns: int, encoding_ns: int) -> None:
-        """Count a request that came at `came_ns`; its answer, encoded from `encoding_ns` on, was sent now."""
+        """Count a request that arrived at `came_ns`; its answer, encoded from `encoding_ns` on, was just sent."""
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
         self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
 
     def missed(self, came_ns: int) -> None:
-        """Count a request that came at `came_ns`, whose client left or stopped reading before its answer."""
+        """Count a request that arrived at `came_ns`; its client left or stopped reading before the answer."""
         self._record(RequestSpan("gone", (time.perf_counter_ns() - came_ns) // 1000))
 
     def refusal(self, request: wire.Frame, error: Exception, came_ns: int) -> bytes:
-        """Return the ERROR frame for a request; count it, and log an error that is not ours."""
+        """Return the ERROR frame for a request; count it, and log an error that is not an EdgeRTError."""
         if not isinstance(error, EdgeRTError):
             self._log(f"{type(error).__name__} in a request: {error}")
             error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
@@ -243,14 +243,14 @@ class Connection:
         return wire.error_frame(error, request_id=request.request_id)
 
     def shrink(self) -> None:
-        """Release the memory of a large request; its views are not used any more."""
+        """Release the memory of a large request, whose views are no longer used."""
         self._tensors = self._inputs = None
         self.frames.shrink()
 
     def close(self) -> SpareBuffers | None:
-        """Give its part of the buffer budget back; return its buffers if another connection may use them.
+        """Return its part of the buffer budget; return its buffers if another connection may use them.
 
-        Shared memory, half a frame or a large buffer belong to this client only.
+        Buffers with shared memory, an incomplete frame or a large size are for this client only.
         """
         frames = self.frames
         self.budget.resize(frames.size_bytes, 0)
@@ -264,14 +264,14 @@ class Connection:
         return not (self.frames.more or high or self.frames.size_bytes > REACTOR_FRAME_BYTES_MAX)
 
     def _handle_other(self, frame: wire.Frame) -> None:
-        """Handle a frame that is no request. Raises ProtocolError, SessionLost."""
+        """Handle a frame that is not a request. Raises ProtocolError, SessionLost."""
         if frame.kind == wire.RESUME and self.session is not None:
             self.session.resume(frame)
         else:
             self.sock.sendall(pong(frame))
 
     def _wait_until_readable(self) -> None:
-        """Sleep until bytes, or the end, have come: the socket's own time-out is for pauses inside a frame.
+        """Sleep until bytes or the end arrive; the socket's own time-out is for pauses inside a frame.
 
         Raises SessionLost if a session's client sent nothing for too long.
         """
@@ -287,7 +287,7 @@ class Connection:
             )
 
     def _rest_of_frame(self) -> wire.Frame | None:
-        """Return the frame whose beginning has come, or None if the client ends inside it."""
+        """Return the frame whose first bytes have arrived, or None if the client ends inside it."""
         frames = self.frames
         while True:
             try:

@@ -22,20 +22,19 @@ from edgert.worker.connections.sessions import Sessions
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
 
-# The pause before the answer: a client cannot break the protocol more than 40 times a second.
+# The pause before the answer, so that a client cannot break the protocol more than 40 times a second.
 PROTOCOL_ERROR_PAUSE_S = 0.025
-MANY_MIN = 2  # connections (decision 17)
+MANY_MIN = 2  # the least number of connections that are "many" (decision 17)
 DRAIN_STEP_S = 0.002
-DESCRIPTORS_KEPT = 4  # for the worker itself, as the kernel drops a connection that finds no free one
+DESCRIPTORS_KEPT = 4  # reserved for the worker, as the kernel drops a connection without a free one
 MOVED = wire.json_frame(wire.MOVED, {})
 
 
 class Connections:
     """Serves clients with `pipeline`.
 
-    `reactor_limits` is how many requests share a run in the reactor; None: the model does not answer quickly.
-    `recorder` takes the requests of apps, `probes` those of checks. `final_frame` is what the clients get when they are
-    sent away.
+    `reactor_limits` is the number of requests that share a run in the reactor; None if the model is slow. `recorder`
+    counts the requests of apps, `probes` those of checks. `final_frame` is the last frame for clients that must leave.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Connections:
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
         self._threads = SpareThreads()
-        self._spare: list[SpareBuffers] = []  # of connections that have ended, for the next ones
+        self._spare: list[SpareBuffers] = []  # the buffers of ended connections, for the next ones
         self._reactor: Reactor | None = None
         if reactor_limits is not None:
             self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._departs, log)
@@ -77,7 +76,7 @@ class Connections:
             self._reactor.start()
 
     def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
-        """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
+        """Serve `sock` in its own thread, or refuse it; `shared` means that its client can use shared memory."""
         why = ", the limit ([serving] connections_max), and none has more than its share"
         has_room = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
         if not has_room:
@@ -90,7 +89,7 @@ class Connections:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
                     return
                 except RuntimeError:
-                    why = ", and the system gives no more threads: see TasksMax of the unit"
+                    why = ", and the limit of threads is reached: see TasksMax of the unit"
                     self._admission.release(sock)
                     self._set_switch()
         error = Overloaded(f"{len(self)} clients are connected{why}", retry_after_s=0.5)
@@ -99,7 +98,7 @@ class Connections:
         sock.close()
 
     def stop_reading(self) -> None:
-        """Read no more requests; those that were sent before are still answered."""
+        """Read no more requests; answer those that were sent before."""
         with self._lock:
             self._stopping = True
             for sock in self._admission.sockets():
@@ -140,29 +139,29 @@ class Connections:
                     connection.sock.sendall(departure.unsent)
                 # A session keeps its thread: the reactor's requests are independent.
                 if connection.serve(self._switch if connection.session is None else ReactorSwitch()):
-                    assert self._reactor is not None  # or the switch would be off
+                    assert self._reactor is not None  # otherwise the switch would be off
                     self._reactor.add(connection)
                     return
         except (EdgeRTError, OSError) as failure:
             error = failure
-        except Exception as failure:  # noqa: BLE001  # a fault of ours must end this connection only
+        except Exception as failure:  # noqa: BLE001  # an internal fault must end only this connection
             log(f"{type(failure).__name__} between requests: {failure}")
             error = failure
         self._end(connection.sock, connection, error)
 
     def _departs(self, connection: Connection, departure: Departure) -> None:
-        """Take a connection from the reactor."""
+        """Continue a connection that leaves the reactor."""
         try:
             self._threads.start(self._continue, connection, departure)
-        except RuntimeError as error:  # no more threads, and the reactor's thread must not wait for a client
+        except RuntimeError as error:  # the limit of threads is reached, and the reactor must not wait for a client
             connection.sock.setblocking(False)
             overloaded = Overloaded(f"no thread can be started: {error}", retry_after_s=0.5)
-            cut = OSError("the client has half of an answer")
+            cut = OSError("the client has an incomplete answer")
             self._end(connection.sock, connection, cut if departure.unsent else overloaded)
 
     def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
-        """Send the client the reason, if there is one, and forget the connection."""
-        with contextlib.suppress(OSError):  # the client is gone or takes nothing
+        """Send the client the reason, if there is one, and remove the connection."""
+        with contextlib.suppress(OSError):  # the client has gone or does not read
             if error is None or isinstance(error, Moved):
                 if self._stopping or self._admission.is_leaving(sock):
                     session = None if connection is None else connection.session
@@ -186,12 +185,12 @@ class Connections:
         sock.close()
 
     def _set_switch(self) -> None:
-        """Update whether there are many connections; the caller holds the lock."""
+        """Update the switch for many connections; the caller holds the lock."""
         self._switch.many = self._reactor is not None and len(self._admission) >= MANY_MIN
 
 
 def _has_closed(sock: socket.socket) -> bool:
-    """Return whether the other end is closed in both directions, so that its client reads nothing more."""
+    """Return whether the other end is closed in both directions, so that its client no longer reads."""
     poll = select.poll()
     poll.register(sock, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))

@@ -1,7 +1,7 @@
-"""The sessions of a worker: how many there may be, and what each keeps between its requests.
+"""The sessions of a worker: their limits, and the memory of each between its requests.
 
-A session lives on one connection and ends with it. Its memory is reserved at the most that it can take, before its
-first request: a client that opens sessions and never uses them meets the limits too.
+A session belongs to one connection and ends with it. The largest possible size of its memory is reserved before its
+first request, so the limits also apply to a client that opens sessions and never uses them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 
 
 class Sessions:
-    """Opens sessions of the version `digest`, within `serving`; what one keeps must fit into a frame."""
+    """Opens sessions of the version `digest`, within `serving`; a session's memory must fit into a frame."""
 
     def __init__(
         self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
@@ -60,14 +60,14 @@ class Sessions:
                 )
             if (size := (self.count + 1) * form.size_bytes) > serving.session_mb * 1e6:
                 raise Overloaded(
-                    f"the sessions of model {name} would keep {size / 1e6:.1f} MB, and {serving.session_mb:g} MB are the "
+                    f"the sessions of model {name} would keep {size / 1e6:.1f} MB, but {serving.session_mb:g} MB are the "
                     "limit ([serving] session_mb): close one first"
                 )
             self.count += 1
         return ClientSession(self)
 
     def close(self) -> None:
-        """Free the place of a session that `open` returned."""
+        """Release the reservation of a session that `open` returned."""
         with self._lock:
             self.count -= 1
 
@@ -85,13 +85,13 @@ class ClientSession:
         self.memory = self._before = sessions.pipeline.memory_form.first
 
     def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
-        """Answer the next request, as `Pipeline.infer`."""
+        """Answer the next request, like `Pipeline.infer`."""
         self._before = self.memory
         answer, self.memory = self._infer(inputs, flags, came_ns, deadline_s, self.memory)
         return answer
 
     def undo(self) -> None:
-        """Forget the last request, which got no answer."""
+        """Restore the memory before the last request, which got no answer."""
         self.memory = self._before
 
     def moved(self) -> Sequence[wire.Buffer]:
@@ -110,14 +110,14 @@ class ClientSession:
 
         Raises SessionLost for the memory of another version.
 
-        It comes from the client and is trusted as little as a request: it can only be of this version's form.
+        The client sends it, so it is trusted no more than a request: it must have this version's form.
         """
         origin, manifest = frame.json(), self._sessions.manifest
         same_version = origin.get("version") == self._sessions.digest
         same_state = manifest.state_id != "" and origin.get("state_id") == manifest.state_id
         if not (same_version or same_state):
             raise SessionLost(
-                f"the session began with release {_text(origin.get('release'))}, which no longer serves, and release "
+                f"the session started with release {_text(origin.get('release'))}, which no longer serves, and release "
                 f"{manifest.release} does not continue it: start a new session"
             )
         form, skip = self._sessions.pipeline.memory_form, origin.get("skip")

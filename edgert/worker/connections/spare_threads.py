@@ -1,6 +1,6 @@
 """Threads for connections: a thread whose connection has ended waits a moment for the next one.
 
-Some apps connect for each request. A new thread costs the worker more than all else that a short connection needs.
+Some apps connect for each request. For a short connection, a new thread costs the worker more than all other work.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 SPARE_MAX = 4
-SPARE_S = 10.0  # how long a thread waits for its next job
+SPARE_S = 10.0  # the longest wait of a thread for its next job
 
 
 class _Spare:
@@ -25,7 +25,7 @@ class _Spare:
 
 
 class SpareThreads:
-    """Runs each job in a thread of its own; up to `spare_max` of them wait `spare_s` for another job."""
+    """Runs each job in its own thread; up to `spare_max` threads wait `spare_s` for another job."""
 
     def __init__(self, spare_max: int = SPARE_MAX, spare_s: float = SPARE_S) -> None:
         self._spare_max, self._spare_s = spare_max, spare_s
@@ -35,12 +35,12 @@ class SpareThreads:
         return len(self._spare)
 
     def start(self, job: Callable[..., object], *arguments: Any) -> None:
-        """Call `job(*arguments)` in another thread. Raises RuntimeError if the system gives no more threads."""
+        """Call `job(*arguments)` in another thread. Raises RuntimeError at the system's limit of threads."""
         try:
             spare = self._spare.pop()
         except IndexError:
-            # threading.Thread would make this thread wait for the new one to begin, which costs more than all else here
-            # when many connect at once.
+            # With threading.Thread, this thread would wait for the start of the new one. If many clients connect at
+            # once, this costs more than all other work here.
             _thread.start_new_thread(self._run, (job, arguments))
             return
         spare.job = job, arguments
@@ -48,7 +48,7 @@ class SpareThreads:
 
     def _run(self, job: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         job(*arguments)
-        del job, arguments  # keep nothing of a connection that has ended
+        del job, arguments  # drop all references to the ended connection
         spare = _Spare()
         while len(self._spare) < self._spare_max:
             self._spare.append(spare)
@@ -56,7 +56,7 @@ class SpareThreads:
                 try:
                     self._spare.remove(spare)
                     return
-                except ValueError:  # it was taken just now, and gets its job
+                except ValueError:  # this thread was just taken, and gets its job
                     spare.gate.acquire()
             assert spare.job is not None  # the gate was opened for it
             (job, arguments), spare.job = spare.job, None

@@ -1,4 +1,4 @@
-"""A model's tensors as apps see them: what requests and answers may hold, and how large they get."""
+"""A model's tensors for apps: the allowed content and the size of requests and answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Arrays = list[NDArray[Any]]
 class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
 
-    `raw`: they hold an image, a signal or a text that needs preprocessing. `tag` stands for dtypes and shapes.
+    `raw` means that they contain an image, a signal or a text for preprocessing. `tag` identifies dtypes and shapes.
     """
 
     arrays: Arrays
@@ -44,9 +44,9 @@ class ModelInputs(NamedTuple):
 class AppTensors:
     """Inputs and outputs of the model of `manifest`, with its rules `pre` and `post`.
 
-    Input `ruled` is the one that `pre` takes; `sent` are the inputs of a request with raw input, as a text stands for
-    several of the model's. `places` are the computed outputs that are sent, `numbers` their indices in `outputs`; both
-    hold two lists, by whether the inputs are raw.
+    `pre` processes input `ruled`; `sent` are the inputs of a request with raw input, as one text becomes several inputs
+    of the model. `places` are the computed outputs that are sent, `numbers` their indices in `outputs`; both have two
+    lists, for inputs that are not raw and for raw inputs.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class AppTensors:
 
     @property
     def shared_bytes(self) -> int:
-        """The size of a half of a client's shared memory: room for eight items in or out."""
+        """The size of a half of a client's shared memory: enough for eight items in or out."""
         images = self._pre is not None and self._pre.of_images
         return max(SHARED_BYTES_MIN_IMAGES if images else SHARED_BYTES_MIN, SHARED_ITEMS * self._item_bytes_max)
 
     def welcome(self) -> dict[str, Any]:
-        """Return the description of the model that a client gets when it connects."""
+        """Return the description of the model for a client that connects."""
         description: dict[str, Any] = {
             "inputs": [spec.as_json() for spec in self.inputs],
             "outputs": [spec.as_json() for spec in self.outputs],
@@ -108,7 +108,7 @@ class AppTensors:
         return description
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
-        """Return a frame's tensors as arrays, not copied. Raises RequestError if the model takes others."""
+        """Return a frame's tensors as arrays, without a copy. Raises RequestError if they do not fit."""
         numbers = self.sent if len(tensors) == len(self.sent) else range(len(self.inputs))
         if len(tensors) != len(numbers):
             raise RequestError(f"the model takes {counted(len(self.inputs), 'input')}, the request has {len(tensors)}")
@@ -135,14 +135,14 @@ class AppTensors:
             return 1
         counts = {len(array) for array in arrays}
         if len(counts) != 1:
-            raise RequestError(f"the inputs have batches of {sorted(counts)} items; give the same number on all")
+            raise RequestError(f"the inputs have batches of {sorted(counts)} items; give all the same number")
         if not 1 <= (count := counts.pop()) <= ITEMS_MAX:
             advice = "split it" if count else "send one or more"
             raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: {advice}")
         return count
 
     def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:
-        """Return what input `number` may be in a request of `count` tensors."""
+        """Return the allowed forms of input `number` in a request of `count` tensors."""
         if self._pre is None or number != self.ruled:
             return (self.inputs[number],)
         if len(self.sent) == len(self.inputs):

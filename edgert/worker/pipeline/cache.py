@@ -1,12 +1,12 @@
 """The prediction cache: exact, limited in bytes and age; identical inputs in flight run once.
 
-The first request of a key computes, and those that come meanwhile wait for its answer. A failure is not kept: the
+The first request of a key computes; requests that arrive during its run wait for its answer. A failure is not kept: the
 waiting requests compute for themselves. Keys are seeded per process, so no client can make two inputs collide. A cache
 serves one version of one model; a new version starts with an empty one.
 
 The cache measures its own worth: over every PROBE_LOOKUPS lookups, it compares the engine time that hits saved with the
-time that lookups took. If lookups took more, it empties itself and turns off. After a pause, twice as long each time,
-it tries again, and stays on only if hits then save clearly more; so it does not turn on and off all the time.
+time of the lookups. If lookups took more, it empties itself and turns off. After a pause, which doubles each time, it
+tries again, and stays on only if hits then save clearly more; so it does not turn on and off repeatedly.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from edgert.backoff import Backoff, doubling
 from edgert.checks.status import CacheStatus
 
-PROBE_LOOKUPS = 512  # lookups between two judgements of what the cache is worth
+PROBE_LOOKUPS = 512  # lookups between two judgements of the cache's worth
 OFF_S = 30.0
 OFF_S_MAX = 1920.0
-WORTH_AGAIN = 1.5  # times its cost: the saving that keeps it on in the first judgement after a pause
+WORTH_AGAIN = 1.5  # the saving, as a multiple of its cost, that keeps it on after a pause
 ENTRY_OVERHEAD_BYTES = 512  # key, dict slot, array headers
 
 Arrays = list[NDArray[Any]]
@@ -85,7 +85,7 @@ class PredictionCache:
     def get_or_run(
         self, key: bytes, run: Callable[[], Arrays], wait_until_s: float | None = None
     ) -> tuple[Arrays, bool]:
-        """Return the answer of `key`, and whether the cache or a run under way had it; else call `run`."""
+        """Return the answer of `key`, and whether the cache or a run in progress had it; else call `run`."""
         while True:
             with self._mutex:
                 entry = self._fresh(key)
@@ -155,7 +155,7 @@ class PredictionCache:
         )
 
     def _why(self) -> str:
-        """Return the reason why it is on or off, for people."""
+        """Return the reason why the cache is on or off, for messages."""
         if not self._max_bytes:
             return "off: [serving] cache_mb is 0"
         if self._worth is None:
@@ -176,7 +176,7 @@ class PredictionCache:
 
     def _compute(self, key: bytes, entry: _Entry, run: Callable[[], Arrays]) -> Arrays:
         try:
-            # Copies: a view would keep the arrays of the whole batch alive.
+            # Copy, because a view would keep the arrays of the whole batch alive.
             value = [array.copy() for array in run()]
         except BaseException:
             with self._mutex:
@@ -202,7 +202,7 @@ class PredictionCache:
             gate.release()
 
     def _make_room(self) -> None:
-        """Drop the least recently used answers until the rest fits; keep runs under way."""
+        """Drop the least recently used answers until the rest fits; keep runs in progress."""
         for key in list(self._entries):
             if self.size_bytes <= self._max_bytes:
                 return
@@ -214,5 +214,5 @@ class PredictionCache:
 
 
 def tag_of(inputs: Sequence[NDArray[Any]]) -> bytes:
-    """Return the part of a key that stands for dtypes and shapes."""
+    """Return the part of a key that identifies dtypes and shapes."""
     return "".join(f"{array.shape}{array.dtype.char}" for array in inputs).encode()

@@ -2,11 +2,11 @@
 
 A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells, each the mean of up to 4 x 4
 sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of
-values: a small thing that moves changes its cell, while a mean over the frame would hide it. A kept signature never
-follows the frames that it answers, so a slow change cannot carry an old answer along.
+values: a small moving object changes its cell, while a mean over the frame would hide it. A kept signature does not
+change with the frames that it answers, so an old answer cannot survive a slow change.
 
 The engine also answers the first PROBATION near hits, and later one in SAMPLE_EVERY, and the two answers are compared.
-If fewer than FLOOR of them agree, the near cache forgets everything, turns itself off for a while, and starts anew.
+If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES_PER_CELL = 4  # samples in each direction
 ENTRIES_MAX = 16
 SAMPLE_EVERY = 50
 PROBATION = 10
-WINDOW = 50  # comparisons that the agreement is judged by
+WINDOW = 50  # the comparisons in the agreement
 FLOOR = 0.95
 OFF_S = 60.0
 OFF_S_MAX = 3600.0
@@ -42,7 +42,7 @@ Arrays = list[NDArray[Any]]
 class NearLookup(NamedTuple):
     """The signature of a frame, and the answer of the nearest kept frame within the distance, or None.
 
-    If it is `sampled`, ask the engine too, and give its answer to `compared`.
+    If it is `sampled`, also run the engine, and pass its answer to `compared`.
     """
 
     signature: NDArray[np.float32]
@@ -73,7 +73,7 @@ class NearCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         axes = image_axes(image)
-        assert axes is not None, "the caller asks image_axes first"
+        assert axes is not None, "the caller calls image_axes first"
         self._channels = axes
         self._distance, self._scale, self._ttl_s = distance, 1.0 / (value_range or 1.0), ttl_s
         self._scores, self._clock = scores, clock
@@ -108,7 +108,7 @@ class NearCache:
             return NearLookup(signature, entry.outputs, False)
 
     def keep(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
-        """Keep the engine's answer to a frame that was near to none."""
+        """Keep the engine's answer to a frame without a near one."""
         copies = [array.copy() for array in outputs]
         for array in copies:
             array.flags.writeable = False
@@ -125,7 +125,7 @@ class NearCache:
             self._recent.append(agrees)
             self._probation = max(0, self._probation - 1)
             wrong = len(self._recent) - sum(self._recent)
-            # More than FLOOR allows over the whole window; before it is full, more than it could still make good.
+            # There are more disagreements than FLOOR allows in a whole window, even if all further comparisons agree.
             if wrong > (1 - FLOOR) * max(len(self._recent), 2 * PROBATION):
                 self._turn_off()
             elif len(self._recent) == WINDOW:
@@ -147,7 +147,7 @@ class NearCache:
         return signature
 
     def figures(self) -> dict[str, float]:
-        """Return the telemetry."""
+        """Return the figures for telemetry."""
         with self._mutex:
             return {
                 "near_lookup_total": self.lookups,
@@ -181,7 +181,7 @@ class NearCache:
         return f"one near hit in {SAMPLE_EVERY} is computed and compared"
 
     def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
-        """Return the nearest kept frame within the distance, and how far it is; drop expired ones."""
+        """Return the nearest kept frame within the distance, and its distance; drop expired ones."""
         now_s = self._clock()
         while self._entries and now_s - self._entries[0].born_s > self._ttl_s:
             self._entries.popleft()

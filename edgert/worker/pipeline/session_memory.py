@@ -1,4 +1,4 @@
-"""The memory of a session: what its next request needs, and how an item of a request uses it."""
+"""The memory of a session: the data for its next request, and its use by an item of a request."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Arrays = list[NDArray[Any]]
 class Memory(NamedTuple):
     """The model's state, in the manifest's order, and the values that the next window needs.
 
-    Each array of the state is one item. The first `skip` values to come belong to no window. `shares` are the class
-    scores of the last windows, if answers are smoothed.
+    Each array of the state is one item. The first `skip` values of the next request belong to no window. `shares` are
+    the class scores of the last windows, if answers are smoothed.
     """
 
     state: tuple[NDArray[Any], ...]
@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
     @property
     def arrays(self) -> Arrays:
-        """All arrays, in the order in which a session is handed over."""
+        """All arrays, in the order of a MOVED frame."""
         return [*self.state, self.held, *(() if self.shares is None else (self.shares,))]
 
     def with_arrays(self, arrays: Arrays, skip: int) -> Memory:
@@ -43,10 +43,10 @@ class Memory(NamedTuple):
 
 
 class MemoryForm:
-    """The form of a memory: what a model's sessions keep.
+    """The form of the memory of a model's sessions.
 
-    With `in_turn`, the items of a request run one after the other. `first` is the memory that a session begins with,
-    `size_bytes` the most that one takes.
+    With `in_turn`, the items of a request run one after the other. `first` is the initial memory of a session,
+    `size_bytes` the largest size of a memory.
     """
 
     def __init__(self, manifest: Manifest, pre: InputPreprocessor | None) -> None:
@@ -94,5 +94,5 @@ class MemoryForm:
         return whole
 
     def state_of(self, outputs: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """Return the state that one item's outputs leave, in memory of its own."""
+        """Return the state in one item's outputs, as copies."""
         return tuple(outputs[i].copy() for i in self._outputs)

@@ -1,9 +1,8 @@
-"""The latency tuner: it holds a model's p95 under a target by changing how far the batcher batches.
+"""The latency tuner: keeps a model's p95 under a target by changes of the batch cap and the linger.
 
 It decides once per WINDOW answers, with additive increase and multiplicative decrease: above the target, cap and linger
-shrink by a quarter; well below it, they grow by a step. If there are too many requests, a smaller batch makes them wait
-longer. So a cut after which the p95 did not fall is reverted, and not repeated for a while; `state` is `overloaded`
-then.
+shrink by a quarter; well below it, they grow by a step. With too many requests, smaller batches make them wait longer.
+So a cut without a fall of the p95 is reverted, and not repeated for a while; `state` is then `overloaded`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable
 from edgert.checks.status import TunerStatus
 
 WINDOW = 100  # answers between two decisions
-SETTLE = 32  # answers ignored after a change: they were queued before it
+SETTLE = 32  # answers that are ignored after a change, because they were queued before it
 SHRINK = 0.75
 GROW_BELOW = 0.9  # the share of the target below which cap and linger grow
 HELPS_BELOW = 0.98  # a cut helped if the p95 fell below this share of the one before

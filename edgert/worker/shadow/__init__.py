@@ -1,1 +1,1 @@
-"""Comparison of live answers with those of a reference, in a process of its own."""
+"""Comparison of live answers with those of a reference, in a separate process."""

@@ -1,9 +1,9 @@
-"""Shadow: a sample of live requests goes through the FP32 reference too, to compare the answers.
+"""Shadow: runs a sample of live requests also on the FP32 reference, and compares the answers.
 
-Theory of operation: a sampled request leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and goes on;
-if the queue is full, no copy is made. A thread takes the copy to the process edgert.worker.shadow.shadow_process, which
-runs the reference at idle priority. It is a process because a thread of idle priority that holds Python's lock would
-delay the live ones, and because a reference that crashes then costs nothing else.
+Theory of operation: a sampled request puts a copy of its inputs and its answer into a queue of QUEUE_MAX and continues;
+if the queue is full, there is no copy. A thread sends the copy to the process edgert.worker.shadow.shadow_process. It
+runs the reference at idle priority. It is a separate process, because a thread of idle priority that holds Python's
+lock would delay the live ones, and because a crash of the reference then affects nothing else.
 
 The alarm is raised when the last WINDOW comparisons agree less often than `alarm`, and cleared when their agreement is
 half way from there to 1.
@@ -35,7 +35,7 @@ from edgert.worker_link.load_order import LoadOrder
 
 QUEUE_MAX = 1
 WINDOW = 50
-ALARM_MIN = 20  # comparisons before the alarm may go off
+ALARM_MIN = 20  # comparisons before the alarm may be raised
 RESTART_S = 60.0
 FRAME_BYTES_MAX = 1024**3
 
@@ -83,7 +83,7 @@ class Shadow:
         self._thread.start()
 
     def offer(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
-        """Take every live answer, without waiting; one that is not sampled costs a tenth of a microsecond."""
+        """Accept every live answer without a wait. An answer that is not sampled costs 0.1 us."""
         if self._choose() >= self._share:
             return
         if self._queue.full():
@@ -95,17 +95,17 @@ class Shadow:
             self.dropped += 1
 
     def stop_sampling(self) -> None:
-        """Compare nothing that is offered from now on."""
+        """Ignore all further offers."""
         self._share = 0.0
 
     def close(self) -> None:
-        """End the reference; a request that waits is not compared."""
+        """End the reference; do not compare waiting requests."""
         self._closed_until_s = float("inf")
         if self._reference is not None:
             self._reference.close()
 
     def step(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Compare one answer; the shadow's thread calls this for each sampled one."""
+        """Compare one answer. The shadow's thread calls this for each sampled one."""
         if self._clock() < self._closed_until_s:
             self.dropped += 1
             return
@@ -123,7 +123,7 @@ class Shadow:
         self._judge()
 
     def figures(self) -> dict[str, float]:
-        """Return the telemetry. `drift` is by how much the last WINDOW answers agreed less than all."""
+        """Return the figures. `drift` is the agreement of all answers minus that of the last WINDOW."""
         recent = list(self._recent)
         share = sum(a.agrees for a in recent) / len(recent) if recent else 1.0
         overall = self.agreed / self.sampled if self.sampled else 1.0
@@ -170,7 +170,7 @@ class Shadow:
             self._notify("shadow_recovered", self.figures())
 
     def _failed(self, error: EdgeRTError) -> None:
-        """Close a reference that failed or is gone; it is opened again after a while."""
+        """Close a reference that failed or ended; it is opened again after a while."""
         self.failed += 1
         self.fault = error.message
         if self._reference is not None:
@@ -182,7 +182,7 @@ class Shadow:
 class ReferenceProcess:
     """A reference in its own process, at idle priority: the reference artifact of a version.
 
-    With `as_served` it is the artifact that a worker would serve. Raises Unavailable, and the errors of the load.
+    With `as_served` it is the artifact that a worker would serve. Raises Unavailable and the errors of the load.
     """
 
     def __init__(self, order: LoadOrder, *, as_served: bool = False) -> None:

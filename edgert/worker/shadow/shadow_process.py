@@ -1,9 +1,9 @@
 """The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
 
-With `as_served` in the order, it loads a version as a worker would: the first of its artifacts that loads.
+With `as_served` in the order, it loads a version like a worker: the first of its artifacts that loads.
 
 It receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a request's
-inputs and its live answer, and returns RESULT frames that tell how far the reference agrees. It ends with its link.
+inputs and its live answer, and returns RESULT frames with the agreement of the reference. It ends with its link.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from edgert.worker_link import link
 
 # The functions below import the heavy modules, so that these imports run at idle priority.
 
-THREADS = 1  # more would take more cores from the live engine at once
+THREADS = 1  # more threads would take more cores from the live engine
 
 
 def main() -> None:
     """Run `python -m edgert.worker.shadow.shadow_process`."""
     end = link.inherited()
     _lower_priority()
-    with contextlib.suppress(OSError):  # the worker is gone
+    with contextlib.suppress(OSError):  # the worker has ended
         _serve(end)
-    os._exit(0)  # some engines' own threads make the orderly exit slow or fatal
+    os._exit(0)  # because of some engines' own threads, a normal exit is slow or crashes
 
 
 def _lower_priority() -> None:
     """Run only while a processor is idle, and be the first process to end when memory runs out."""
     os.nice(19)
-    with contextlib.suppress(OSError):  # some sandboxes refuse; nice remains
+    with contextlib.suppress(OSError):  # some sandboxes refuse this; the nice value remains
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     prefer_for_oom(1000)
 

@@ -551,7 +551,7 @@ def test_c_has_sessions_that_move_with_their_state(serving: Device, driver: Path
         serving.replace("sums", op="add", state_id="v2", release=3)
         lost = one.ask("infer 0 0 2 1 4 1")
         assert (lost["code"], lost["retryable"]) == ("request.session_lost", 0)
-        assert "began with release 2, which no longer serves" in lost["message"]
+        assert "started with release 2, which no longer serves" in lost["message"]
         assert one.ask("infer 0 0 2 1 4 1")["code"] == "request.session_lost"
 
 

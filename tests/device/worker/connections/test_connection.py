@@ -137,7 +137,7 @@ def test_an_answer_longer_than_a_frame_is_refused(serve: Callable[..., Served]) 
     served = serve(frame_bytes_max=256)  # with 64 bytes less for the header, the answer's own limit is passed
     served.connection.frames.limit(FRAME_BYTES_MAX)
     served.client.sendall(request(1, np.ones((10, 4), np.float32)))
-    assert "ask for fewer items" in wire.error_of(read_frame(served.client)).message
+    assert "send fewer items" in wire.error_of(read_frame(served.client)).message
 
 
 def test_a_frame_that_is_not_for_the_daemon_ends_the_connection(serve: Callable[..., Served]) -> None:
