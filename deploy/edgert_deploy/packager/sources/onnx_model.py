@@ -85,7 +85,8 @@ def _examined(
 ) -> Answer:
     """Do the work of `examine`; `replaced` gets a remark for each input whose fixed lengths are replaced.
 
-    `no_batch` says why the model takes one sample only, though its batch is open. Raises OneSampleOnly to be told.
+    `no_batch` is the reason why the model takes one sample only, although its batch is open. Without it, such a model
+    raises OneSampleOnly; `examine` then calls again with the reason.
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
@@ -102,7 +103,7 @@ def _examined(
     unread = drop_unread_inputs(proto)
     remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
     remarks += _fix_batch_where_needed(proto, no_batch)
-    wanted = request.get("buckets")  # their outputs are not known yet
+    wanted = request.get("buckets")  # the outputs with buckets are not known yet
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
     inputs, narrowed = _in_single_precision(proto, inputs, buckets)
@@ -164,9 +165,9 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
 def _in_single_precision(
     proto: Any, inputs: tuple[TensorSpec, ...], buckets: Buckets | None
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
-    """Make a model in FP64 one in FP32 where the answers agree; return its inputs and remarks.
+    """Convert a model from FP64 to FP32 if the answers agree; return its inputs and remarks.
 
-    Classical models stay: thresholds and distances between readings need the digits.
+    Classical models stay in FP64: thresholds and distances between readings need the digits.
     """
     if is_classical(proto) or not has_double(proto):
         return inputs, ()
@@ -222,7 +223,7 @@ def check_weights(proto: Any) -> None:
                     f"weight {tensor.name[:80]!r} of shape {list(tensor.dims)} has another number of values: "
                     "the file is damaged, export it again"
                 ) from error
-            # Minus infinity is a mask; one beside finite numbers only is meant.
+            # Minus infinity is an intentional mask.
             bad = np.isnan(array).sum() + np.isposinf(array).sum()
             if bad:
                 raise SourceInvalid(
@@ -253,7 +254,7 @@ def _shapes_by_length(
 
 
 def _checked(proto: Any) -> tuple[Any, bool]:
-    """Return a valid model's structure, and if wrong shapes inside were removed. Raises SourceInvalid."""
+    """Return a valid model's structure, and if wrong inner shapes were removed. Raises SourceInvalid."""
     structure, forgot = structure_of(proto), False
     problem = _problem(structure)
     if _SHAPES_DIFFER in problem:
@@ -266,7 +267,7 @@ def _checked(proto: Any) -> tuple[Any, bool]:
 
 
 def _problem(structure: Any) -> str:
-    """Return what ONNX's checker says against the model; else an empty text."""
+    """Return the complaint of ONNX's checker about the model; else an empty text."""
     import onnx
 
     try:
@@ -301,7 +302,7 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """Return the model in an opset and IR that all runtimes read; None if it stays as it is."""
+    """Return the model in an opset and IR that all runtimes read; None if it does not change."""
     if not (opset := opset_of(proto)) or proto.functions:
         return None
     for wanted in wanted_opsets(proto):
@@ -316,7 +317,7 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
 def _answers_agree(
     proto: Any, converted: Any, inputs: tuple[TensorSpec, ...], converted_inputs: tuple[TensorSpec, ...]
 ) -> bool:
-    """Whether `converted` runs and answers like `proto`, as far as the runtime takes that."""
+    """Whether `converted` runs and answers like `proto`, or the runtime refuses `proto`."""
     try:
         got = _run(_load(converted.SerializeToString()), converted_inputs, 1, seed=1)
     except SourceInvalid:
@@ -324,7 +325,7 @@ def _answers_agree(
     try:
         want = _run(_load(proto.SerializeToString()), inputs, 1, seed=1)
     except SourceInvalid:
-        return True  # this runtime is too old for the original: there is only the translation
+        return True  # this runtime is too old for the original
     return len(want) == len(got) and all(
         getattr(a, "shape", None) == getattr(b, "shape", None)
         and np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -1,6 +1,6 @@
 """The probe: a child process with bounded memory and time reads, checks and runs a model once.
 
-The command's own process parses nothing of the file before the probe has reported what it holds.
+The command's own process parses nothing of the file before the probe has reported its contents.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ GIB = 1024**3
 MEMORY_BYTES_MIN = 4 * GIB  # the limit on address space: the libraries alone map more than one
 MEMORY_PER_BYTE = 6  # the file, its parsed forms and the runtime's copies of the weights
 TIME_S_MIN = 60
-BYTES_PER_S = 10_000_000  # bytes of weights that the slowest machine that we know of checks and runs
+BYTES_PER_S = 10_000_000  # bytes of weights that the slowest known machine checks and runs
 # Threads reserve address space each, and one run needs none.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Probed:
-    """The contract of a model. `data` is the model from here on: as given, or translated for the runtimes."""
+    """The contract of a model. `data` is the model for the build: as given, or translated."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -46,7 +46,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Given:
-    """The context of a model's bytes: name, folder, lengths of its inputs' axes, buckets for one."""
+    """The context of a model's bytes: name, folder, lengths of its inputs' axes, buckets for one axis."""
 
     name: str
     folder: str
@@ -72,12 +72,12 @@ def external_files(name: str, data: bytes) -> list[str]:
 
 
 def limits_for(size_bytes: int) -> Limits:
-    """Return what a model file of `size_bytes` may take."""
+    """Return the limits for a model file of `size_bytes`."""
     return Limits(MEMORY_BYTES_MIN + MEMORY_PER_BYTE * size_bytes, TIME_S_MIN + size_bytes // BYTES_PER_S)
 
 
 def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
-    """Return what `function` ("module:name") answers in a child. Raises SourceInvalid for any failure."""
+    """Return the answer of `function` ("module:name") in a child. Raises SourceInvalid for any failure."""
     steps = ["onnx read the model"]
     with closing(Child(ENVIRONMENT)) as child:
         try:
@@ -89,7 +89,7 @@ def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> 
 
 
 def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the model") -> SourceInvalid:
-    """Return what to tell the user of a probe that failed in `step`, as "onnx checked the model"."""
+    """Return the message about a probe that failed in `step`, such as "onnx checked the model"."""
     task = "checking the model and running it once"
     return SourceInvalid(
         {

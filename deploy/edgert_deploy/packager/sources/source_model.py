@@ -33,7 +33,7 @@ from edgert_deploy.packager.sources.tflite_model import is_tflite
 SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets
 
 Kind = Literal["onnx", "tflite"]
-HEAD = "edgert_fold_"  # begins the names of folded-in preprocessing, which stays in float
+HEAD = "edgert_fold_"  # starts the names of folded-in preprocessing, which stays in float
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Fold:
     """Preprocessing that became the first layers of a model, which was `inner` before.
 
     UINT8 frames in `layout` become (value * scale - mean) / std in `model_layout`, with the channels in reverse order
-    where `flips` is true.
+    if `flips` is true.
     """
 
     inner: Any
@@ -66,11 +66,11 @@ class SourceModel(Stateful):
     The batch axis (axis 0) is -1 if the model leaves it open; every other axis has a fixed length. `proto` is the
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized it,
-    and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
-    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`:
-    outputs that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model
-    that a framework's file became, else 0. `unread`: inputs of the file that are left out.
-    `scales`: scale and zero point of inputs in INT8, for the presets.
+    and the build keeps that. `fold`: its first layers are folded-in preprocessing. `remarks`: the differences between
+    its contract and the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
+    that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model that a
+    framework's file became, else 0. `unread`: inputs of the file that are left out. `scales`: scale and zero point of
+    inputs in INT8, for the presets.
     """
 
     path: Path
@@ -110,7 +110,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     if kind == "tflite" and how.buckets is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
     shapes = how.shapes
-    if framework == "torch":  # TorchScript was run with these shapes, in a batch of any length
+    if framework == "torch":  # the conversion ran TorchScript with these shapes, and leaves the batch open
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
     beside_bytes = size_of(path.name, path.parent, beside)
@@ -154,7 +154,7 @@ def _parsed(data: bytes) -> tuple[Any, bool]:
     quantized = is_quantized(proto)
     if not quantized and any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
         with contextlib.suppress(BuildFailed):
-            proto = float_of(proto)  # its weights are in INT8, and it computes in float
+            proto = float_of(proto)  # the weights are in INT8, and the model computes in float
     return proto, quantized
 
 

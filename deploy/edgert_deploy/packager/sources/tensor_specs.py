@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model as specs. A tensor that EdgeRT does not carry is refused."""
+"""The inputs and outputs of a model as specs. A tensor that EdgeRT does not support is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OneSampleOnly(SourceInvalid):
 
 
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are no weights; `open_axes` (input, axis) may stay. Raises SourceInvalid."""
+    """Return the inputs, without weights; `open_axes` (input, axis) may stay open. Raises SourceInvalid."""
     specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
     if not specs:
         raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
@@ -29,7 +29,7 @@ def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tupl
 
 
 def check_value(name: str, dtype: str) -> None:
-    """Raise SourceInvalid for an input whose name or dtype no bundle holds."""
+    """Raise SourceInvalid for an input whose name or dtype a bundle cannot hold."""
     if not name or len(name) > NAME_LENGTH_MAX:
         raise SourceInvalid(
             f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters; rename it"

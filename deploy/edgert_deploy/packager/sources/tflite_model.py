@@ -23,7 +23,7 @@ from edgert_deploy.packager.sources.tensor_specs import (
 )
 
 CUSTOM_OPERATOR = re.compile(r"unresolved custom op: ([\w.-]*\w)")
-IDENTIFIER = b"TFL3"  # stands at byte 4 of the file
+IDENTIFIER = b"TFL3"  # at byte 4 of the file
 
 
 def is_tflite(data: bytes) -> bool:
@@ -75,7 +75,7 @@ def _scales_of_inputs(interpreter: Any) -> dict[str, tuple[float, int]]:
 
 
 def _with_batch_of_one(data: bytes) -> bytes:
-    """Return the file with the lengths of open axes as it states them for one sample."""
+    """Return the file with open axes fixed to the lengths that it states for one sample."""
     from ai_edge_litert.schema_py_generated import Model
 
     changed = bytearray(data)
@@ -111,7 +111,7 @@ def _check_stateless(name: str, data: bytes) -> None:
     variables = (graph.Tensors(i).IsVariable() for graph in graphs for i in range(graph.TensorsLength()))
     if BuiltinOperator.ASSIGN_VARIABLE in codes or any(variables):
         raise SourceInvalid(
-            f"{name} keeps a state inside itself (variables), so its answer depends on the requests before it, whoever sent "
+            f"{name} keeps a state inside itself (variables), so its answer depends on earlier requests, whichever client sent "
             "them. Convert the model with the state as an input and an output: sessions then keep it (docs/streams.md)"
         )
 

@@ -5,7 +5,7 @@
     fuse         replaces groups of nodes by nodes that TFLite has an operator for
     OPS          ONNX operator -> its record, with the function that writes it (ops/)
     Lowering     the layouts and tensors of the values
-    Value        a tensor with the operators that read it, in which nodes are written as formulas
+    Value        a tensor with operators, so that nodes are written as formulas
     Writer       the flatbuffer
 
 The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch.
@@ -32,8 +32,8 @@ __all__ = ["OPS", "lower"]
 def lower(model: onnx.ModelProto) -> bytes:
     """Return the float32 .tflite file of a checked model. Deterministic.
 
-    Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed if ONNX Runtime
-    cannot fold the model.
+    Raises OperatorUnsupported, which lists all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
+    model.
     """
     graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
     lowering = Lowering(graph, OPS)
@@ -63,7 +63,7 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
 
 
 def _lower_node(lowering: Lowering, node: Node) -> list[str]:
-    """Write `node`, or return why not and define its outputs: one run reports every problem."""
+    """Write `node`, or return the problem and define its outputs: one run reports every problem."""
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:

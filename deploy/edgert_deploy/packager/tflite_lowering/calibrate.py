@@ -1,8 +1,8 @@
-"""The range of each activation of a float .tflite over samples: INT8 scales are made of it.
+"""The range of each activation of a float .tflite over samples, which determines the INT8 scales.
 
-TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that ran in place (a MUL or
-an ADD whose input nothing else reads) has then overwritten its input: the sigmoid before a multiplication by 63 got a
-range of 63. So the ranges are recorded here, with every tensor kept in memory of its own.
+TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that runs in place (a MUL or
+an ADD whose input nothing else reads) has then overwritten its input: a sigmoid before a multiplication by 63 got a
+range of 63. So this module records the ranges, with every tensor in its own memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 class Ranges:
     """The lowest and highest value of each float tensor of `float_model` so far.
 
-    `cut` is the share of each sample's values that is left out at either end: a few outliers would leave few of the
-    256 steps for all other values.
+    `cut` is the share of each sample's values that is ignored at either end: a few outliers would leave few of the 256
+    steps for all other values.
     """
 
     def __init__(self, float_model: bytes, cut: float = 0.0) -> None:
@@ -59,7 +59,7 @@ class Ranges:
             self._highs[index] = np.maximum(self._highs[index], highest)
 
     def write(self, calibrated: bytearray) -> None:
-        """Write the ranges into `calibrated`: the same model after TFLite's calibrator made room for them.
+        """Write the ranges into `calibrated`: the same model with the fields that TFLite's calibrator adds.
 
         The tensors of all steps of a sequence share one range: one step sees too few values, and a clipped value
         disturbs all steps that follow.
@@ -86,7 +86,7 @@ class Ranges:
 
 
 def _float_activations(model: Any) -> list[int]:
-    """Return the tensors that a run computes or receives; the interpreter has more, for its kernels."""
+    """Return the tensors that a run computes or receives, without the interpreter's own."""
     graph = model.Subgraphs(0)
     tensors = map(graph.Tensors, range(graph.TensorsLength()))
     return [

@@ -1,9 +1,9 @@
 """INT8 weights with float activations in a .tflite file: "dynamic range".
 
 The kernels of FULLY_CONNECTED and CONV_2D take float data with INT8 weights: each run they find the range of the data,
-quantize it, and multiply in INT8. So no range is calibrated, and none is wrong for a sample: what suits transformers,
-whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has one for each
-row: the rows that are read are cast to float and multiplied by their scales.
+quantize it, and multiply in INT8. So no range is calibrated, and none is wrong for a sample. This suits transformers,
+whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has a scale for
+each row: the rows that are read are cast to float and multiplied by their scales.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert_deploy.packager.tflite_lowering.writer import operator_code
 # Smaller weights save little, and quantizing the data each time costs more than it saves.
 ELEMENTS_MIN = 1024
 LEVELS = 127
-# The operators with such kernels, and the version of theirs that takes a scale for each channel.
+# The operators with such kernels, and the version of each that accepts a scale per channel.
 VERSIONS = {"FULLY_CONNECTED": 12, "CONV_2D": 5}
 
 
@@ -32,7 +32,7 @@ def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda n
 
 
 class _Rewriting:
-    """The model while its operators are replaced. A weight that several operators read is quantized once."""
+    """Replaces the operators of a model. A weight that several operators read is quantized once."""
 
     def __init__(self, model: Any, is_float: Callable[[str], bool]) -> None:
         self._model, self._graph, self._is_float = model, model.subgraphs[0], is_float

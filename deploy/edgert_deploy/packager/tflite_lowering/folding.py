@@ -1,6 +1,6 @@
-"""Folding: a model at one batch, its constants, shapes and BatchNormalization computed.
+"""Folding: computes a model's constants, shapes and BatchNormalization at one batch.
 
-ONNX Runtime folds the model. A model that it does not take never gets here: a source is read by running it (sources/).
+ONNX Runtime folds the model. It accepts every model here, because sources/ runs each source once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 # ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices)
 # cannot be lowered anyway.
 IR_VERSION_MAX = 10
-# Functions may consist of functions.
+# Levels of functions inside functions.
 ROUNDS_MAX = 20
-# Operators that are computed at the build, whether ONNX defines them as functions or not.
+# Operators that are computed at the build, even if ONNX defines them as functions.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 # Operators that ONNX Runtime's tools for language models write.
 OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
@@ -66,7 +66,7 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
 
 
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return a copy with `batch` as each input's open axis 0, and without other noted shapes."""
+    """Return a copy with `batch` as each input's open axis 0, and without inner and output shapes."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
@@ -95,7 +95,7 @@ def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.Model
         chosen = [("", name) for name in names - FOLDED]
         try:
             model = inliner.inline_selected_functions(model, chosen, inline_schema_functions=True)
-        except Exception:  # noqa: BLE001  # ONNX finds no dtype for a body: its node is refused by name
+        except Exception:  # noqa: BLE001  # ONNX finds no dtype for a body: the lowering refuses its node by name
             break
     del model.graph.value_info[:]
     return model
@@ -112,7 +112,7 @@ def _state_defaults(model: onnx.ModelProto) -> None:
 
 
 def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
-    """Return the schema of an operator that ONNX defines by others, or None."""
+    """Return the schema of an operator that ONNX defines by other operators, or None."""
     if node.domain not in ONNX_DOMAINS:
         return None
     try:

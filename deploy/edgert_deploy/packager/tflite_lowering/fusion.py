@@ -1,4 +1,4 @@
-"""Rewrites the graph before it is lowered: groups of nodes become one that TFLite has."""
+"""Rewrites the graph before it is lowered: a group of nodes becomes one node that TFLite has."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edgert_deploy.packager.tflite_lowering.masking import soften_masks
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE, Links, replaced
 
-# An operator that the fusion below adds; ONNX has none of that name.
+# An operator that the fusion below adds; ONNX has no operator of this name.
 RSQRT = "Rsqrt"
 
 
-Changes = dict[str, Node | None]  # the node in place of the one that makes a value; None drops that one
+Changes = dict[str, Node | None]  # value -> the new node that makes it; None drops the node
 
 
 def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Return the graph after all rewrites, each a pure function of a node and what it is linked to."""
+    """Return the graph after all rewrites, each a pure function of a node and its links."""
     graph = soften_masks(graph)
     for rewrite in (_gelu, _hard_swish, _mish, _rsqrt, partial(_activation, ops)):
         links = Links(graph)
@@ -111,7 +111,7 @@ def _rsqrt(links: Links, root: Node) -> Changes:
 
 
 def _activation(ops: Mapping[str, Op], links: Links, node: Node) -> Changes:
-    """Fuse Relu and its kin into the node before them, which then makes the activation's result."""
+    """Fuse Relu and similar nodes into the node before them, which then makes the activation's result."""
     user = links.only_user(node)
     activation = "NONE" if user is None else clamp_name(user, links.scalar)
     if user is None or activation == "NONE" or not _clamps_itself(links.graph, ops, node):

@@ -1,7 +1,7 @@
 """The ONNX graph as the lowering reads it: folded, with the shape of every value known.
 
-The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs between the two grows
-with the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.
+The model is folded (folding.py) at batch 1 and again at batch 2. If the length of an axis differs between the two, it
+grows with the batch. Such an axis is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Node:
 class Graph:
     """A folded model.
 
-    `batch_constants` are the constants that differ between batch 1 and batch 2. The `expanded_constants` among them
-    only repeat along axis 0: their value at batch 1 broadcasts. The `repeated_constants` repeat along any one axis.
+    `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` only
+    repeat along axis 0, so that their value at batch 1 broadcasts. `repeated_constants` repeat along any one axis.
     """
 
     opset: int

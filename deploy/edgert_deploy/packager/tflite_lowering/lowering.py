@@ -1,7 +1,7 @@
 """The state of one lowering: the TFLite tensor of each ONNX value, and its layout.
 
-ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. The
-value is converted, once, if a reader needs the other layout: chains of convolutions stay channels last, and the
+ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. If a
+reader needs the other layout, the value is converted once. So chains of convolutions stay channels last, and the
 model's inputs and outputs keep ONNX's order. A channels-last value of rank 3 (from a 1-D convolution) is [batch, 1,
 width, channels].
 """
@@ -93,7 +93,7 @@ class Lowering:
         return self.value(name, role)
 
     def integers(self, node: Node, attribute: str, index: int) -> list[int] | None:
-        """Return an attribute of earlier opsets that is input `index` in later ones; None if absent."""
+        """Return an attribute that is input `index` in later opsets; None if absent."""
         if attribute in node.attributes:
             return [int(v) for v in node.attributes[attribute]]
         if not node.input(index):
@@ -118,7 +118,7 @@ class Lowering:
     # --- tensors of ONNX values
 
     def layout(self, name: str) -> Layout:
-        """Return the layout that `name` was made in."""
+        """Return the layout in which `name` was made."""
         return self._layouts.get(name, Layout.NATIVE)
 
     def read(self, node: Node, index: int = 0, layout: Layout = Layout.NATIVE, rank: int = 0) -> Value:
@@ -134,7 +134,7 @@ class Lowering:
         return Value(self, _result_name(node), self.constant(array, name), BatchShape.fixed(*array.shape), array.dtype)
 
     def read_as_made(self, node: Node) -> tuple[Value, Layout]:
-        """Return the first input of `node` in the layout that it was made in."""
+        """Return the first input of `node`, and the layout in which it was made."""
         layout = self.layout(node.inputs[0])
         return self.read(node, 0, layout), layout
 
@@ -187,14 +187,14 @@ class Lowering:
         return tensor
 
     def stand_in(self, name: str) -> None:
-        """Continue without the node that makes `name`, to find what else is not covered."""
+        """Continue without the node that makes `name`, to find the other unsupported parts."""
         try:
             self.define(name)
         except Uncovered:
             self._unknown.add(name)
 
     def is_unknown(self, name: str) -> bool:
-        """Whether nothing is known of `name` that its readers could be checked with."""
+        """Whether too little is known of `name` to check its readers."""
         return name in self._unknown
 
     def laid_out(self, shape: BatchShape, layout: Layout) -> BatchShape:
@@ -208,7 +208,7 @@ class Lowering:
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:
-        """Return channels last if one of `names` has it and all can have it; else native."""
+        """Return channels last if one of `names` has that layout and all can have it; else native."""
         ranks = {self.shape(name).rank for name in names if not self.is_constant(name)}
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE
@@ -242,7 +242,7 @@ class Lowering:
         return Value(self, result or name, tensor, self.laid_out(self.shape(name), layout), self.dtype(name))
 
     def _converted(self, name: str, layout: Layout) -> Value:
-        """Return the value in the layout that it was not made in."""
+        """Return the value in `layout`, which is not the layout it was made in."""
         shape, made_in = self.shape(name), self._layouts[name]
         value = self._value(name, made_in, self._tensors[name, made_in])
         if not _same_order(shape.dims):

@@ -1,8 +1,8 @@
-"""Masked scores of attention: minus infinity becomes a number that INT8 can hold beside others.
+"""Masked scores of attention: minus infinity becomes a number that INT8 can hold with other scores.
 
 Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is
-zero in float32 already. Models recognize a row that is masked throughout by its mask (the largest element is minus
-infinity) or by its Softmax (not a number). Here its largest score is below MASKED_BELOW.
+zero in float32 already. Models recognize a fully masked row by its mask (the largest element is minus infinity) or by
+its Softmax (not a number). Here such a row's largest score is below MASKED_BELOW.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ THRESHOLD = "edgert:masked_below"
 
 @dataclass
 class _Changes:
-    """The nodes that replace the one that makes a value, by that value; and the added values."""
+    """The new nodes for each value whose node is replaced, and the added values."""
 
     nodes: dict[str, list[Node]] = field(default_factory=dict)
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def _softened(name: str) -> str:
 
 
 def _row_tests(links: Links, name: str) -> list[Node] | None:
-    """Return the nodes that test for a wholly masked row; None if `name` reaches more than a Softmax."""
+    """Return the nodes that test for a fully masked row; None if `name` reaches more than a Softmax."""
     tests: list[Node] = []
     waiting = [name]
     while waiting:

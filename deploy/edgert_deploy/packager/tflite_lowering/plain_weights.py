@@ -1,4 +1,4 @@
-"""A .tflite file whose weights are plain FP32: FP16 and sparse ones are computed at the build.
+"""A .tflite file with plain FP32 weights: the build unpacks FP16 and sparse weights.
 
 Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantizer crashes on these, and
 weights that an operator computes could not become INT8.
@@ -43,7 +43,7 @@ def with_plain_weights(content: bytes) -> bytes:
 
 
 def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
-    """Run the model once on zeros, and return what `tensors` hold."""
+    """Run the model once on zeros, and return the values of `tensors`."""
     interpreter = Interpreter(
         model_content=content,
         num_threads=1,
@@ -59,7 +59,7 @@ def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
 
 
 def _drop_unread(model: Any) -> None:
-    """Empty the buffers that no operator reads any more; tensors keep their numbers."""
+    """Empty the buffers that no operator reads any more; tensors keep their indices."""
     graph = model.subgraphs[0]
     read = {int(i) for operator in graph.operators for i in operator.inputs} | {int(i) for i in graph.outputs}
     read_buffers = {graph.tensors[i].buffer for i in read if i >= 0}

@@ -1,7 +1,7 @@
 """The shapes of a model's values, with pools that round the number of their windows up.
 
-Before opset 22, ONNX's shape inference counts windows that begin in the padding after the last element. The
-specification since then, and all runtimes, do not.
+Before opset 22, ONNX's shape inference counts windows that start in the padding after the last element. The later
+specification and all runtimes do not.
 """
 
 from __future__ import annotations

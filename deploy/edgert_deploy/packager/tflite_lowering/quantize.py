@@ -23,15 +23,15 @@ from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
-# The releases that the private module was tried in; their results are the same, byte for byte.
+# The releases in which the private module was tested; their results are identical.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
-# An activation with a smaller range counts as zero throughout (a dead branch, a mask that masks nothing).
+# An activation with a smaller range counts as always zero (a dead branch, a mask that masks nothing).
 RANGE_MIN = 1e-30
 # Scores below LOW_SCORE are masked (masking.py sets them to -1e4); in INT8 they become MASKED_SCORE, whose
 # exponential is 1e-14 of that of a score of 0.
 LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
-# tflite-runtime 2.14 has no INT8 form of these operators: they stay float, and load everywhere.
+# tflite-runtime 2.14 has no INT8 form of these operators: in float, they load everywhere.
 NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
 # Its INT8 kernel is the reference one: a network with many of them ran at a tenth of the speed of FP32.
 SLOW_IN_INT8 = frozenset({schema.BuiltinOperator.PRELU})
@@ -40,7 +40,7 @@ COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 )
-# The quantizer has no INT8 form of this operator, so that it leaves all operators of that code in float.
+# The quantizer has no INT8 form of this operator, so it leaves all operators of that code in float.
 LEFT_ALONE = "CEIL"
 
 
@@ -87,7 +87,7 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
     prepared = False
     for arrays in samples:
         ordered = [np.ascontiguousarray(array) for array in arrays]
-        if not prepared:  # one run of TFLite's calibrator makes room for the ranges
+        if not prepared:  # one run of TFLite's calibrator adds the fields for the ranges
             calibrator.Prepare([list(array.shape) for array in ordered])
             calibrator.FeedTensor(ordered)
             ranges.prepare(ordered)
@@ -143,9 +143,9 @@ def _undisguised(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> b
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
     """Make the ranges of `calibrated` fit for INT8, in place. Raises BuildFailed on overflow.
 
-    `own_ranges` replace recorded ranges: the quantizer makes exactly the scales of them that they came from. A tensor
-    that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE, so
-    that the 255 steps are left for the other scores.
+    `own_ranges` replace recorded ranges, so that the quantizer reproduces the original scales. A tensor
+    that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE,
+    which leaves the 255 steps to the other scores.
     """
     model = schema.Model.GetRootAs(calibrated, 0)
     graph, masked = model.Subgraphs(0), _masked_scores(model)
@@ -171,7 +171,7 @@ def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]
 
 
 def _masked_scores(model: Any) -> set[int]:
-    """Return the tensors that bring a mask to a SOFTMAX: those with very low values, and their inputs."""
+    """Return the tensors that carry a mask to a SOFTMAX: those with very low values, and their inputs."""
     graph = model.Subgraphs(0)
     operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
     producers = {int(output): operator for operator in operators for output in operator.OutputsAsNumpy()}

@@ -35,7 +35,7 @@ class Links:
         return scalar is not None and abs(scalar - value) <= CONSTANT_TOLERANCE * value
 
     def operand_beside(self, node: Node, value: float) -> str | None:
-        """Return the other operand of a binary node, one operand of which is the scalar `value`."""
+        """Return the other operand of a binary node that has the scalar `value` as an operand."""
         for constant, other in (node.inputs, node.inputs[::-1]):
             if self.is_scalar(constant, value):
                 return other
@@ -43,6 +43,6 @@ class Links:
 
 
 def replaced(graph: Graph, changes: dict[str, Node | None]) -> Graph:
-    """Return `graph` with the nodes that make the named values replaced, or dropped where None."""
+    """Return `graph` with the nodes of the named values replaced; None drops a node."""
     nodes = [changes.get(node.outputs[0], node) for node in graph.nodes]
     return replace(graph, nodes=tuple(node for node in nodes if node is not None))

@@ -1,4 +1,4 @@
-"""A .tflite file as the tables of TFLite's schema, which can be changed."""
+"""A .tflite file as editable tables of TFLite's schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer
 
-SHARED_BYTES_MIN = 4096  # equal biases of zeros stay as they are
+SHARED_BYTES_MIN = 4096  # smaller equal tensors, such as biases of zeros, are not shared
 
 
 def unpacked(content: bytes) -> Any:
@@ -26,7 +26,7 @@ def code_of(model: Any, operator: Any) -> int:
 def packed(model: Any) -> bytes:
     """Return the file of a model whose tables were changed, its weights aligned as the kernels need them.
 
-    Codes that no operator has are removed: interpreters look every code up.
+    It removes codes that no operator uses, because interpreters look up every code.
     """
     operators = [operator for graph in model.subgraphs for operator in graph.operators or ()]
     used = sorted({operator.opcodeIndex for operator in operators})
@@ -43,7 +43,7 @@ def packed(model: Any) -> bytes:
 
 
 def with_shared_weights(content: bytes) -> bytes:
-    """Return the file with equal large weights written once, as the steps of an unrolled LSTM have them."""
+    """Return the file with equal large weights written once, such as those of an unrolled LSTM's steps."""
     model = unpacked(content)
     first: dict[bytes, int] = {}
     changed = False

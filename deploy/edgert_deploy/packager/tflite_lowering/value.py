@@ -23,15 +23,15 @@ FLOAT32, BOOL, INT32, INT64 = map(np.dtype, ("float32", "bool", "int32", "int64"
 
 
 class Uncovered(Exception):
-    """A node that cannot be lowered: the text names the part of it, and a way round if there is one."""
+    """A node that cannot be lowered: the text names the unsupported part, and any workaround."""
 
 
 @dataclass(frozen=True)
 class Value:
     """A tensor, its shape in the file's order of axes, and its dtype.
 
-    Operators make new values. Their tensors are called after `name`, the result of the ONNX node that is being
-    written, so that a layer that stays in float is found, and end with `step` (recurrent.py).
+    Operators make new values. The names of their tensors start with `name`, the result of the current ONNX node, so
+    that a layer that stays in float is found. They end with `step` (recurrent.py).
     """
 
     lowering: Lowering
@@ -124,7 +124,7 @@ class Value:
         return self.reduced("MEAN", axes, keep=keep) * np.prod(counts)
 
     def along_last(self, axis: int, compute: Callable[[Value], Value]) -> Value:
-        """Return what `compute` makes of this value with `axis` moved to the end, with the axis moved back."""
+        """Apply `compute` to this value with `axis` moved to the end, then move the axis back."""
         order = (*(i for i in range(self.shape.rank) if i != axis), axis)
         return compute(self.turned(order)).turned(np.argsort(order).tolist())
 
@@ -141,7 +141,7 @@ class Value:
         return self if shape == self.shape else self.copied(shape)
 
     def copied(self, shape: BatchShape) -> Value:
-        """Return the value in a tensor of its own, with `shape`."""
+        """Return the value in a separate tensor, with `shape`."""
         if shape.signature.count(-1) > 1:
             raise Uncovered(
                 f"the batch is part of more than one axis of {list(shape.signature)}; "
@@ -164,7 +164,7 @@ class Value:
         return self.op("SLICE", self.indices(begin), self.indices(shape.signature), shape=shape)
 
     def padded(self, amounts: Sequence[Sequence[int]], mirror: str = "") -> Value:
-        """Write zeros around the value, or for `mirror` REFLECT its elements, for SYMMETRIC from the edge on."""
+        """Write zeros around the value; `mirror` REFLECT or SYMMETRIC writes its own elements instead."""
         places, shape = self.indices(amounts), self.shape.padded(amounts)
         if not mirror:
             return self.op("PAD", places, shape=shape)

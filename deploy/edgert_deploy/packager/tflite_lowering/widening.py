@@ -1,7 +1,7 @@
-"""Casts around arithmetic of small integers: TFLite has it for wider integers only.
+"""Casts around arithmetic of small integers: TFLite supports only wider integers.
 
-TFLite takes 8 and 16-bit integers for quantized values. Its kernels then read a scale, which plain integers do not
-have, and abort without it. The cast back drops the upper bits, which is ONNX's wrap-around.
+TFLite treats 8 and 16-bit integers as quantized values. Its kernels then read a scale, which plain integers lack, and
+abort. The cast back drops the upper bits, which is ONNX's wrap-around.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
 
 
 def widen(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Return `graph` with casts around each of `ops` that reads or makes a dtype which it widens."""
+    """Return `graph` with casts around each operator that reads or makes a dtype in its `widens`."""
     nodes: list[Node] = []
     originals: dict[str, str] = {}  # of each wide value, the narrow one
     for node in graph.nodes:

@@ -19,7 +19,7 @@ DESCRIPTION = "EdgeRT"
 SIGNATURE_KEY = "serving_default"
 # The kernels read weights with vector loads straight from the mapped file.
 BUFFER_ALIGNMENT = 16
-# Codes up to this one are also in the byte-sized field that runtimes from before 2020 read.
+# Codes up to this one are also in the one-byte field that runtimes older than 2020 read.
 LAST_DEPRECATED_CODE = 127
 
 TENSOR_TYPES = {
@@ -30,7 +30,7 @@ TENSOR_TYPES = {
 # The mark in the name of a tensor that every step of a sequence has, between the tensor's own name and the step.
 STEP_MARK = "@step"
 
-# The tables of options whose names do not follow from their operators'.
+# The tables of options whose names differ from the names of their operators.
 SHARED_OPTIONS = {
     "L2_NORMALIZATION": "L2NormOptions",
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), "Pool2DOptions"),
@@ -56,7 +56,7 @@ class Writer:
         self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
 
     def tensor(self, name: str, shape: BatchShape, dtype: np.dtype[Any], buffer: int = 0) -> int:
-        """Add a tensor; a number is appended to a name that exists."""
+        """Add a tensor; append a number to a name that exists."""
         tensor = schema.TensorT()
         tensor.name = self._unique(name)
         tensor.type = TENSOR_TYPES[dtype]
@@ -66,7 +66,7 @@ class Writer:
         return len(self._tensors) - 1
 
     def call(self, tensor: int, name: str, shape: BatchShape) -> None:
-        """Give `tensor` the name and the shape of the ONNX value that it turned out to be."""
+        """Give `tensor` the name and the shape of its ONNX value."""
         self._tensors[tensor].name = self._unique(name)
         _shape(self._tensors[tensor], shape)
 

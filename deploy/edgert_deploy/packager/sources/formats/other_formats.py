@@ -1,4 +1,4 @@
-"""Files of other formats that people give to `edgert build`: what they are, and advice.
+"""Files of other formats that people give to `edgert build`: their names, and advice.
 
 A file is recognized by its first bytes if possible, else by its suffix. This needs no framework, and unpickles nothing.
 """

@@ -129,7 +129,7 @@ def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str
 
 
 def optimized(proto: Any) -> Any:
-    """Return the model as ONNX Runtime folds it: constants computed, and what follows from them."""
+    """Return the model after ONNX Runtime has folded its constants."""
     import onnx
 
     runtime = sdk()
@@ -144,7 +144,7 @@ def optimized(proto: Any) -> Any:
 
 
 def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
-    """Return the nodes of the branch, under names of their own; its constants become those of `graph`."""
+    """Return the nodes of the branch, with unique names; its constants become constants of `graph`."""
     from onnx import GraphProto, helper
 
     branch = GraphProto()

@@ -62,7 +62,7 @@ def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
         shapes = "; ".join(f"{v.name} {described(v.type.tensor_type.shape.dim)}" for v in model_inputs(proto))
         raise SourceInvalid(
             f"--buckets {wanted.axis}: no input leaves an axis of that name open besides the batch; the inputs are {shapes}. "
-            "Give the axis's name, or INPUT:POSITION where it has none"
+            "Give the axis's name, or INPUT:POSITION if it has none"
         )
     for _, _, dim in chosen:
         if dim.dim_param in UNNAMED:

@@ -60,10 +60,10 @@ def divide(lowering: Lowering, node: Node) -> None:
 
 
 def _long_division(x: Value, y: Value) -> Value:
-    """Divide int64, which DIV does not take, by float32 quotients of the part that is left to divide.
+    """Divide int64, which DIV does not support, by float32 quotients of the remaining part.
 
-    Each quotient is right in its upper 22 bits or more, and its product is subtracted exactly. The last one divides a
-    multiple of the divisor (FLOOR_MOD removed the remainder first), so that rounding makes it exact.
+    At least the upper 22 bits of each quotient are correct, and its product is subtracted exactly. The last quotient
+    divides a multiple of the divisor (FLOOR_MOD removed the remainder first), so rounding makes it exact.
     """
     divisor, remaining = y.cast(FLOAT32), x - _rest_with_dividends_sign(x, y)
     quotients = []
@@ -74,13 +74,13 @@ def _long_division(x: Value, y: Value) -> Value:
 
 
 def modulo(pair: list[Value], node: Node) -> Value:
-    """FLOOR_MOD has the divisor's sign, like ONNX's integers; `fmod` has the dividend's."""
+    """Write Mod. FLOOR_MOD has the divisor's sign, like ONNX's integers; `fmod` has the dividend's."""
     x, y = pair
     return _rest_with_dividends_sign(x, y) if node.attributes.get("fmod", 0) else x.binary("FLOOR_MOD", y)
 
 
 def _rest_with_dividends_sign(x: Value, y: Value) -> Value:
-    """Return C's remainder: that of the magnitudes, with the dividend's sign."""
+    """Return the remainder as in C: of the magnitudes, with the dividend's sign."""
     rest = _magnitude(x).binary("FLOOR_MOD", _magnitude(y))
     if x.dtype != INT64:
         return rest * x.op("SIGN")
@@ -92,7 +92,7 @@ def _magnitude(x: Value) -> Value:
 
 
 def power(lowering: Lowering, node: Node) -> None:
-    """Raise to a power. The result has the base's dtype, whatever the exponent's."""
+    """Raise to a power. The result has the base's dtype, whatever the exponent's dtype."""
     base, exponent = node.inputs
     dtype, power_of = lowering.dtype(base), lowering.links.scalar(exponent)
     keeps_shape = lowering.shape(base).dims == lowering.shape(node.outputs[0]).dims

@@ -25,7 +25,7 @@ class State:
 
 @dataclass
 class Cell:
-    """The weights of one direction, and what its steps share.
+    """The weights of one direction, and the values that its steps share.
 
     `recurrent` is [gates * hidden, hidden]; `recurrent_bias` and `peepholes` are [gates * hidden] and
     [3 * hidden], or None.
@@ -45,7 +45,7 @@ class Cell:
         return int(self.recurrent.shape[1])
 
     def at_step(self, step: int, value: Value, *, is_first: bool) -> Value:
-        """Return `value` as one of `step`; the first, which has no state, has operators of its own."""
+        """Return `value` named after its `step`; the first step, without a state, has separate operators."""
         return replace(value, name=self.name, step="first" if is_first else f"{STEP_MARK}{step}")
 
     def gates(self, joined: Value, count: int) -> list[Value]:
@@ -100,7 +100,7 @@ def _gru_step(cell: Cell, from_input: Value, state: State) -> State:
 
 
 def _lstm_step(cell: Cell, from_input: Value, state: State) -> State:
-    """ONNX's gates i, o, f, c."""
+    """Compute a step with ONNX's gates i, o, f, c."""
     if state.hidden is not None:
         from_input = from_input + cell.times_recurrent(state.hidden, 0, 4)
     input_gate, output_gate, forget_gate, candidate = cell.gates(from_input, 4)
@@ -114,7 +114,7 @@ def _lstm_step(cell: Cell, from_input: Value, state: State) -> State:
 
 
 def _with_peephole(cell: Cell, gate: Value, index: int, memory: Value | None) -> Value:
-    """Add the peephole's view of the memory to a gate; peepholes are in the order i, o, f."""
+    """Add the peephole's product with the memory to a gate; peepholes are in the order i, o, f."""
     if cell.peepholes is None or memory is None:
         return gate
     return gate + memory * cell.peepholes[None, index * cell.hidden : (index + 1) * cell.hidden]

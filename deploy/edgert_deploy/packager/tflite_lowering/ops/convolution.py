@@ -59,7 +59,7 @@ def convolved(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
     weights, bias, groups = kernel.weights, kernel.bias, kernel.groups
     if weights.ndim == 5:
         return _convolved_3d(kernel, x, shape)
-    if groups > 1 and weights.shape[1] == 1:  # one input channel a group: depthwise
+    if groups > 1 and weights.shape[1] == 1:  # one input channel per group: depthwise
         depth = len(weights) // groups
         turned = weights.transpose(1, 2, 3, 0)
         return x.op("DEPTHWISE_CONV_2D", turned, bias, shape=shape, depthMultiplier=depth, **kernel.options)

@@ -1,6 +1,6 @@
 """Einsum, two operands at a time: a matrix product over groups of axes, or element-wise.
 
-Source: the specification of ONNX's Einsum. The axes of an ellipsis get labels of their own, counted from the last.
+Source: the specification of ONNX's Einsum. The axes of an ellipsis get separate labels, counted from the last axis.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def einsum(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     operands, result = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
     terms = [_term(lowering, node, index, labels) for index, labels in enumerate(operands)]
-    # The first one is computed, as are all products then; weights are on the side where FULLY_CONNECTED has them.
+    # The first one is computed, and so are all products; weights are on the side that FULLY_CONNECTED needs.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     product = terms.pop(0)
     while terms:
@@ -133,7 +133,7 @@ def _without_broadcasts(terms: list[Term]) -> list[Term]:
 
 
 def _product(left: Term, right: Term, needed: set[str]) -> Term:
-    """Return the product of two operands, without the labels that are not `needed` any more."""
+    """Return the product of two operands, without the labels that are no longer `needed`."""
     left = left.summed(set(left.labels) - needed - set(right.labels))
     right = right.summed(set(right.labels) - needed - set(left.labels))
     shared = tuple(label for label in left.labels if label in right.labels)

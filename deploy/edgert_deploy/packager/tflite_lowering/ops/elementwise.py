@@ -49,7 +49,7 @@ def reciprocal(x: Value, node: Node) -> Value:
 
 
 def erf(x: Value, node: Node) -> Value:
-    """Compute ERF_POLYNOMIAL, since TFLite has no such operator. A GELU around it was fused before."""
+    """Compute Erf by ERF_POLYNOMIAL, since TFLite lacks it. A GELU around it was fused before."""
     x = x.op("MAXIMUM", -ERF_LIMIT).op("MINIMUM", ERF_LIMIT)
     squared = x * x
     value = x.constant(ERF_POLYNOMIAL[-1])
@@ -65,7 +65,7 @@ def cast(lowering: Lowering, node: Node) -> None:
 
 
 def dropout(lowering: Lowering, node: Node) -> None:
-    """Pass the input on: inference drops nothing. Nobody reads the mask."""
+    """Return the input: inference drops nothing. The mask has no value."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
         raise Uncovered("it is in training mode; export the model for inference")
     x, layout = lowering.read_as_made(node)

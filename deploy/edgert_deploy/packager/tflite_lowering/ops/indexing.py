@@ -24,7 +24,7 @@ def gather(lowering: Lowering, node: Node) -> None:
 
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
-    """Look up. TFLite has no batch axes here: each index gets its position on ONNX's batch axes prepended."""
+    """Look up. TFLite has no batch axes here: prepend each index's position on ONNX's batch axes."""
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     batch_dims = int(node.attributes.get("batch_dims", 0))
     end = batch_dims + index_shape.dims[-1]

@@ -43,7 +43,7 @@ def gemm(lowering: Lowering, node: Node) -> None:
 
 
 def matmul(lowering: Lowering, node: Node) -> None:
-    """Multiply; a vector is a matrix of one row or column, an axis that the result omits."""
+    """Multiply; a vector is a matrix of one row or column, and the result omits that axis."""
     _check_dtype(lowering, node)
     left, right = node.inputs
     ranks = [lowering.shape(name).rank for name in node.inputs]

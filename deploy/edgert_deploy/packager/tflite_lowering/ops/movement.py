@@ -14,7 +14,7 @@ from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Val
 
 
 def reshape(lowering: Lowering, node: Node) -> None:
-    """Write Reshape, Flatten, Squeeze or Unsqueeze: ONNX's shape inference has computed the new shape."""
+    """Write Reshape, Flatten, Squeeze or Unsqueeze with the shape from ONNX's shape inference."""
     source, shape = node.inputs[0], lowering.shape(node.outputs[0])
     if _flattens_features(lowering, node):
         lowering.feature_order[node.outputs[0]] = _channels_last_order(lowering.shape(source).dims[1:])
@@ -25,7 +25,7 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Return whether only constant weights read a flattened value: they are permuted in its place."""
+    """Return whether only constant weights read a flattened value: then these are permuted instead."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
@@ -44,7 +44,7 @@ def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
 
 
 def transpose(lowering: Lowering, node: Node) -> None:
-    """Transpose. Between the two layouts this only renames the tensor."""
+    """Transpose. A change between the two layouts only renames the tensor."""
     source = node.inputs[0]
     rank = lowering.shape(source).rank
     order = tuple(int(i) for i in node.attributes.get("perm", reversed(range(rank))))

@@ -1,4 +1,4 @@
-"""The normalizations. Only a BatchNormalization that no convolution could absorb gets here."""
+"""The normalizations, with each BatchNormalization that no convolution could absorb."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def lp_normalization(lowering: Lowering, node: Node) -> None:
 
 
 def local_response_normalization(lowering: Lowering, node: Node) -> None:
-    """TFLite takes the number of channels on each side, and alpha per channel."""
+    """Write LRN: TFLite needs the number of channels on each side, and alpha per channel."""
     rank, size = lowering.shape(node.inputs[0]).rank, int(node.attributes["size"])
     if rank not in (3, 4):
         raise Uncovered(f"the input has {rank - 2} spatial axes, and one or two are covered; reshape it before")

@@ -14,7 +14,7 @@ from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
 def arg(code: str, lowering: Lowering, node: Node) -> None:
-    """Find an index, TFLite's first of equal elements; for the last one the axis is reversed."""
+    """Find an index: TFLite returns the first of equal elements; for the last one, reverse the axis."""
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
         raise Uncovered(
             f"TFLite compares float32 and int32 here, not {lowering.dtype(node.inputs[0])}; cast to one of them"
@@ -51,7 +51,7 @@ def top_k(lowering: Lowering, node: Node) -> None:
 
 
 def _mirrored(x: Value) -> Value:
-    """Reverse the order of values: -x, or -1 - x for integers, where every value has a counterpart."""
+    """Reverse the order of values: -x, or -1 - x for integers, so that every value has a counterpart."""
     return x * -1 if x.dtype == FLOAT32 else -1 - x
 
 

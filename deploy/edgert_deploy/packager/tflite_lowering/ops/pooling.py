@@ -1,4 +1,4 @@
-"""MaxPool, AveragePool, LpPool, over two axes at a time: a pool over boxes is one over each axis.
+"""MaxPool, AveragePool, LpPool, two axes at a time: a pool over boxes is a pool over each axis.
 
 TFLite has no option for some windows: dilated ones, or padding that zeros do not imitate. A look-up then puts the
 elements of every window side by side along its axis, and the window becomes a plain one whose stride is its length.
@@ -28,9 +28,9 @@ def max_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _max(plane: Value, window: Window, non_negative: bool) -> Value:
-    """Take maxima in which padding never wins: it is 0 if no value is less, else the window's own.
+    """Take maxima that ignore padding: pad with 0 if no value is lower, else with the window's elements.
 
-    Minus infinity would work in float32, but would take up the whole INT8 range.
+    Minus infinity would work in float32, but would use up the whole INT8 range.
     """
     plane, window = _undilated_max(plane, window)
     if window.padding is not None:
@@ -123,7 +123,7 @@ def global_lp_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _powers(x: Value, power: float) -> Value:
-    """|x| ** power."""
+    """Return |x| ** power."""
     if power == 2:
         return x * x
     return x.op("ABS") if power == 1 else x.op("ABS").op("POW", power)

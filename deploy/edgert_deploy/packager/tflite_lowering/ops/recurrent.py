@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM, unrolled: plain operators for each step, which has its own INT8 scales.
 
-TFLite has a sequence operator for LSTM alone, which keeps its state between runs and takes neither a direction nor a
+TFLite has a sequence operator only for LSTM; it keeps its state between runs and supports neither a direction nor a
 sequence's length. The product with the input does not depend on the state: it is one FULLY_CONNECTED over all steps.
 
 Shapes: X [steps, batch, inputs]; W [directions, gates * hidden, inputs]; R [directions, gates * hidden,
@@ -22,7 +22,7 @@ from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 
 # A step is some 15 operators per direction; beyond this limit the file loads too slowly.
 STEPS_MAX = 512
-# Positions among the inputs of ONNX's operators; only LSTM has the last two.
+# Positions of the inputs of ONNX's operators; only LSTM has the last two.
 BIAS, LENGTHS, INITIAL_HIDDEN, INITIAL_MEMORY, PEEPHOLES = 3, 4, 5, 6, 7
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 

@@ -1,4 +1,4 @@
-"""Resize and Upsample: TFLite's operator if it takes the same samples, else an exact composition.
+"""Resize and Upsample: TFLite's operator if it uses the same samples, else an exact composition.
 
 Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are products of
 one factor per axis.
@@ -22,7 +22,7 @@ from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered
 WEIGHT_TOLERANCE = 1e-4
 # TFLite's options (alignCorners, halfPixelCenters).
 BILINEAR_RULES = ((False, True), (True, False), (False, False))
-# The ranks that TFLite's operators take: images, and signals with a height of one.
+# The ranks that TFLite's operators accept: images, and signals with a height of one.
 TFLITE_RANKS = (3, 4)
 
 

@@ -1,7 +1,7 @@
 """Positions and weights with which Resize samples an axis, by ONNX's and TFLite's rules.
 
-Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) for what that leaves
-open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
+Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) for the details that it
+leaves open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sampling:
         return placed
 
     def nearest(self, rounding: str) -> NDArray[np.intp]:
-        """Return the element that each output takes."""
+        """Return the element that each output uses."""
         x = self.positions()
         rounded = {
             "floor": np.floor(x),

@@ -1,6 +1,6 @@
 """ConvTranspose: a convolution to the phases of the stride, their rearrangement, and a cut.
 
-TRANSPOSE_CONV itself takes the output's shape as a constant, with the batch, and has neither groups nor dilations.
+TRANSPOSE_CONV itself needs the output's shape as a constant, with the batch, and has neither groups nor dilations.
 Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j < m of x[q -
 j] * w[r + s * j]: an ordinary convolution per phase r.
 """

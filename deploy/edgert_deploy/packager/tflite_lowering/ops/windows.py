@@ -53,7 +53,7 @@ class WindowAxis:
         return counts
 
     def side_by_side(self) -> WindowAxis:
-        """Return this window for a tensor in which each position has elements of its own."""
+        """Return this window for a tensor in which each position has separate elements."""
         length = self.outputs * self.kernel
         return WindowAxis(length, self.outputs, self.kernel, self.kernel, 1, 0, 0, 0)
 
