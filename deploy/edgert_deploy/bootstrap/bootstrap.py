@@ -45,7 +45,7 @@ from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
 FIRST_CONNECTION_S_MAX = 15.0  # the longest wait for the first connection of the new daemon
-POLL_S = 1.0  # between two questions to the daemon
+POLL_S = 1.0  # between two requests to the daemon
 
 
 @dataclass

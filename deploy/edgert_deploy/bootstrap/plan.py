@@ -36,7 +36,7 @@ _IS_FILE = 'test -f "$1" && test ! -L "$1"'
 
 @dataclass(frozen=True)
 class BootstrapOptions:
-    """The request of a bootstrap: what it installs and configures.
+    """The request of a bootstrap: the software to install, and the settings.
 
     `engines` is `all` of the profile, its `first`, or names separated by commas. With `all`, an engine without wheels
     for the device is left out; otherwise every engine must load. `upgrade` replaces a runtime in use by this host's.

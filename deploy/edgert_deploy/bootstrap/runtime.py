@@ -1,6 +1,6 @@
 """The runtime of a device: Python environments side by side, of which one is in use.
 
-    HOME/venvs/<id>/     environments, named by their wheels; `.complete` lists what a complete one holds
+    HOME/venvs/<id>/     environments, named by their wheels; `.complete` lists the contents of a complete one
     HOME/venv            symbolic link to the one in use
     HOME/previous        symbolic link to the previous one, which is kept
     HOME/wheels/         wheels during an installation

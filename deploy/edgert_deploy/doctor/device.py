@@ -303,7 +303,7 @@ def _channel(report: _Report, status: DeviceStatus) -> None:
         files = "--registry-ca FILE --registry-login FILE"
         report.warn("channel", f"{what}: {channel.error or channel.stale}", f"{next_step} {files}")
     else:
-        report.ok("channel", f"{what}, counter {channel.counter}" if channel.asked_at else f"{what}, not asked yet")
+        report.ok("channel", f"{what}, counter {channel.counter}" if channel.asked_at else f"{what}, not requested yet")
 
 
 def _telemetry(report: _Report, status: DeviceStatus) -> None:

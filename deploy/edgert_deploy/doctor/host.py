@@ -65,7 +65,7 @@ def check_host(inventory: Inventory) -> list[Finding]:
         try:
             look(report)
         except (EdgeRTError, OSError, ImportError) as error:
-            report.fail(check, str(missing_package(error) or error), "do what the message says")
+            report.fail(check, str(missing_package(error) or error), "follow the advice in the message")
     return report.found
 
 

@@ -155,7 +155,7 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
         return []
     return [
         f"calibration has {len(shared)} of {counted(len(request.holdout), 'hold-out sample')} too: the gate proves less "
-        "than with samples of its own"
+        "than with separate samples"
     ]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BUDGET = 12  # builds; about two searches of a model of 100 layers
 
-Asked = Literal["auto", "int8", "fp16", "fp32"]
+RequestedPrecision = Literal["auto", "int8", "fp16", "fp32"]
 ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 
 
@@ -49,7 +49,7 @@ class BuildSettings:
     max_class_drop: float | None = None
     metric: str = "auto"
     allow_overlap: bool = False
-    precision: Asked | None = None
+    precision: RequestedPrecision | None = None
     engines: Literal["all", "first"] = "all"
     recipe: str = ""
     budget: int = BUDGET
@@ -120,8 +120,8 @@ def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
     )
 
 
-def _precisions(asked: str) -> tuple[Precision, ...]:
-    return tuple(precision for precision in ALL_PRECISIONS if asked in ("auto", precision))
+def _precisions(requested: str) -> tuple[Precision, ...]:
+    return tuple(precision for precision in ALL_PRECISIONS if requested in ("auto", precision))
 
 
 def _check_recipe(request: BuildRequest) -> None:

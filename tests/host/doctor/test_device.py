@@ -137,7 +137,7 @@ def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inven
 def test_a_registry_that_a_follower_cannot_ask_is_named(inventory: Inventory) -> None:
     registry = f"oci+http://127.0.0.1:{free_port()}/models"
     with a_device(f'[follow]\nregistry = "{registry}"\n', started=False) as device:
-        assert "not asked yet" in text_of(check_device(as_known(device), {}), "channel")
+        assert "not requested yet" in text_of(check_device(as_known(device), {}), "channel")
         device.run("follow", code=6)
         found = check_device(as_known(device), {})
     assert levels(found, "channel") == [WARN]

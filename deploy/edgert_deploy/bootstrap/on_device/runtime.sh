@@ -165,7 +165,7 @@ prove() { # returns 0 if every model answers correctly, 1 if not yet, 2 if it ne
 }
 
 try_runtime() {
-  manager=$1 state=$2 seconds=$3 asked=$4 reason="the daemon did not come up within $3 s"
+  manager=$1 state=$2 seconds=$3 wanted=$4 reason="the daemon did not come up within $3 s"
   shift 4
   # The service manager starts an interrupted script again.
   if test -e "$home/trial"; then
@@ -175,8 +175,8 @@ try_runtime() {
       roll_back 'the trial was interrupted'
     ) 9>"$home/lock"
   fi
-  case $(head -n 2 "$home/outcome" 2>/dev/null | tr '\n' ' ') in "rolled-back $asked "*) restart; return 0 ;; esac
-  new=$asked
+  case $(head -n 2 "$home/outcome" 2>/dev/null | tr '\n' ' ') in "rolled-back $wanted "*) restart; return 0 ;; esac
+  new=$wanted
   if test "$(target venv)" = "$new"; then
     outcome kept ''
     return

@@ -94,7 +94,7 @@ class GateResult:
         return tuple(failed)
 
     def loss(self) -> str:
-        """Return in one line what the artifact lost."""
+        """Return the artifact's loss in one line."""
         a = self.accuracy
         if a.passed and self.failed_groups:
             g = max(self.failed_groups, key=lambda g: g.drop)

@@ -1,9 +1,9 @@
 """Judge the decisions of apps from a model's outputs, without labels of the right answers.
 
 A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for one
-positive value. So this module recognizes each output by its shape and by FP32's values, and judges what an app reads
-from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each, and the
-lowest score counts.
+positive value. So this module recognizes each output by its shape and by FP32's values, and judges the values that an
+app reads from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each,
+and the lowest score counts.
 """
 
 from __future__ import annotations

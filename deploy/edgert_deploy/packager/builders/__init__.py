@@ -111,7 +111,7 @@ def kind_of(precision: Precision, mixed: bool) -> str:
 
 
 class Builder(Protocol):
-    """Makes one engine's artifacts, and knows what is special about that engine."""
+    """Makes one engine's artifacts, and knows that engine's special features."""
 
     engine: ClassVar[str]
     # The distributions whose versions shape an artifact.

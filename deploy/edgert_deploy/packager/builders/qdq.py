@@ -94,7 +94,7 @@ def quantize(
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
         proto = _quantized(proto, calibration, recipe, excluded, Path(folder))
     if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
-        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves what is inside in float"))
+        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves its inner nodes in float"))
     # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]
     return proto
@@ -109,7 +109,7 @@ def prepared(source: SourceModel) -> Any:
 
 @contextmanager
 def vendor_tool(failure: str, advice: str) -> Iterator[None]:
-    """Silence a vendor's tool, and turn whatever it raises into BuildFailed."""
+    """Silence a vendor's tool, and turn any error of it into BuildFailed."""
     try:
         with quiet():
             yield

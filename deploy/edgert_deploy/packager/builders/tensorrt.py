@@ -95,7 +95,7 @@ def audit(proto: Any) -> None:
 
 
 def _problem(node: Any, constants: Constants) -> str | None:
-    """Return what is wrong with a QuantizeLinear or DequantizeLinear, or None."""
+    """Return the fault of a QuantizeLinear or DequantizeLinear, or None."""
     names = [*node.input, "", ""][:3]
     data, scale, zero_point = (constants.get(name) for name in names)
     if node.op_type == "DequantizeLinear" and data is not None and data.dtype != np.int8:

@@ -112,7 +112,7 @@ class BuildProcesses:
         return str(self._inputs)
 
     def ahead(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
-        """Build what the cache lacks of `specs`, `processes` at once (0: as many as fit; 1: build none).
+        """Build those of `specs` that the cache lacks, `processes` at once (0: as many as fit; 1: build none).
 
         If one fails, the build flow meets the error again and handles it.
         """

@@ -112,7 +112,9 @@ def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:
         return reference_outputs(source, samples)
     except (EngineFailed, ChildFailed) as error:
         why = error.message if isinstance(error, EngineFailed) else f"{reference_engine(source)} {cause_text(error)}"
-        advice = "Check that they hold what the model takes, such as numbers of tokens below the size of its vocabulary"
+        advice = (
+            "Check that their values are valid for the model, such as token numbers below the size of its vocabulary"
+        )
         if isinstance(error, ChildFailed) and error.cause == "memory":
             advice = f"Free some memory. {advice}"
         raise CalibrationInvalid(f"the model cannot answer the hold-out samples: {why}. {advice}") from error

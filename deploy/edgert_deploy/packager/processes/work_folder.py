@@ -1,7 +1,7 @@
 """The temporary folder of a build: it needs enough space, and errors of a full disk name it.
 
 Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it.
-SIGKILL leaves the folder behind with a lock that nobody holds: the next build removes it.
+After SIGKILL the folder stays, but its lock is free: the next build removes the folder.
 """
 
 from __future__ import annotations

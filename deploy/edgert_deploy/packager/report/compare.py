@@ -71,7 +71,7 @@ def compare(before: Bundle, after: Bundle) -> Comparison:
 
 
 def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new: Path) -> Fetch:
-    """Return what a device of `target` with `before` fetches; `old` and `new` are the unpacked bundles."""
+    """Return the Fetch of a device of `target` with `before`; `old` and `new` are the unpacked bundles."""
     was = next((t for t in before.targets if t.profile == target.profile), None)
     has = {entry.sha256: entry for entry in before.files_for(was)} if was is not None else {}
     lacks = lacking(after, target, has)

@@ -152,7 +152,7 @@ def _latency(report: Report) -> str:
 
 def _harm(report: Report) -> str:
     parts = [_harm_table(f"Measured for {engine}", layers, "name") for engine, layers in report.harms()]
-    lead = "<p>What is left of the model's outputs if one layer alone is in INT8: the lower, the more that layer hurts.</p>"
+    lead = "<p>The model's outputs with one layer alone in INT8: the lower the SQNR, the more harmful the layer.</p>"
     if not parts and (worst := report.worst_activations(ROWS_SHOWN_MAX)):
         parts = [_harm_table("The layers whose own answers lose most to 8 bits", worst, "layer")]
         lead = (

@@ -53,7 +53,7 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
     except ChildFailed as error:
         raise CalibrationInvalid(
             f"{path}: the model cannot answer these samples one after another: {reference_engine(source)} "
-            f"{cause_text(error)}. Check that they hold what the model takes"
+            f"{cause_text(error)}. Check that their values are valid for the model"
         ) from error
     return {**inputs, **{binding.input: array for binding, array in zip(source.state, met, strict=True)}}
 

@@ -70,6 +70,6 @@ def _pad_id(file: Path, content: str) -> int:
         added = {entry["content"]: int(entry["id"]) for entry in value.get("added_tokens") or ()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigInvalid(
-            f"{file} is not a tokenizer of the library tokenizers: give the tokenizer.json that the model came with"
+            f"{file} is not a tokenizer of the library tokenizers: give the model's own tokenizer.json"
         ) from error
     return next((added[token] for token in PAD_TOKENS if token in added), 0)
