@@ -93,7 +93,7 @@ class EngineOptions:
 
 
 class Session(Protocol):
-    """A loaded artifact. Sessions derive from it, as most have nothing to give back at `rest`.
+    """A loaded artifact. Sessions derive from it, as most have no memory to release at `rest`.
 
     One thread at a time calls `run`, unless the engine is `concurrent`. It releases the GIL while it works.
     """
@@ -110,7 +110,7 @@ class Session(Protocol):
         ...
 
     def rest(self, sample: Sequence[NDArray[Any]]) -> None:
-        """Give back memory of larger runs, perhaps by a run of `sample`, one item. Raises EngineFailed."""
+        """Release memory of larger runs; a run of `sample`, one item, may be needed. Raises EngineFailed."""
         return
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class Endpoints:
         return response
 
     def rest(self) -> bool:
-        """Give back the memory of earlier inferences, unless one came since the last call.
+        """Release the memory of earlier inferences, unless one arrived since the last call.
 
         Returns whether it did.
         """

@@ -21,7 +21,7 @@ STILL_S_MAX = 1.0
 SPARE_PLACES = 64
 BODIES_MAX = 2  # bodies of the largest size in memory at once
 STOP_S_MAX = 3.0
-REST_S = 10.0  # without an inference: the memory of the last ones is given back
+REST_S = 10.0  # after this time without an inference, the memory of earlier ones is released
 
 
 @dataclass(frozen=True)

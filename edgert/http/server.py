@@ -41,8 +41,7 @@ class HttpServer:
     def run(self, stop: Readable, rest: Callable[[], bool] = lambda: True) -> None:
         """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests in progress.
 
-        Once clients came, it calls `rest`, which gives memory back, every `rest_s` until that returns True and they
-        have gone.
+        After the first client, call `rest` every `rest_s` to free memory, until it returns True and no client is left.
         """
         due_s: float | None = None
         with selectors.DefaultSelector() as selector:

@@ -93,7 +93,7 @@ def test_a_request_that_fails_changes_nothing(client: Client) -> None:
             stream.infer(np.array([np.nan], np.float32))
         with pytest.raises(RequestError):
             stream.infer(np.zeros((2, 3), np.float32))
-        with pytest.raises(RequestError, match="not a file"):
+        with pytest.raises(RequestError, match="not as a file"):
             stream.infer(b"RIFF")
         again = stream.infer(np.ones(3, np.float32))["y"]
     assert first[0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1]

@@ -11,7 +11,7 @@
 # The script needs no runtime and no Python: it must work if the new runtime does not. A change is a trial. HOME/trial names
 # the old and the new runtime. Then HOME/venv points at the new one, and the daemon starts on it. After it answers every
 # model's golden inputs correctly, the script removes HOME/trial. If a run of this script finds a trial that can no
-# longer succeed (another boot, time is up, the daemon ended several times), it rolls back: HOME/venv points at the old
+# longer succeed (another boot, the time has passed, the daemon ended several times), it rolls back: HOME/venv points at the old
 # runtime again. Every change is one rename or one removal, flushed before the next. After a power cut at any point, a
 # complete runtime is in use: the old or the new one.
 set -u

@@ -1,6 +1,6 @@
 # Removes the files of `edgert bootstrap`, by name; other files in these folders stay. Run as `sh -c` with
 #   MODE (show, stop or remove)  HOME ("" if none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN  SERVES
-# KNOWN is a pattern of the names that EdgeRT makes in these folders. SERVES is the text in the unit that serves STATE.
+# KNOWN is a pattern of the names that EdgeRT creates in these folders. SERVES is the text in the unit that serves STATE.
 # Prints `removed WHAT` and `left WHAT`. An interrupted run can be repeated.
 set -u
 mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7 known=$8 serves=$9
@@ -57,7 +57,7 @@ remove_environment() {
 }
 
 remove_state() {
-  # A folder without a configuration, and with a file that EdgeRT never makes, is not EdgeRT's.
+  # A folder without a configuration and with a file that EdgeRT never creates is not EdgeRT's.
   if test ! -e "$state/config.toml" && ls -A "$state" 2>/dev/null | grep -qvxE "$known"; then
     echo "left $state ($(ls -A "$state" | head -n 5 | tr '\n' ' ')in it)"
     return
@@ -75,7 +75,7 @@ remove_state() {
   fi
 }
 
-# The account that bootstrap made has COMMENT. An older one has no comment, and STATE as its home folder.
+# The account that bootstrap created has COMMENT. An older one has no comment, and STATE as its home folder.
 remove_user() {
   test "$(id -u)" = 0 && entry=$(getent passwd "$user") || return 0
   IFS=: read -r _ _ _ _ about folder shell <<END

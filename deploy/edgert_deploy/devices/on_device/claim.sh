@@ -1,7 +1,7 @@
 # The claim to set this device up or to uninstall EdgeRT: one host at a time has it. Run as `sh -c` with
 #   take HOME STATE TOKEN SECONDS WHO OLD MAKE KNOWN
-#                                take the claim; OLD is a token known to be over; MAKE is yes if HOME may be made;
-#                                KNOWN is a pattern of what EdgeRT makes in these folders
+#                                take the claim; OLD is the token of a past claim; MAKE is yes if HOME may be created;
+#                                KNOWN is a pattern of the names that EdgeRT creates in these folders
 #   keep HOME TOKEN SECONDS      renew the claim
 #   free HOME TOKEN              release the claim; remove HOME if nothing was set up
 #   look HOME OLD                check whether another token than OLD has the claim, or a new runtime is on trial
@@ -9,14 +9,15 @@
 # Exits with 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, 76 if a new runtime is on
 # trial, and 77 if a folder cannot be written. The output tells which host or folder it is, and how many seconds are left.
 #
-# HOME/setup is the claim. It runs out, so a host that vanished blocks nobody for long. A reboot ends it, too.
-# The commands that make an environment lock HOME/working: such a command may go on after its host has gone.
+# HOME/setup is the claim. It expires, so a host that vanished blocks others only for a short time. A reboot also ends it.
+# The commands that create an environment lock HOME/working: such a command may continue after its host has gone.
 set -u
 umask 022
 verb=$1 home=$2
 
 boot_id() { printf %s "${EDGERT_BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" | tr -d -; }
-# The start of a process, in hundredths. /proc/uptime begins anew with a container of LXC, whose boot id stays its host's.
+# The start of a process, in hundredths. In an LXC container, /proc/uptime restarts with the container, but the boot id is
+# the host's.
 uptime_s() { up=$(cut -d ' ' -f 22 /proc/self/stat) && printf %s "${up%??}"; }
 has_flock() { command -v flock >/dev/null; }
 LOCK_S=60
@@ -75,7 +76,7 @@ read_claim() {
 }
 
 write_claim() {
-  # `cat` says why a disk takes nothing; dash's printf does not.
+  # `cat` reports why a write to the disk fails; dash's printf does not.
   printf 'token=%s\nboot=%s\nuntil=%s\nwho=%s\n' "$token" "$(boot_id)" $(($(uptime_s) + seconds)) "$who" |
     LC_ALL=C cat >"$home/setup.new" &&
     mv -f "$home/setup.new" "$home/setup"
@@ -122,7 +123,7 @@ take() {
     write_claim
   ) 9>"$home/lock" 8>>"$home/working"
   code=$?
-  # On a full disk no claim can be written, and an uninstall is what makes room.
+  # On a full disk no claim can be written, but an uninstall frees space.
   if test $code = 0 || test $code = 75 || test "$make" = yes; then exit $code; fi
   echo none
 }

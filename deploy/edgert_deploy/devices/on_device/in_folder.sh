@@ -1,9 +1,9 @@
-# Runs COMMAND in FOLDER, and never with root's rights where another user could have laid a link. Run as `sh -c` with
+# Runs COMMAND in FOLDER, but never with root's rights where another user could have put a link. Run as `sh -c` with
 #   MAKE (yes: make FOLDER if it is missing)  FOLDER  COMMAND...
 #
-# Root goes there at once where no link is on the way. Else it enters one folder after the other, and follows links only out
-# of folders that nobody else can change. In a folder of another user it acts as that user. COMMAND names its files relative
-# to the folder, which cannot be exchanged any more.
+# Root enters FOLDER at once if no link is on the way. Else it enters one folder after the other, and follows links only
+# out of folders that nobody else can change. In a folder of another user it acts as that user. COMMAND names its files relative
+# to the folder, which can then no longer be replaced.
 set -u
 make=$1 folder=$2
 shift 2
@@ -66,7 +66,7 @@ if test "$(id -u)" != 0; then
   exit 1
 fi
 
-# After cd -P, PWD is where the shell really is.
+# After cd -P, PWD is the real folder of the shell.
 case $folder in
   /*) cd -P "$folder" 2>/dev/null && test "$PWD" = "$folder" || walk ;;
   *) walk ;;
