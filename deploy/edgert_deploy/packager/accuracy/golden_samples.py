@@ -3,7 +3,8 @@
 **The choice.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest
 value of each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those
 of a new class while there is one. An error at one end of the range, or in one class, then shows in a check of eight
-samples. There are fewer if a sample has megabytes: the bundle has its inputs, and its answers of each artifact.
+samples. There are fewer if a sample has megabytes: the bundle has each with its inputs and the answers of each
+artifact.
 
 **The tolerance.** The artifact answers them on this host in every way that its engine can compute them (the builder's
 `ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A device
@@ -77,14 +78,14 @@ def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
 def tolerances(
     artifact: Artifact, source: SourceModel, samples: CalibrationSet, golden: Outputs, reference: Outputs
 ) -> tuple[float, ...]:
-    """Return by how much a device's answers to `samples` may differ from `golden`, for each output."""
+    """Return the tolerance of each output, in its unit: a device's answers to `samples` against `golden`."""
     local = local_artifact(artifact, source)
     largest = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             threads = threads or len(os.sched_getaffinity(0))
             answers = run_artifact(local, samples, threads, extra, batch=1)  # as in a device's check
-        except EngineFailed:  # the engine's version lacks this way, or cannot use it for this model
+        except EngineFailed:  # this version of the engine lacks the way, or cannot use it for this model
             continue
         except ChildFailed as error:
             if extra:  # a way that no device uses

@@ -86,7 +86,7 @@ def _examined(
     """Do the work of `examine`; `replaced` gets a remark for each input whose fixed lengths are replaced.
 
     `no_batch` is the reason why the model takes one sample only, although its batch is open. Without it, such a model
-    raises OneSampleOnly; `examine` then calls again with the reason.
+    raises OneSampleOnly, and `examine` calls again with the reason.
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
