@@ -37,7 +37,7 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # values in one answer
 SHORT_JSON = 16 * 1024  # the bytes to read, or values to write, that need no lock
-KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest JSON that is kept, and how many of questions and of answers
+KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest kept JSON, and the number kept of requests and of answers
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
@@ -109,7 +109,7 @@ def read_question(body: memoryview, json_length: str | None) -> Question:
 
 
 def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question]:
-    """Return the inputs that follow as `data_bytes` of binary data, and the question without them."""
+    """Return the inputs that follow as `data_bytes` of binary data, and the request without them."""
     if len(text) > SHORT_JSON:
         _check(
             text.count(b"[") + text.count(b"{") <= LISTS_MAX, f"the JSON has more than {LISTS_MAX} lists and objects"

@@ -103,7 +103,7 @@ class Connections:
             self._stopping = True
             for sock in self._admission.sockets():
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RD)  # its thread sees the end after what was sent
+                    sock.shutdown(socket.SHUT_RD)  # its thread sees the end after the sent bytes
 
     def wait_until_gone(self, timeout_s: float) -> None:
         """Wait until every connection has ended."""

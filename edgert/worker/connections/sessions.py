@@ -95,7 +95,7 @@ class ClientSession:
         self.memory = self._before
 
     def moved(self) -> Sequence[wire.Buffer]:
-        """Return the frame that sends the client away, with the memory for another worker once it has begun."""
+        """Return the MOVED frame, with the memory for another worker if the session has started."""
         manifest, memory = self._sessions.manifest, self.memory
         if memory is self._sessions.pipeline.memory_form.first:  # its RESUME may still be on the way
             return [wire.json_frame(wire.MOVED, {})]
