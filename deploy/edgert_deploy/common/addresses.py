@@ -1,4 +1,4 @@
-"""HOST[:PORT] of brokers, devices and listeners, as options and edgert.toml have it."""
+"""Parse HOST[:PORT] of brokers, devices and listeners, from options and from edgert.toml."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ PORT_MAX = 65535
 def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[str, int]:
     """Split HOST, HOST:PORT, [IPV6] or [IPV6]:PORT, with or without mqtt://. Raises ConfigInvalid.
 
-    mqtts:// is refused: it asks for TLS, which only the caller's own option turns on, and a login would go in the
-    clear.
+    mqtts:// is refused: only the caller's own option turns TLS on, so the login would travel without encryption.
     """
     plain = text.removeprefix("mqtt://")
     scheme, separator, _ = plain.partition("://")

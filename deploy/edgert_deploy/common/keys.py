@@ -1,7 +1,7 @@
 """Keys: this user's signing keys, and the public keys that the project shares.
 
 Both halves of a key are in the user's configuration (or where `keys` in `edgert.toml` points), never in a project that
-a team commits. There only the public half is, so that any host of the team has devices trust it.
+a team commits. The project holds only the public half, so that any host of the team can make devices trust it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def restore_public_halves() -> Path:
     folder = keys_dir()
     for private in folder.glob(f"*{PRIVATE_SUFFIX}"):
         public = key_paths(private.parent, private.name.removesuffix(PRIVATE_SUFFIX))[1]
-        with contextlib.suppress(OSError, ConfigInvalid):  # the private key's reader says what is wrong with it
+        with contextlib.suppress(OSError, ConfigInvalid):  # `signing_key` reports the error when the key is used
             if not public.exists():
                 public.write_bytes(read_signing_key(private).public.pem())
     return folder
@@ -89,7 +89,7 @@ def public_keys() -> list[Path]:
 
 
 def check_new_key(name: str, folder: Path) -> None:
-    """Raise ConfigInvalid if a new key `name` in `folder` is in the project, or its name is taken there."""
+    """Raise ConfigInvalid if `folder` is in the project, or if the project has a key called `name`."""
     project = find_project()
     if project.is_users:
         return
@@ -100,7 +100,7 @@ def check_new_key(name: str, folder: Path) -> None:
 
 
 def publish(public: Path, project: Project) -> Path | None:
-    """Copy a public key to a project without this name; return the copy. Raises ConfigInvalid."""
+    """Copy a public key to the project, unless it has one of this name; return the copy. Raises ConfigInvalid."""
     copy = project.public_keys / public.name
     if project.is_users or copy.exists():
         return None

@@ -1,4 +1,4 @@
-"""Work on many devices side by side, and Ctrl-C: once stops at the next step, twice returns at once.
+"""Work on many devices at a time. The first Ctrl-C stops at the next step, the second returns at once.
 
 Python cannot end a thread from outside. So the first Ctrl-C only sets `asked`, which the work reads between its steps.
 The second makes `for_each` return without the items in progress: their daemon threads end with the process.
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 AT_ONCE_MAX = 8
-# A deployment mostly waits for its device: so many at a time use about a sixth of a core (bench/rollout.py).
+# A deployment mostly waits for its device: 16 at a time use about a sixth of a core (bench/rollout.py).
 AT_ONCE_PER_CORE, AT_ONCE_MOST = 16, 128
 FILES_EACH = 8  # open at once for a connection: its socket, pipes, the bundle
 POLL_S = 0.1  # how soon a second Ctrl-C takes effect
@@ -63,7 +63,7 @@ class UserStop:
 
 
 def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
-    """Return to how many devices at a time this host can deploy, by its cores and its limit of open files."""
+    """Return how many deployments this host can run at a time, by its cores and its limit of open files."""
     cores = cores or len(os.sched_getaffinity(0))
     if files_max is None:
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -79,7 +79,7 @@ def for_each(
     An item that was not done when the user pressed twice has the answer None. Raises what `work` raises.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    # Not a SimpleQueue: until Python 3.13, if a signal handler outlasts the timeout of its `get`, that never returns.
+    # Not a SimpleQueue: before Python 3.13, its `get` never returns if a signal handler outlasts the timeout.
     done: queue.Queue[tuple[int, Answer | None, BaseException | None]] = queue.Queue()
     for i in range(len(items)):
         todo.put(i)

@@ -1,4 +1,4 @@
-"""A project: the folder of what a team shares about its fleet, marked by its `edgert.toml`.
+"""A project: the folder with the files that a team shares about its fleet, marked by its `edgert.toml`.
 
 Commands look for that file in the working folder and its parents, like git. Without one, the user's configuration
 folder is the project.
@@ -7,9 +7,9 @@ edgert.toml         defaults of options, the limits of trials, the store
 inventory.toml      the devices
 rollouts/           the rollouts, and with them the wanted releases (edgert_deploy.rollout.rollout_store)
 keys/NAME.pem       public keys that devices trust
-profiles/           device profiles of one's own
+profiles/           the team's own device profiles
 
-A team commits this folder. So it holds no secret: files with one are refused below it. Paths are relative to it.
+A team commits this folder, so secrets in it are refused. Paths in `edgert.toml` are relative to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edgert_deploy.common.trial_limits import check_table
 FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
 KEYS = "keys"
-# The defaults that each command takes. A rollback and changes of the inventory need an explicit selector.
+# The defaults that each command accepts. A rollback and changes of the inventory need an explicit selector.
 _TAKES = {
     "bench": "selector",
     "bootstrap": "reporting selector profiles",
@@ -70,7 +70,7 @@ class BrokerDefaults(BrokerLogin):
 
 @dataclass(frozen=True)
 class RegistryDefaults(Closed):
-    """`[registry]`: `address` is oci://HOST/REPOSITORY; `ca` and `login` are files, "" for the usual ones."""
+    """`[registry]`: `address` is oci://HOST/REPOSITORY; `ca` and `login` are files, "" for the default ones."""
 
     address: str = ""
     ca: str = ""
@@ -113,12 +113,12 @@ class Project:
         return self.root / KEYS
 
     def name_of(self, path: Path) -> str:
-        """Return `path` as every host of the team knows it: relative to the project, if it is there."""
+        """Return `path` as every host of the team knows it: relative to the project if it is inside."""
         whole = path.resolve()
         return str(whole.relative_to(self.root)) if whole.is_relative_to(self.root) else str(whole)
 
     def path_of(self, name: str) -> Path:
-        """Return the path that `name_of` named."""
+        """Return the path of a name that `name_of` returned."""
         return self.root / name
 
     def option_defaults(self) -> dict[str, Any]:

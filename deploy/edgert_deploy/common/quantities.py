@@ -40,7 +40,7 @@ def share_text(share: float | None) -> str:
 
 
 def difference_text(value: float) -> str:
-    """Return `+0.0123` or `-0.0123`; a difference that rounds to nothing is `+0.0000`."""
+    """Return `+0.0123` or `-0.0123`; a difference that rounds to zero is `+0.0000`."""
     return f"{round(value, 4) + 0.0:+.4f}"
 
 

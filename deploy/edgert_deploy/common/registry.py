@@ -12,7 +12,7 @@ from edgert.registry.login import read_credentials
 
 
 def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry:
-    """Return the registry at `address`, with the user's login file by default. Raises ConfigInvalid."""
+    """Return the registry at `address`; without `login`, use the user's login file. Raises ConfigInvalid."""
     if not address:
         raise ConfigInvalid(
             "no registry is given: add --registry oci://HOST/REPOSITORY, or write it as address under [registry] in "

@@ -15,7 +15,7 @@ NAME = "sbom.cdx.json"
 
 @dataclass(frozen=True)
 class Component:
-    """A package of PyPI; `needs` are names of others; `sha256` and `licence` (SPDX) may be ""."""
+    """A package of PyPI; `needs` are names of other packages; `sha256` and `licence` (SPDX) may be ""."""
 
     name: str
     version: str
@@ -34,7 +34,7 @@ class Component:
 
 
 def sbom(about: dict[str, Any], components: Iterable[Component]) -> dict[str, Any]:
-    """Return the document. `about` is the component, in CycloneDX's form, that the others are parts of."""
+    """Return the document. `about` is the component that contains the others, in CycloneDX's form."""
     parts = sorted(components, key=lambda part: (part.name, part.version))
     purls = {part.name: part.purl for part in parts}
     return {

@@ -4,9 +4,9 @@
     watch = "10m"
     temp_c = 80
     error_share = "0.1%"
-    unattended = false        # true: devices mark it good by themselves if all limits held
+    unattended = false        # true: the device marks the version good without the host if all limits held
 
-    [trial.digits]            # for this model, before the lines above
+    [trial.digits]            # overrides the lines above for this model
     p99_ms = 8
     agreement = "99%"
 
@@ -34,9 +34,9 @@ def limits_for(
     unattended: bool | None = None,
     trial_s: float = 60.0,
 ) -> TrialLimits | None:
-    """Return the limits of `model` by the project's `table` and the options given (None: not given).
+    """Return the limits of `model` from the project's `table` and the given options (None: not given).
 
-    The result is None if there is no limit and no watch. Raises ConfigInvalid.
+    Returns None if there is no limit and no watch. Raises ConfigInvalid.
     """
     merged = {**_merged(table, model), **limits}
     if watch_s is not None:

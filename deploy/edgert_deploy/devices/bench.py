@@ -1,7 +1,7 @@
-"""Measurements on a device: artifacts run by the engine alone, or the live version as apps use it.
+"""Measurements on a device: artifacts run directly in the engine, or the live version as apps use it.
 
-Artifacts are written into a folder that `edgertd bench` reads. It goes to the device and is removed again; only what
-engines compile (`STATE/cache`) stays there. The packager measures its candidates in the same way.
+The host writes the artifacts into a folder for `edgertd bench`, sends it, and removes it afterwards. Only compiled
+models (`STATE/cache`) stay on the device. The packager measures its candidates in the same way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BENCH_S_MAX = 3600.0  # an engine may compile first
 def bench_live_on(
     device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: LineSink
 ) -> BenchAnswer:
-    """Return the answer of `edgertd bench --model`, which asks the live version as apps do."""
+    """Return the answer of `edgertd bench --model`, which sends requests to the live version as apps do."""
     words = ("bench", "--model", model, "--for", duration_text(seconds), "--clients", str(clients))
     return answer_of(BenchAnswer, RemoteDaemon(transport, device, progress).call(*words, timeout_s=BENCH_S_MAX))
 
@@ -45,7 +45,7 @@ def bench_live_on(
 def bench_bundle_on(
     device: Device, transport: Transport, path: Path, seconds: float, progress: LineSink
 ) -> BenchAnswer:
-    """Run the bundle's artifacts for the device, beside the live version of the model if there is one.
+    """Run the bundle's artifacts for the device, alternating with the live version if there is one.
 
     Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
     """
@@ -84,9 +84,10 @@ def write_spec(
     buckets: Buckets | None = None,
     error_share_max: float = 0.0,
 ) -> None:
-    """Write what `edgertd bench` reads beside the files of `artifacts` (id, engine, path, sha256).
+    """Write the inputs and the description for `edgertd bench` beside the files of `artifacts`.
 
-    It ends early once the errors of all figures are below `error_share_max` of them.
+    An artifact has the keys id, engine, path and sha256. The measurement ends early once the error of each figure is
+    below `error_share_max` of it.
     """
     names = [f"input-{i}.npy" for i in range(len(samples))]
     for name, sample in zip(names, samples, strict=True):

@@ -1,13 +1,13 @@
 """Claims: one deployment at a time changes a model, and one host at a time sets a device up.
 
-A deployment claims its model by `edgertd` (edgert.versions.claims), in STATE. A bootstrap claims the whole device by a
-shell script (on_device/claim.sh), in HOME, for two reasons. It starts where no runtime is installed. And root, who may
-run it, must not write into STATE, which belongs to the less trusted user of the daemon. Each side takes its own claim
-first and then looks for the other's, so of two that start at once at least one gives way.
+A deployment claims its model through `edgertd` (edgert.versions.claims), in STATE. A bootstrap claims the whole device
+with a shell script (on_device/claim.sh), in HOME, for two reasons. The device may have no runtime yet. And root may run
+the script, but root must not write into STATE, which belongs to the less trusted user of the daemon. Each side takes
+its own claim first and then checks for the other's. So if both start at once, at least one of them stops.
 
-This host notes each token that it takes, under a lock that ends with its process. A second command of this host is
-refused without asking the device. And a claim whose process died, or whose link was lost before the release, does not
-block the next command of this host: that one names the token as over. On other hosts the claim runs out.
+This host records the token of each claim, under a lock that ends with its process. So a second command of this host is
+refused without contact to the device. If a process dies or loses the link before it ends its claim, the next command of
+this host replaces that claim: it sends the recorded token. For other hosts the claim expires.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
-LASTS_S = 60.0  # how long a model's claim lasts: commands on the device renew it while they run
-SPARE_S = 240.0  # how long a set-up's claim outlasts its longest command: others wait so long for a host that vanished
+LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
+SPARE_S = 240.0  # the time by which a set-up's claim outlasts its longest command, if its host vanished
 SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
 TOKEN_BYTES_MAX = 200
 # EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
@@ -91,7 +91,9 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             others = tuple(claim for claim in facts.claims if claim.model != model)
             yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("here"))
         finally:
-            with contextlib.suppress(EdgeRTError):  # the link is lost: the claim runs out there, and is noted here
+            with contextlib.suppress(
+                EdgeRTError
+            ):  # if the link is lost, the claim expires there and stays recorded here
                 daemon.call("unclaim", token)
                 _write(note, "")
 
@@ -124,7 +126,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
 
 
 def check_not_set_up(device: Device, transport: Transport) -> None:
-    """Raise DeployUnderWay if somebody sets `device` up now, or if it tries a new runtime."""
+    """Raise DeployUnderWay if a host is setting `device` up, or if the device tries a new runtime."""
     if not device.kind.needs_runtime:
         return
     with _noted(device, _SET_UP, "a bootstrap or uninstall") as note:
@@ -133,7 +135,7 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
 
 
 def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Write down which folders are about to be made, so that `edgert uninstall` removes no others."""
+    """Record on the device which folders will be made, so that `edgert uninstall` removes only these."""
     _script(device, transport, ("note", device.home, *folders))
 
 
@@ -165,13 +167,13 @@ class _Claimed:
 
 
 def _script(device: Device, transport: Transport, words: Sequence[str]) -> Result:
-    """Run the script of set-up claims. Raises what its exit code means."""
+    """Run the script of set-up claims. Raises DeployUnderWay, DeviceError or StorageFailed by its exit code."""
     script = (files("edgert_deploy") / "devices" / "on_device" / "claim.sh").read_text()
     result = transport.run(["sh", "-c", script, "sh", *words], QUICK_S_MAX)
     printed = result.stdout.strip()
     if result.exit_code == _TAKEN:
         raise DeployUnderWay(
-            f"a bootstrap or uninstall is under way on {device.name} ({printed}). Nothing was changed; try again after it"
+            f"a bootstrap or uninstall is under way on {device.name} ({printed}). Nothing was changed; try again when it has ended"
         )
     if result.exit_code == _RUNTIME_TRIAL:
         raise DeployUnderWay(
@@ -197,7 +199,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 
 @contextmanager
 def _noted(device: Device, what: str, other: str) -> Iterator[int]:
-    """Lock this host's note of its last token for `what` there. Raises DeployUnderWay, naming `other`."""
+    """Lock this host's record of its last token for `what` on `device`. Raises DeployUnderWay, naming `other`."""
     folder = cache_folder() / "claims"
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:

@@ -1,6 +1,6 @@
 """The files that configure a device: config.toml, the trusted keys, the broker's secrets.
 
-A file is written only if it differs, and not if the runtime on the device would refuse it.
+A file is written only if it differs and the runtime on the device accepts it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
 class Broker:
     """The broker that a device reports to; `password` and `ca` are the content of files.
 
-    `for_new`: a device that logs in there as another user keeps its own login.
+    With `for_new`, a device that logs in to this broker as another user keeps its own login.
     """
 
     host: str
@@ -111,7 +111,7 @@ def wanted_files(
     has_unit: bool,
     transport: Transport,
 ) -> tuple[list[DeviceFile], DeviceConfig]:
-    """Return the files that the device should have, and its configuration then. Raises ConfigInvalid."""
+    """Return the files that the device should have, and the configuration in them. Raises ConfigInvalid."""
     state = device.state
     files_of_device = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
     ours: dict[str, Any] = {
@@ -151,7 +151,7 @@ def config_there(device: Device, transport: Transport) -> DeviceConfig:
 def config_text(state: str, transport: Transport) -> str:
     """Return the device's config.toml, "" if there is none. Raises StorageFailed if it cannot be read.
 
-    Root reads it as the owner of STATE, who could have made it a link to a file of root's.
+    Root reads it as the owner of STATE: that user could have made it a link to a file of root's.
     """
     words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
     answer = transport.run(in_folder(state, words), QUICK_S_MAX)
@@ -165,7 +165,7 @@ def config_text(state: str, transport: Transport) -> str:
 def check_settings(settings: dict[str, Any]) -> None:
     """Raise ConfigInvalid for invalid lines of config.toml, before any device is asked.
 
-    Another broker or registry needs its own option, which also removes the login for the old one.
+    A new broker or registry needs its own option, which also removes the login for the old one.
     """
     mqtt = settings.get("mqtt")
     for key in ("host", "port"):
@@ -203,7 +203,7 @@ def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user of the device's own login, which it keeps; "" if it gets that of `broker`."""
+    """Return the user of the device's own login if it keeps that login; "" if it gets that of `broker`."""
     table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
@@ -220,14 +220,14 @@ def _table(document: tomlkit.TOMLDocument, name: str) -> dict[str, Any]:
 
 
 def _forget_old_broker(table: dict[str, Any], broker: Broker, state: str) -> None:
-    """Remove the login and the authority that a bootstrap wrote for a broker at another address."""
+    """Remove the login and the CA certificate that a bootstrap wrote for a broker at another address."""
     elsewhere = (table.get("host"), table.get("port")) != (broker.host, broker.port)
     if elsewhere and "password_file" in _forget_files(table, _OF_BROKER, state):
         table.pop("username", None)
 
 
 def _forget_old_registry(table: dict[str, Any], following: Following, state: str) -> None:
-    """Remove the login and the authority that a bootstrap wrote for a registry at another address."""
+    """Remove the login and the CA certificate that a bootstrap wrote for a registry at another address."""
     try:
         before = parse_repository(str(table.get("registry", ""))).host
     except ConfigInvalid:
@@ -245,7 +245,7 @@ def _forget_files(table: dict[str, Any], files: Sequence[tuple[str, str]], state
 
 
 def unnamed_files(config: DeviceConfig, state: str) -> list[str]:
-    """Return the files of logins and authorities that the configuration does not name any more."""
+    """Return the files of logins and CA certificates that the configuration no longer names."""
     mqtt, follow = config.mqtt, config.follow
     paths = (mqtt.password_file, mqtt.ca, mqtt.cert, mqtt.key, follow.credentials, follow.ca)
     named = {PurePosixPath(path).name for path in paths}
@@ -302,8 +302,8 @@ def holds(transport: Transport, file: DeviceFile) -> bool:
 def put(transport: Transport, device: Device, file: DeviceFile) -> None:
     """Write the file on the device.
 
-    The daemon's user can change STATE. There the file arrives in STATE/keys, which root keeps, and gets its name by one
-    rename: nobody else can change what becomes root's.
+    The daemon's user can change STATE. So a file for STATE is first written into STATE/keys, which only root can
+    change, and then renamed: nobody else can change a file that becomes root's.
     """
     target = PurePosixPath(file.path)
     keys = f"{device.state}/keys"

@@ -20,9 +20,9 @@ NO_GLIBC = (
     "has no glibc (Alpine has musl instead), and the engines have no wheels for that. Use a system with glibc, such as "
     "Debian; a container of one will do"
 )
-MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their part first
+MEMORY_SLACK = 0.85  # a "4 GB" board reports less, since firmware and GPU reserve a part
 
-# `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
+# `uname -m` prints the kernel's word size. A 32-bit system may run on a 64-bit kernel, so Python reports its own.
 _PYTHON_LINE = (
     "import sys, importlib.util as u; lacks = [n for n in ('_ctypes', '_sqlite3', '_ssl', 'zlib') if not u.find_spec(n)]; "
     "print('python=%d.%d %d %s' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32, ','.join(lacks) or '-'))"
@@ -97,11 +97,11 @@ class MachineFacts:
     """A machine before anything is installed.
 
     `python` is the version of `python_path`; "" means that there is none from 3.10 up. `python_lacks` names the modules
-    of the standard library that it was built without, and EdgeRT needs.
+    of the standard library that EdgeRT needs and that this Python was built without.
 
     `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` maps the names of installed packages to their
-    versions, in edgert's own environment if there is one. `disk_free_mb` is that of the file system where bootstrap
-    installs; 0 means unknown.
+    versions, in edgert's own environment if there is one. `disk_free_mb` is the free space of the file system where
+    bootstrap installs; 0 means unknown.
     """
 
     machine: str
@@ -124,7 +124,7 @@ class MachineFacts:
 
     @property
     def lacks_glibc(self) -> bool:
-        """Whether its C library is another one; without a Python to ask, that is not known."""
+        """Whether its C library is not glibc. Without a Python this is unknown, and False."""
         return bool(self.python and not self.glibc)
 
     @property
@@ -137,7 +137,7 @@ class MachineFacts:
 
 
 def local_facts(facts: MachineFacts) -> MachineFacts:
-    """Return the facts of this machine as a device: its Python is this one, whatever the PATH has."""
+    """Return the facts of this machine as a device: its Python is the one that runs now."""
     return replace(
         facts, python=f"{sys.version_info[0]}.{sys.version_info[1]}", python_path=sys.executable, python_lacks=""
     )
@@ -160,7 +160,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
     pythons = [value.split(" ", 3) for value in answers.get("python", [])]
     usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
-    # A newer one only if it is alone.
+    # Choose a Python above PYTHON_MAX only if there is no other.
     usable.sort(key=lambda words: (version(words[0]) > PYTHON_MAX, words[2] != "-"))
     python, bits, lacks, path = usable[0] if usable else ("", "64", "-", "")
     machine = fact("machine")
@@ -189,7 +189,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
-    """Return why `profile` does not fit this machine: by processor, python, glibc and memory."""
+    """Return the reasons why `profile` does not fit this machine, by processor, python, glibc and memory."""
     reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:

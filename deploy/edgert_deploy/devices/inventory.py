@@ -10,7 +10,7 @@
     site = "plant-1"
     groups = ["canary"]
     tags = ["rack=3", "outdoors"]
-    jump = "ops@bastion"               # a host between
+    jump = "ops@bastion"               # a jump host
     jump_host_key = "ssh-ed25519 AAAA..."
 
 People edit this file, so a command keeps its comments and order, and replaces it at once or not at all. Look-up order:
@@ -59,8 +59,8 @@ class Device(Closed):
     """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
 
     `state` is the folder of `edgertd --state`. `home` is where bootstrap installs, "" for local. `jump` is the address
-    of a host between; "" leaves that to ~/.ssh/config. `become` is "sudo" if commands run as root by it. `same_machine`
-    states that another device may have the same host key.
+    of a jump host; if it is "", ~/.ssh/config decides. `become` is "sudo" if commands run as root through sudo.
+    `same_machine` means that another device may have the same host key.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Device(Closed):
 
     @property
     def python(self) -> str:
-        """The interpreter there that imports edgert."""
+        """The interpreter on the device that can import edgert."""
         return f"{self.home}/venv/bin/python" if self.kind.needs_runtime else sys.executable
 
     def as_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Device(Closed):
 
 @dataclass(frozen=True)
 class SshAddress:
-    """[USER@]HOST[:PORT]. For None, ~/.ssh/config and the defaults decide."""
+    """[USER@]HOST[:PORT]. If a field is None, ~/.ssh/config and the defaults decide."""
 
     host: str
     user: str | None = None
@@ -119,9 +119,9 @@ class SshAddress:
 
 
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
-    """Raise ConfigInvalid for a chosen device with the host key of a known one, without `same_machine`.
+    """Raise ConfigInvalid if a chosen device has the host key of another known one, without `same_machine`.
 
-    A local device has a folder instead of a key.
+    For local devices, the folder is compared instead of the key.
     """
     by_key: dict[str, list[Device]] = {}
     for device in known:
@@ -142,7 +142,7 @@ def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> No
 
 
 def _machine(device: Device) -> str:
-    """Return what identifies a machine: the host key, or a local device's folder; "" if unknown."""
+    """Return the identity of a machine: its host key, or a local device's folder; "" if unknown."""
     return device.host_key or ("" if device.kind.uses_ssh else device.address)
 
 
@@ -169,7 +169,7 @@ class Inventory:
         return select(self.devices(), selector, self.path)
 
     def check_new(self, device: Device) -> None:
-        """Check all that is known of a new device before it is asked. Raises ConfigInvalid, as `add` would."""
+        """Check a new device before any connection to it. Raises ConfigInvalid, as `add` would."""
         self._check_new(device, self.devices())
 
     def add(self, device: Device) -> None:
@@ -226,14 +226,14 @@ class Inventory:
 
     def _read(self) -> tomlkit.TOMLDocument:
         try:
-            data = self.path.read_bytes().removeprefix(codecs.BOM_UTF8)  # Windows' editors begin files with a mark
+            data = self.path.read_bytes().removeprefix(codecs.BOM_UTF8)  # editors on Windows may write this mark
             if len(data) > INVENTORY_BYTES_MAX:
                 raise ConfigInvalid(f"{self.path} has {len(data)} bytes; the limit is {INVENTORY_BYTES_MAX}")
             return tomlkit.parse(data)
         except FileNotFoundError:
             return tomlkit.document()
         except (OSError, ValueError, TOMLKitError) as error:
-            if isinstance(error, TOMLKitError):  # which names a wrong place if the end is missing
+            if isinstance(error, TOMLKitError):  # tomlkit names a wrong place if the end of the file is missing
                 parse_toml(data.decode(errors="replace"), f"inventory {self.path}")
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigInvalid(f"inventory {self.path} cannot be read: {reason}") from error
@@ -310,7 +310,7 @@ def _device(name: str, table: Any, path: Path) -> Device:
             raise ConfigInvalid(f"{where} has an unknown key 'name': the table's own name is the device's")
         table = {**table, "name": name}
     device = from_table(Device, table, where)
-    # The daemon, its unit and the scripts compare them as text, and a shell completes a folder with a slash.
+    # The daemon, its unit and the scripts compare these paths as text, and a shell completes a folder with a slash.
     paths = {key: posixpath.normpath(path) for key in ("state", "home") if (path := getattr(device, key))}
     device = replace(device, **paths)
     _check_device(device, where)
@@ -356,7 +356,7 @@ def _check_device(device: Device, where: str) -> None:
 
 
 def _change_table(table: Table, before: Device | None, after: Device) -> Table:
-    """Write what differs into the device's table, and return it. A field at its default is left out."""
+    """Write the changed fields into the device's table, and return it. Omit a field at its default."""
     for field in fields(Device):
         value = getattr(after, field.name)
         if field.name == "name" or (before is not None and value == getattr(before, field.name)):

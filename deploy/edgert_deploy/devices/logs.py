@@ -1,6 +1,6 @@
 """A device's log: the journal if systemd runs the daemon, else the file in its state folder.
 
-A script on the device finds out which, so that the log of a daemon that does not start can be read, too.
+A script on the device decides which. So you can also read the log of a daemon that does not start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_LOG = 66
 
 # $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: follow the log,
 # $5 the text of the unit that serves that folder.
-# `logs --follow` ends with its input, which closes with the connection: no process stays on the device.
+# `logs --follow` ends when its input closes. The input closes with the connection, so no process stays on the device.
 _SCRIPT = r"""
 case "$3" in -*) from=$(( $(date +%s) $3 )) ;; @*) from=${3#@} ;; *) from= ;; esac
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
@@ -68,7 +68,7 @@ class LogRequest:
     model: str = ""
 
     def words(self, device: Device, *, follow: bool = False) -> list[str]:
-        """Return the command that prints them there; for one model it prints more, and this host filters."""
+        """Return the command that prints the lines; for one model it prints more lines, and this host filters."""
         lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
         words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
         return ["sh", "-c", _SCRIPT, "sh", *words]
@@ -117,7 +117,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
             line = for_any_shell([*SUDO, *words] if device.become else words)
             words = [*stack.enter_context(ssh_command(device, *FOR_A_PROGRAM)), line]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
-        stack.enter_context(process)  # which closes its pipes and waits
+        stack.enter_context(process)  # its exit closes the pipes and waits for the end
         stack.callback(process.terminate)
         yield _until_it_ends(device, request, process)
 

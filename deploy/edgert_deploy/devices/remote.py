@@ -63,7 +63,7 @@ class RemoteDaemon:
         message = str(reported.get("message", ""))
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)
-        # Its advice is for a shell on the device.
+        # The device's advice is for a shell on the device.
         if reported["code"] == DaemonUnreachable.code and "edgertd start" in message:
             return DaemonUnreachable(
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
@@ -72,7 +72,7 @@ class RemoteDaemon:
 
 
 def answer_of(cls: type[T], value: Any) -> T:
-    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if it is none."""
+    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if it does not fit."""
     try:
         return from_json(cls, value)
     except Mistyped as error:
@@ -83,7 +83,7 @@ def answer_of(cls: type[T], value: Any) -> T:
 
 
 def edgertd(device: Device) -> list[str]:
-    """Return the command of `edgertd` there."""
+    """Return the words that run `edgertd` on `device`."""
     program = [f"{device.home}/venv/bin/edgertd"] if device.kind.needs_runtime else [device.python, "-m", "edgert.cli"]
     return [*program, "--state", device.state]
 

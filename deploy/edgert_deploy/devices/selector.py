@@ -20,8 +20,8 @@ def select(devices: list[Device], selector: str, path: Path, *, groups: bool = T
     """Return the devices that `selector` matches, each once, in the inventory's order.
 
     Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
-    `!` before a word excludes its devices; if every word has one, from all devices. A word that matches no device is an
-    error, so that a typing mistake selects no other devices. Raises ConfigInvalid.
+    `!` before a word excludes its devices; if every word has `!`, the selection starts from all devices. A word that
+    matches no device is an error: a typing mistake must not select other devices. Raises ConfigInvalid.
     """
     words = [word.strip() for word in selector.split(",") if word.strip()]
     if words and not devices:
@@ -61,7 +61,7 @@ def _kind_of(word: str, groups: bool) -> str:
 
 
 def _suggestions(devices: list[Device], word: str) -> str:
-    """List what `word` could have been, shortened."""
+    """List valid words of the kind of `word`, shortened."""
     kind = word.partition(":")[0] if ":" in word else ""
     if kind == "tag":
         return f"tags {some_of(sorted({tag for d in devices for tag in d.tags}), KNOWN_SHOWN_MAX)}"

@@ -41,8 +41,8 @@ class Unit:
 def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
     """Return the unit that keeps edgertd running there, or None if the monitor does.
 
-    `chosen` is auto, systemd or monitor; with auto, a monitor that runs goes on. Raises DeviceError if the two would
-    compete for the daemon.
+    `chosen` is auto, systemd or monitor; with auto, a running monitor stays. Raises DeviceError if both would start the
+    daemon.
     """
     unit = unit_for(device, facts)
     if unit is None:
@@ -129,10 +129,10 @@ def start(transport: Transport, device: Device) -> None:
 
 
 def check(transport: Transport, device: Device, unit: Unit) -> None:
-    """Check what only the device's administrator can grant, before anything is sent. Raises DeviceError.
+    """Check the rights that only the device's administrator can grant. Raises DeviceError.
 
-    A user's services end at log-out unless the user lingers. A change that an uninstall must undo goes into the
-    receipt.
+    Nothing is sent before this check. A user's services end at log-out unless the user lingers. The receipt on the
+    device records a change that an uninstall must undo.
     """
     if not unit.user:
         if not transport.run(["sh", "-c", _CAN_MAKE_USER, "sh", USER], QUICK_S_MAX).ok:
@@ -199,7 +199,7 @@ done
 exit 1
 """
 _CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
-# Without polkit only root may enable it, and a second request of the user would be refused.
+# Without polkit only root may enable lingering, and loginctl would refuse a second call of the user.
 _LINGER = """
 test -e "/var/lib/systemd/linger/$(id -un)" || { loginctl enable-linger && printf 'linger\\n' >>"$1/receipt"; }
 """
@@ -214,8 +214,8 @@ printf '%s\\n' "$said" >&2
 exit 1
 """
 
-# Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them. With -exec, the
-# daemon's user could put a link in place of a folder on the way.
+# Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them. The chown runs in
+# -execdir: with -exec, the daemon's user could replace a folder of the path with a link.
 _GIVE_TO_USER = """
 set -e
 id -u "$2" >/dev/null 2>&1 || {
@@ -238,9 +238,9 @@ def _devices(engines: Sequence[str]) -> str:
 
 
 def _credentials(config: DeviceConfig | None) -> str:
-    """Return the lines by which systemd passes on secrets in files that only root may read.
+    """Return the lines with which systemd passes secrets to the daemon from files that only root may read.
 
-    The daemon must not put a link to another file of root's in their place.
+    The daemon must not replace these files with links to other files of root's.
     """
     lines = []
     if config is not None:

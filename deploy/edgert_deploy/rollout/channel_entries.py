@@ -1,7 +1,7 @@
-"""The entries of a channel's next statement: a release is added, its share grows, it is halted. Pure.
+"""The entries of a channel's next statement: add a release, raise its share, halt it. Pure.
 
-Of a model, a channel keeps the releases under way in front and the one for everybody behind them: a device takes the
-first entry that selects it (edgert.bundle.channel).
+For each model, a channel lists releases with a limited audience first and the release for every device last: a device
+takes the first entry that selects it (edgert.bundle.channel).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def with_release(entries: Entries, new: Entry) -> Entries:
     """Return the entries with `new` before the others of its model.
 
     An entry for every device replaces all others of its model. An entry with a share of 100% replaces all with the same
-    selectors. A smaller share replaces those of them that are halted, have a smaller share than 100%, or hold its own
-    release. Raises ConfigInvalid for a release below one of these.
+    selectors. An entry with a smaller share replaces those with the same selectors that are halted, have a share below
+    100%, or hold the same release. Raises ConfigInvalid for a release below the newest with the same selectors.
     """
     others = [entry for entry in entries if entry.model != new.model]
     same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]

@@ -1,8 +1,8 @@
-"""Channels in a registry, as hosts write them: read the statement, sign and put the next one.
+"""Channels in a registry, as hosts write them: read the statement, then sign and put the next one.
 
 A registry has no operation "replace if unchanged". So a writer reads the channel again right before it writes and right
-after. It notices another writer except within the few milliseconds between these two requests; then both statements are
-signed, one of them stands, and the writer of the other one is told.
+after. If another host writes in the few milliseconds before the write, both statements are signed and one replaces the
+other. The writer of the replaced statement then gets ChannelChanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgert_deploy.rollout.plan import lower_score
 from edgert_deploy.rollout.publish import put_small
 
 EXPIRES_S = 30 * 86_400.0
-CLOCK_S_MAX = 86_400.0  # between this host's clock and the registry's
+CLOCK_S_MAX = 86_400.0  # the largest difference between this host's clock and the registry's
 SEEN_BYTES_MAX = 1024**2
 
 
@@ -50,7 +50,7 @@ class SeenCounters:
         return self._read().get(f"{repository} {channel}", 0)
 
     def keep(self, repository: Repository, channel: str, counter: int) -> None:
-        """Raises StorageFailed."""
+        """Record a counter that the user has seen. Raises StorageFailed."""
         current = self._read()
         if current.get(f"{repository} {channel}", 0) < counter:
             with storing(f"cannot write {self._path}"):
@@ -72,7 +72,7 @@ class SeenCounters:
 class Channels:
     """The channels of one repository.
 
-    `trusted` are the keys that may have signed them; `clock` is Unix time.
+    `trusted` are the keys whose signatures it accepts; `clock` returns Unix time.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class Channels:
     def read(self, channel: str) -> Statement:
         """Return the channel's statement, verified.
 
-        Raises NotInRegistry, SignatureInvalid, ChannelError, RegistryError.
-
-        An expired one is returned: a host signs it again. Raises ChannelTooOld if this user saw a newer one.
+        An expired statement is returned, too, so that a host can sign the next one. Raises NotInRegistry,
+        SignatureInvalid, ChannelInvalid and RegistryError, and ChannelTooOld if this user saw a newer statement.
         """
         return self._read(channel)[1]
 
     def lower_scores(self, channel: str, entry: Entry) -> list[str]:
         """Return a warning if the release of `entry` scored less at its build than the channel's newest one.
 
-        Different targets may have different ones. What cannot be read has none: `change` tells the error.
+        Targets can have different warnings. Returns no warning for a release that cannot be read; `change` raises that
+        error.
         """
         profiles: dict[str, list[str]] = {}
         with contextlib.suppress(EdgeRTError):
@@ -127,8 +127,8 @@ class Channels:
     ) -> Statement:
         """Sign, put and return the channel's next statement; `edit` changes the entries.
 
-        It is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins` a channel that is
-        not there begins with no entry. Raises ChannelChanged, and what `read` does.
+        The statement is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins`, a
+        missing channel starts without entries. Raises ChannelChanged, and the errors of `read`.
         """
         known, before = "", None
         try:
@@ -165,7 +165,7 @@ class Channels:
             ) from error
         if statement.counter < (counter := self._seen.counter(repository, channel)):
             raise ChannelTooOld(
-                f"{repository} gives channel {channel} with counter {statement.counter}, and this user saw {counter}: the "
+                f"{repository} has channel {channel} with counter {statement.counter}, but this user saw {counter}: the "
                 "registry was restored from an older copy, or is hostile. Restore the newer one, or use another channel name"
             )
         self._seen.keep(repository, channel, statement.counter)
@@ -180,7 +180,7 @@ class Channels:
                 f"it is {time_text(now_s)} on this host, and {time_text(there_s)} at {self.registry.repository}: set the "
                 "clock that is wrong. After a statement with a time too far ahead, devices refuse bundles as expired"
             )
-        # One that was signed far ahead of both clocks had a wrong clock itself: the next one corrects it.
+        # A statement far ahead of both clocks was signed with a wrong clock: the next statement corrects it.
         ahead_s = 0.0 if before is None else expiry_time(before.issued) - now_s
         if before is not None and ahead_s > 0 and (there_s is None or ahead_s <= CLOCK_S_MAX):
             raise ConfigInvalid(
@@ -203,6 +203,6 @@ class Channels:
             manifest = None
         if (manifest.digest if manifest else "") != digest:
             raise ChannelChanged(
-                f"another host changed channel {channel} at the same time, and its statement stands: look at it (edgert "
+                f"another host changed channel {channel} at the same time, and its statement is in effect: check it (edgert "
                 f"channel show {channel}), then repeat this command"
             )

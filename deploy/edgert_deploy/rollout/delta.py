@@ -1,8 +1,8 @@
 """Deltas: the files of a bundle that a device lacks, packed as small as the device can read.
 
-A file is sent as a patch if the device has an older version and this host has the same one (sent before, or given by
---delta-from). Else it is compressed if that helps. A delta depends only on the bundle, the device's files and what the
-device can read: devices of one kind get the same delta, which is made once.
+A file is sent as a patch if the device has an older version and this host has it, too (sent before, or given by
+--delta-from). Else it is compressed if that makes it smaller. A delta depends only on the bundle, the device's files
+and the formats that the device can read. So devices of one kind get the same delta, which is made once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PATCH_LEVEL = 9  # lower levels do not search; 19 takes many times as long and f
 WINDOW_LOG_MIN = 10  # zstd's least window
 WHOLE_LEVEL = 9
 _GOOD_PATCH_SHARE = 0.5  # a patch of a smaller share of the file is good: compression of the whole file is not tried
-_COMPRESSED_SHARE_MAX = 0.98  # else decompression is not worth it
+_COMPRESSED_SHARE_MAX = 0.98  # above this share of the file, decompression is not worth it
 
 
 @dataclass(frozen=True)
 class DeviceFiles:
-    """A device's files of a model as (path, SHA-256), the live version's first, and what it can unpack."""
+    """A device's files of a model as (path, SHA-256), the live version's first, and the formats that it can unpack."""
 
     files: tuple[tuple[str, str], ...] = ()
     zstd: bool = False
@@ -57,7 +57,7 @@ class DeviceFiles:
 class Delta:
     """A delta on disk.
 
-    The device's target needs `files` files of `whole_bytes`; `had` are there, `patched` are patches.
+    The device's target needs `files` files of `whole_bytes`; the device has `had` of them, `patched` are patches.
     """
 
     path: Path
@@ -89,9 +89,9 @@ def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
-    """Return the smallest form of a file: a patch of `base` (SHA-256, content), compressed, or as it is.
+    """Return the smallest form of a file: a patch of `base` (SHA-256, content), compressed, or unchanged.
 
-    Write to `out`.*.
+    The files of the forms are named `out` with a suffix.
     """
     options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
     if base is not None:
@@ -109,7 +109,7 @@ def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: b
 
 @dataclass(frozen=True)
 class Deltas:
-    """Makes deltas, and caches them with the files that they are made of. Threads may share one."""
+    """Makes deltas, and caches them and the files that they are made from. Threads may share one object."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
     _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
@@ -137,7 +137,7 @@ class Deltas:
         return Delta(file, file.stat().st_size, whole, len(files), had, patched)
 
     def _bases(self, new: Sequence[FileEntry], has: DeviceFiles) -> dict[str, str]:
-        """Return the SHA-256 of new files -> that of the old file that each is patched from."""
+        """Map the SHA-256 of each new file to that of the old file from which it is patched."""
         bases = {}
         for entry in new:
             if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:

@@ -1,6 +1,6 @@
 """A deployment: one bundle to one device.
 
-Facts give a plan, the plan gives steps, the steps give an outcome.
+The device's facts determine a plan, the plan lists steps, and the steps end in an outcome.
 
 A deployment claims its model on the device before it changes anything, so that no other one interferes. The
 device finishes for a host that cannot: a version that nobody marks good ends with its trial. When the user stops, the
@@ -44,7 +44,7 @@ class Result(str, Enum):
     """The result of a deployment on one device, as records and JSON state it."""
 
     LIVE = "live"
-    UNCHANGED = "unchanged"  # it was live already
+    UNCHANGED = "unchanged"  # the release was live already
     PLANNED = "planned"  # a dry run
     NOT_BEGUN = "not-begun"
     REFUSED = "refused"  # the device may not take this bundle
@@ -88,7 +88,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
 
 
 def abandoned(request: DeployRequest, device: Device) -> Outcome:
-    """Return the outcome of a deployment whose end the user did not wait for."""
+    """Return the outcome of a deployment that the user abandoned before its end."""
     manifest = request.offer.manifest
     return _failed(
         device,
@@ -172,7 +172,7 @@ class _Deployment:
         )
 
     def _do(self, step: Step, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Watched | None:
-        """Do one step; return the readings if it is the one that watches limits."""
+        """Do one step; return the readings if the step watches limits."""
         match step:
             case Step.START:
                 start(self.transport, self.device)
@@ -206,7 +206,7 @@ class _Deployment:
         return replace(_failed(self.device, Interrupted(message)), serving=now)
 
     def _rolled_back(self, plan: Plan, claim: HeldClaim, step: Step, cause: EdgeRTError) -> Outcome:
-        """Leave nothing of a version that failed: neither live, nor on trial, nor staged."""
+        """Remove a failed version: afterwards it is neither live, nor on trial, nor staged."""
         failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
         if isinstance(cause, RolledBack):  # the device rolled back by itself and gave the reason
             failed = cause.message
@@ -222,9 +222,9 @@ class _Deployment:
         return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 
     def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
-        """Roll back what is on trial or staged, and return the device's facts then.
+        """Roll back a version on trial or staged, and return the device's facts after that.
 
-        The model may be gone by now. Raises StorageFailed if its slots cannot be read.
+        The model may no longer exist. Raises StorageFailed if its slots cannot be read.
         """
         facts = self.daemon.status()
         model = facts.model(plan.model)
@@ -245,7 +245,7 @@ def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) 
 
 
 def _trial_end(request: DeployRequest) -> str:
-    """Return what the device does if the host loses it during the trial."""
+    """Return text that says how the trial ends without the host."""
     if request.limits is not None and request.limits.unattended:
         return "the device keeps it if all limits hold, else it rolls back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)

@@ -1,8 +1,8 @@
-"""Drift: the difference between the releases that rollouts wanted and those that are live. Pure.
+"""Drift: the difference between wanted and live releases. Pure.
 
-The wanted release of a model on a device is that of its channel, by the device's own record; else that of the newest
-rollout that names the device. An aborted rollout counts
-only on the devices that have its release. A device that refused a bundle never counts.
+If a device follows a channel, its own record names the wanted release. Else the newest rollout that names the device
+does. An aborted rollout counts only on the devices that have its release. A rollout never counts on a device that
+refused its bundle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SERVES = ("ready", "degraded", "unloaded")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted release, and the id of its rollout or the name of its channel; the other one is ""."""
+    """A wanted release, with the id of its rollout or the name of its channel; the other of the two is ""."""
 
     release: int
     digest: str
@@ -47,7 +47,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """A model on a device: its live release (None: nothing) and the wanted one (None: named nowhere)."""
+    """A model on a device: its live release (None: nothing) and the wanted one (None: no release is wanted)."""
 
     model: str
     live: int | None
@@ -56,10 +56,10 @@ class ModelDrift:
 
 
 def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
-    """Return the wanted releases by device and model, from `rollouts`, the newest first."""
+    """Return the wanted releases by device and model. `rollouts` start with the newest."""
     by_device: dict[str, dict[str, Wanted]] = {}
     for rollout in rollouts:
-        if rollout.inventory != inventory:  # the same names mean other devices there
+        if rollout.inventory != inventory:  # in another inventory, the same names may mean other devices
             continue
         for device in rollout.devices:
             if rollout.has_release(device) or not (rollout.state is RolloutState.ABORTED or rollout.refused(device)):
@@ -97,7 +97,7 @@ def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code
 
 def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:
     if there is None:
-        assert wanted is not None  # the name came from one of the two
+        assert wanted is not None  # each name is that of an installed or a wanted model
         text = f"release {wanted.release} is wanted, the model is not installed"
         return ModelDrift(name, None, wanted, (Drift("missing", text),))
     if there.damaged:
@@ -116,7 +116,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
 
 
 def _release_drift(there: ModelStatus, wanted: Wanted) -> list[Drift]:
-    """Return how the live version differs from the wanted one."""
+    """Return the differences of the live version from the wanted one."""
     release, failed = there.release, there.rolled_back
     if there.live is not None and there.live.digest == wanted.digest:
         return []

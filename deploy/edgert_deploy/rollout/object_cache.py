@@ -1,6 +1,6 @@
-"""The object cache: files that this host has sent, by SHA-256, to make patches of later.
+"""The object cache: files that this host has sent, by SHA-256, for making patches later.
 
-A fault of this cache costs bytes, never a deployment. The least recently used files are removed first.
+If the cache fails, the deployment continues and sends more bytes. The least recently used files are removed first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plan: which steps make a bundle live on one device, or why the device may not take it. Pure.
+"""The plan: the steps that make a bundle live on one device, or the reason why the device refuses it. Pure.
 
-A refusal here costs the device nothing, not a byte. The device checks everything again when it installs: its own
-refusal is the rule, the plan only predicts it.
+The plan predicts a refusal before any byte is sent. The device checks everything again when it installs, and its own
+decision counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgert.versions.trial_limits import TrialLimits
 
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
 STAGED = ("staged", "first-staged")
-LOWER_SCORE_MAX = 0.01  # a release that scored so much less than the live one deserves no warning
+LOWER_SCORE_MAX = 0.01  # the largest loss of score against the live release without a warning
 
 
 class Step(str, Enum):
@@ -57,7 +57,7 @@ class Offer:
 class Plan:
     """The steps for one device; none if this content is live and good already.
 
-    `limits` are watched on trial. A trial under way keeps its own limits unless others are asked for. `warning` says
+    `limits` are watched on trial. A running trial keeps its own limits unless the user gives others. `warning` says
     that the release scored less at its build than the live one, "" if it did not.
     """
 
@@ -70,14 +70,14 @@ class Plan:
 
     @property
     def changes_model(self) -> bool:
-        """Whether a step changes the model; else the daemon is started at most."""
+        """Whether a step changes the model. Without one, the plan at most starts the daemon."""
         return any(step is not Step.START for step in self.steps)
 
 
 def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = None) -> Plan:
     """Return the steps, with `limits` on trial.
 
-    Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
+    Raises the error that the device would return: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
     DeployUnderWay, EngineMissing or StorageFailed.
     """
     manifest = offer.manifest
@@ -94,7 +94,7 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
     _check_release(manifest, offer.digest, model, facts)
     if manifest.text is not None and not facts.text:
         raise EngineMissing(
-            f"{facts.device} cannot serve a model that takes text: it has no package tokenizers. Install it: "
+            f"{facts.device} cannot serve a model that takes text: its environment lacks the package tokenizers. Install it: "
             f"edgert bootstrap {facts.device} --with text"
         )
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
@@ -116,7 +116,7 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
 def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, target: TargetEntry) -> str:
     """Return a warning if the release scored clearly less at its build than the `other` one, else "".
 
-    The gate compares an artifact with its own FP32 source, so it does not notice that the source became worse.
+    The accuracy gate compares an artifact with its own FP32 source, so it does not detect that the source became worse.
     """
     new = manifest.artifact(target.artifacts[0]).accuracy
     if accuracy is None or accuracy.metric != new.metric or accuracy.artifact - new.artifact <= LOWER_SCORE_MAX + 1e-9:
@@ -129,7 +129,7 @@ def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, targe
 
 
 def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -> tuple[Step, ...]:
-    """Return all steps, or those that an earlier deployment of the same content left to do."""
+    """Return all steps, or the remaining ones if an earlier deployment of the same content did some."""
     make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
     if limits is not None:
         keep = () if limits.unattended else (Step.MARK_GOOD,)
@@ -158,9 +158,9 @@ def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, f
 
 
 def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
-    """Raise what to do about a trial.
+    """Raise an error with advice about a running trial.
 
-    A rollback is refused as long as a deployment has the model's claim.
+    The device refuses a rollback while a deployment holds the model's claim.
     """
     claim = next((each for each in facts.claims if each.model == model), None)
     if claim is not None:
@@ -180,7 +180,7 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
         )
     if on_trial is None:
         return
-    if on_trial.state == "first-trial":  # it left out the limits that need a previous version
+    if on_trial.state == "first-trial":  # without a previous version, the device left out `agreement`
         limits = replace(limits, bounds={name: value for name, value in limits.bounds.items() if name != "agreement"})
     if on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits):
         conflict = f"this release of {on_trial.model} is on trial on {facts.device} under other limits"
@@ -198,7 +198,7 @@ def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> No
 
 
 def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
-    """Check the room. The incoming bundle and its unpacked files are there at the same time."""
+    """Check the free space. The incoming bundle and its unpacked files need space at the same time."""
     need = offer.size_bytes + sum(entry.size_bytes for entry in offer.manifest.files_for(target)) + SPARE_BYTES
     if facts.disk_free_bytes < need:
         raise StorageFailed(

@@ -16,19 +16,19 @@ from edgert.registry.artifacts import EMPTY, blob_of, file_blob, release_manifes
 from edgert.registry.client import Blob, Registry
 
 PAUSES_S = (1.0, 2.0, 4.0)  # before a step is repeated after a broken link
-PAUSE_S_MAX = 60.0  # where the registry names one
+PAUSE_S_MAX = 60.0  # the longest pause that the registry may require
 _T = TypeVar("_T")
 
-OnBytes = Callable[[int, int], object]  # those sent so far, and all
-OnPause = Callable[[str], object]  # why a step failed, and when it is repeated
+OnBytes = Callable[[int, int], object]  # gets the bytes sent so far, and their total
+OnPause = Callable[[str], object]  # gets the reason of a failed step, and the pause before the next attempt
 
 
 @dataclass(frozen=True)
 class Release:
     """A release of a model, or of the runtime, in a registry.
 
-    `sent_bytes` are what the registry lacked of its `files`. `digest` is that of the signed content; `envelope` and
-    `oci_manifest` are the SHA-256 of blobs there.
+    `sent_bytes` is the size of those `files` that the registry lacked. `digest` is that of the signed content;
+    `envelope` and `oci_manifest` are the SHA-256 of blobs in the registry.
     """
 
     model: str
@@ -64,7 +64,7 @@ def publish(
     on_bytes: OnBytes = lambda sent, total: None,
     on_pause: OnPause = lambda text: None,
 ) -> Release:
-    """Put the bundle at `path` into the registry. Raises BundleError, and what `put_release` does."""
+    """Put the bundle at `path` into the registry. Raises BundleError, and the errors of `put_release`."""
     prefix = "edgert-publish-"
     with open_bundle(path, trusted=None) as bundle, tempfile.TemporaryDirectory(prefix=prefix) as folder:
 
@@ -93,9 +93,9 @@ def put_release(
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
-    `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is, but the
-    files that the registry lost are sent again. So is a file whose transfer breaks. Raises ConfigInvalid if the one
-    there has other content, and RegistryError.
+    `paths_of` returns the paths of the contents that `files` name. A release that is there already stays as it is, but
+    files that the registry lost are sent again. A broken transfer is repeated. Raises ConfigInvalid if the registry has
+    the release with other content, and RegistryError.
     """
     tag, sent = release_tag(model, number), 0
     try:
@@ -127,7 +127,7 @@ def put_release(
 
 
 def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
-    """Do a step of an upload, again after each pause if the link broke."""
+    """Do a step of an upload; if the link breaks, repeat it after each pause."""
     for pause_s in PAUSES_S:
         try:
             return step(*given)

@@ -21,8 +21,8 @@ from edgert_deploy.rollout.plan import Offer
 class DeployRequest:
     """One bundle for devices.
 
-    `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not. Several threads call `on_bytes`
-    with a device's name, the bytes sent so far and their total.
+    The devices watch `limits` on trial. `bytes_per_s` limits a transfer; 0 means no limit. Several threads call
+    `on_bytes` with a device's name, the bytes sent so far and their total.
     """
 
     bundle: Path
@@ -41,7 +41,7 @@ class DeployRequest:
 def read_offer(path: Path) -> Offer:
     """Verify every byte of the bundle against its manifest, before any byte leaves this host.
 
-    The signature is for the devices to judge: each has its own keys. Raises BundleError, also for a bundle that expired
+    The devices check the signature, because each has its own keys. Raises BundleError, also for a bundle that expired
     by this host's clock.
     """
     with open_bundle(path, trusted=None) as bundle:

@@ -1,7 +1,7 @@
 """A rollout: one bundle to many devices, wave by wave, with its progress on disk.
 
-`roll_out` does what is left of a rollout, new or interrupted. A device that was in the middle when the host died has
-decided by itself meanwhile, because its trial ended. It is simply tried again: a plan holds only the missing steps.
+`roll_out` does the remaining work of a rollout, new or interrupted. If the host died in the middle of a deployment, the
+device has decided by itself when its trial ended. `roll_out` deploys to it again: a plan holds only the missing steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgert_deploy.rollout.request import DeployRequest
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
-PAUSE_STEP_S = 0.2  # how soon a stop ends the pause between two waves
+PAUSE_STEP_S = 0.2  # the longest time until a stop ends the pause between two waves
 
 Progress = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
 
@@ -33,7 +33,7 @@ def roll_out(
     sleep: Callable[[float], None] = time.sleep,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Rollout:
-    """Do what is left of `rollout` on its `devices`, and keep its record up to date; return it as it ends.
+    """Do the remaining work of `rollout` on its `devices` and update its record; return the rollout at its end.
 
     The failures of earlier attempts do not count. Several threads call `progress` and `on_outcome`.
     """
@@ -87,8 +87,8 @@ def deploy_each(
 ) -> list[Outcome]:
     """Deploy to each device, `at_once` at a time; return the outcomes in the order of `devices`.
 
-    Several threads call `progress`, `may_begin` before each device (if it returns False, the device is held) and
-    `on_outcome` with each outcome as it comes. One device that does not answer delays no other.
+    Several threads call `progress`, `may_begin` and `on_outcome`. `may_begin` is called before each device; if it
+    returns False, the device is skipped. A device that does not answer delays no other.
     """
 
     def work(device: Device) -> Outcome:
@@ -117,7 +117,7 @@ class _Journal:
         store.write(rollout)
 
     def begin(self, count: int) -> None:
-        """Count the devices of a wave that begins."""
+        """Count the devices of a wave that starts."""
         self._begun += count
 
     def add(self, outcome: Outcome) -> None:

@@ -1,9 +1,9 @@
-"""A rollout, and its record: lines of JSON that are only ever added. Pure.
+"""A rollout, and its record: lines of JSON that are only added, never changed. Pure.
 
-Theory of operation. The first line says what is rolled out. Each other line is an event: the outcome of a device, or
-how the rollout as a whole stands. An event has a number, which grows; the place of a line does not count. So two copies
-of a record that both grew merge by keeping the lines of both, and every host then reads the same rollout. An abort is
-final, whatever happened elsewhere at the same time.
+Theory of operation. The first line describes the rollout. Each other line is an event: the outcome of a device, or the
+state of the whole rollout. Each event has a number that grows; the order of the lines does not count. So two copies of
+a record that both grew merge by keeping the lines of both, and every host then reads the same rollout. An abort is
+final, even if another host continued at the same time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class RolloutState(str, Enum):
     STOPPED = "stopped"
     ABORTED = "aborted"
     DONE = "done"
-    CUT_OFF = "cut off"  # recorded as running, but no process works on it: never recorded itself
+    CUT_OFF = "cut off"  # the record says running, but no process works on it; records never contain this state
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """The plain fields of a record's first line. Of these, events change only `devices`.
 
-    `bundle` and `inventory` are names of the project (Project.name_of). `number` is the place in the order of the
-    project's rollouts.
+    `bundle` and `inventory` are names in the project (Project.name_of). `number` orders the project's rollouts.
     """
 
     id: str
@@ -66,7 +65,7 @@ class Rollout(Head):
     `by` is the user and host that worked on it last.
     """
 
-    number: int = 0  # until its record begins
+    number: int = 0  # 0 until its record exists
     strategy: Strategy
     limits: TrialLimits | None = None
     state: RolloutState = RolloutState.RUNNING
@@ -92,13 +91,13 @@ class Rollout(Head):
         return self.result(device) in (Result.LIVE, Result.UNCHANGED)
 
     def refused(self, device: str) -> bool:
-        """Whether the device may not take this bundle: foreign key, older release, other target."""
+        """Whether the device refused this bundle: foreign key, older release, other target."""
         return self.result(device) is Result.REFUSED
 
     def interrupted(self, device: str, rolled_back: bool) -> bool:
-        """Whether the user stopped this before the device had the release, or the host was lost meanwhile.
+        """Whether the user stopped the rollout before the device had the release, or the host was lost.
 
-        A device that `rolled_back` in a rollout that still runs tells of a lost host: it has no outcome.
+        If a device without an outcome `rolled_back` in a rollout that still runs, the host was lost.
         """
         if self.state in (RolloutState.DONE, RolloutState.ABORTED):
             return False
@@ -112,26 +111,26 @@ class Rollout(Head):
 
     @property
     def changed(self) -> list[str]:
-        """The devices that this rollout gave the release. On the others a rollback would undo something else."""
+        """The devices on which this rollout made the release live. On others, a rollback would undo another change."""
         return [device for device in self.devices if self.result(device) is Result.LIVE]
 
     @property
     def resumable(self) -> bool:
-        """Whether another attempt may help: some device is left that has not refused the bundle."""
+        """Whether another attempt may help: a device without the release has not refused the bundle."""
         return self.state is not RolloutState.ABORTED and not all(self.refused(device) for device in self.left)
 
     @property
     def order(self) -> tuple[int, int, str]:
         """The key that orders rollouts.
 
-        Two hosts may take one number at the same time: then the release decides.
+        Two hosts may use one number at the same time: then the release decides.
         """
         return self.number, self.release, self.id
 
 
 @dataclass(frozen=True)
 class Record:
-    """A rollout as its lines say it is, and the number of the newest event."""
+    """A rollout as the lines of its record describe it, and the number of the newest event."""
 
     rollout: Rollout
     last: int = 0
@@ -149,7 +148,7 @@ class Record:
         )
 
     def to(self, rollout: Rollout) -> tuple[Record, list[str]]:
-        """Return the record of `rollout` and the lines that lead there from this one."""
+        """Return the record of `rollout`, and the lines to add to this record for it."""
         events = list(_events(self.rollout, rollout))
         lines = [_line({"n": n, **event}) for n, event in enumerate(events, start=self.last + 1)]
         return Record(rollout, self.last + len(lines)), lines
@@ -157,7 +156,7 @@ class Record:
 
 def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     """Return the record of a new rollout and its lines."""
-    bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})  # as the first line states it
+    bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})  # the first line has no more
     record, lines = Record(bare).to(rollout)
     return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
 
@@ -173,7 +172,7 @@ def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
 
 
 def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
-    """Return the rollout after `events`. Those of a kind that a newer version knows change nothing."""
+    """Return the rollout after `events`. Ignore events of unknown kinds, which a newer version may write."""
     outcomes: dict[str, Outcome] = {}
     for value in events:
         event = from_json(_Event, value)
@@ -186,7 +185,7 @@ def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollo
     return replace(rollout, outcomes=outcomes)
 
 
-# Lines that other hosts wrote are not trusted: git and the store bring them.
+# Git and the store deliver lines of other hosts, which are not trusted.
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The rollouts of a project: a record each (rollout_record.py), in its folder and the team's store.
 
-Theory of operation. A line is on this host's disk before anything else happens, so a host that dies, or a user who
-stops, loses nothing. No two hosts write to one file: each rollout has a name of its own, and nothing is counted in a
-file. No file is removed, because git may take a removal and an addition for a renaming. So commits of several hosts
-never conflict. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
+Theory of operation. Each line is on this host's disk before the next action, so nothing is lost if the host dies or the
+user stops. Two hosts create no file of the same name: each rollout has a unique name, and no file holds a counter. No
+file is removed, because git may treat a removal and an addition as a renaming. So commits of several hosts never
+conflict. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
 
-The team's store holds the same lines. `sync` copies those that one side lacks. Rollouts are ordered by a number that
-only grows: the host's clock may jump.
+The team's store holds the same lines. `sync` copies those that one side lacks. A growing number orders the rollouts,
+because a host's clock may jump.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}\Z")
 _NUMBER = re.compile(r"-(\d{1,15})(?:-[0-9a-f]{6})?\Z")
 
 Stamp = tuple[int, int, int]
-Mark = tuple[int, int]  # of a record: how many lines, and the sum of their digests modulo 2^31
+Mark = tuple[int, int]  # of a record: the number of lines, and the sum of their digests, each modulo 2^31
 
 
 class TeamStore(Protocol):
@@ -54,14 +54,14 @@ class TeamStore(Protocol):
         ...
 
     def locked(self, id: str) -> AbstractContextManager[bool]:
-        """Lock a rollout against every other process of the team; give False if another one holds it."""
+        """Lock a rollout against every other process of the team; yield False if another one holds it."""
         ...
 
     def is_locked(self, id: str) -> bool: ...
 
 
 class RolloutStore:
-    """The folder of a project's rollouts. `note` gets what the user should know, and stops nothing."""
+    """The folder of a project's rollouts. `note` gets warnings for the user."""
 
     def __init__(
         self, folder: Path, team: TeamStore | None = None, note: Callable[[str], None] = lambda line: None
@@ -76,7 +76,7 @@ class RolloutStore:
         return _newest(path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}"))
 
     def all(self) -> list[Rollout]:
-        """Return the rollouts, the newest first. One that cannot be read is left out, with a note."""
+        """Return the rollouts, the newest first. Leave out those that cannot be read, with a note."""
         rollouts = []
         for id in self.ids():
             try:
@@ -90,7 +90,7 @@ class RolloutStore:
         return self._record(id).rollout
 
     def find(self, beginning: str) -> Rollout:
-        """Return the one rollout whose id is, or begins with, `beginning`. Raises ConfigInvalid."""
+        """Return the one rollout whose id is `beginning` or starts with it. Raises ConfigInvalid."""
         matching = [id for id in self.ids() if id.startswith(beginning)]
         if beginning not in matching and len(matching) > 1:
             raise ConfigInvalid(
@@ -109,7 +109,7 @@ class RolloutStore:
         """Give a new rollout its number and its id, and write it. Raises ConfigInvalid."""
         with self._changing():
             number = max((_number(id) for id in self.ids()), default=0) + 1
-            # Another host may take the number at the same time, but not the id.
+            # Another host may use the same number at the same time, but not the same id.
             id = f"{rollout.model}-r{rollout.release}-{number}-{secrets.token_hex(3)}"
             rollout = replace(rollout, id=id, number=number)
             lines = self._write(rollout)
@@ -125,7 +125,7 @@ class RolloutStore:
     def sync(self) -> None:
         """Copy the lines that this folder or the team's store lacks.
 
-        Raises ConfigInvalid, and what TeamStore raises.
+        Raises ConfigInvalid, and the errors of TeamStore.
         """
         if self._team is None:
             return
@@ -168,9 +168,9 @@ class RolloutStore:
                     self.sync()
 
     def is_at_work(self, id: str) -> bool | None:
-        """Return whether a process works on the rollout, leaving no trace; None if that cannot be known.
+        """Return whether a process works on the rollout, without changing a file; None if this is unknown.
 
-        Without a team's store, only the host that worked on the rollout last can know. Raises ConfigInvalid.
+        Without a team's store, only the host that worked on the rollout last knows. Raises ConfigInvalid.
         """
         lock = self.path(id, _LOCK)
         try:
@@ -185,13 +185,13 @@ class RolloutStore:
         return False if is_local else None
 
     def path(self, id: str, suffix: str = SUFFIX) -> Path:
-        """Return the file of a rollout's record. Raises ConfigInvalid for an id that is none."""
+        """Return the file of a rollout's record. Raises ConfigInvalid for an invalid id."""
         if not _ID.match(id):
             raise ConfigInvalid(f"{id!r} is not an id of a rollout; list them with: edgert rollout list")
         return self.folder / f"{id}{suffix}"
 
     def stamp(self, id: str) -> Stamp:
-        """Return what differs after each change of the file: lines are added, and git replaces files.
+        """Return inode, time and size: these differ after added lines, and after git replaces the file.
 
         Raises OSError.
         """
@@ -203,7 +203,7 @@ class RolloutStore:
         return self._team is not None
 
     def without_team(self) -> RolloutStore:
-        """Return the same rollouts as far as this host knows them."""
+        """Return a store of the same folder without the team's store."""
         return RolloutStore(self.folder, None, self._note)
 
     # --- files ----------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class RolloutStore:
         return record
 
     def _lines(self, id: str) -> list[str]:
-        """Return the lines of a record. A last one that is cut off was never written."""
+        """Return the complete lines of a record; ignore a last line without its end."""
         path = self.path(id)
         try:
             with path.open("rb") as file:
@@ -249,7 +249,7 @@ class RolloutStore:
         return cached[1]
 
     def _write(self, rollout: Rollout) -> list[str]:
-        """Write what changed, and return its lines."""
+        """Write the changes as lines, and return these."""
         known = self._records.get(rollout.id)
         if known is None and self.path(rollout.id).exists():
             known = self._record(rollout.id)
@@ -270,7 +270,7 @@ class RolloutStore:
             if new:
                 sync_folder(self.folder)
         except OSError as error:
-            if new:  # the rollout never began, such as on a full disk
+            if new:  # the rollout did not start, such as on a full disk
                 path.unlink(missing_ok=True)
             raise self._unusable("write a rollout's progress to", error) from error
 
@@ -285,7 +285,7 @@ class RolloutStore:
             self._team.add(id, lines)
         except EdgeRTError as error:
             self._late = True
-            self._note(f"{error.message}. The rollout continues; a later command brings its record to the store")
+            self._note(f"{error.message}. The rollout continues; a later command copies its record to the store")
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -312,7 +312,7 @@ class RolloutStore:
 
 
 def digest_of(line: str) -> int:
-    """Return a number of 63 bits that stands for the line."""
+    """Return a 63-bit hash of the line."""
     return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8], "big") >> 1
 
 
@@ -321,7 +321,7 @@ def _newest(ids: Iterable[str]) -> list[str]:
 
 
 def _number(id: str) -> int:
-    """Return the number in an id that `begin` made."""
+    """Return the number in an id that `begin` made, else 0."""
     match = _NUMBER.search(id)
     return int(match[1]) if match else 0
 

@@ -1,7 +1,7 @@
-"""A transfer: the files that a device lacks go there as a delta, else as the whole bundle.
+"""A transfer: send the files that a device lacks as a delta, else the whole bundle.
 
-The device checks every hash. If a delta turns out wrong there (a damaged slot, an old file that is not what the host
-assumes), the whole bundle is sent instead. A device that takes no deltas gets the whole bundle at once.
+The device checks every hash. If a delta does not fit there (a damaged slot, an old file with other content than the
+host assumes), the host sends the whole bundle instead. A device that accepts no deltas gets the whole bundle at once.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Transfer:
         return f"{self.daemon.device.state}/incoming/{name}"
 
     def planned_bytes(self, facts: DeviceStatus) -> int:
-        """Return how many bytes `send` would send."""
+        """Return the number of bytes that `send` would send."""
         planned = replace(self, progress=lambda line: self.progress(f"planned: {line}"))
         return (planned._delta(facts, None) or self.request.bundle).stat().st_size
 
     def send(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> None:
-        """Send what the device lacks to its incoming folder. `has` is what the claim's answer lists."""
+        """Send the files that the device lacks to its incoming folder. `has` is `HeldClaim.has`."""
         begun = time.monotonic()
         self._upload(self._delta(facts, has) or self.request.bundle)
         self.send_s = time.monotonic() - begun
 
     def install(self, claim: HeldClaim) -> None:
-        """Have the device verify and unpack what was sent. If a delta fails, send the whole bundle."""
+        """Let the device verify and unpack the sent file. If a delta fails, send the whole bundle."""
         try:
             self._install(claim)
         except BundleCorrupt as error:
@@ -62,12 +62,12 @@ class Transfer:
             self._install(claim)
 
     def remove(self) -> None:
-        """Remove what was sent and is not installed."""
+        """Remove the sent file from the device."""
         folder, _, name = self.remote.rpartition("/")
         self.daemon.transport.run(in_folder(folder, ["rm", "-f", f"./{name}"]), QUICK_S_MAX)
 
     def _delta(self, facts: DeviceStatus, has: Mapping[str, Any] | None) -> Path | None:
-        """Return a delta of what the device lacks; None if the whole bundle is the better choice."""
+        """Return a delta for the device; None if it accepts none, or if the whole bundle is not larger."""
         if not self.daemon.device.kind.sends_deltas or facts.delta_format != DELTA_FORMAT:
             return None
         offer, deltas = self.request.offer, self.request.deltas

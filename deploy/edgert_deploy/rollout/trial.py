@@ -1,6 +1,6 @@
-"""The host's side of a trial with limits: the device judges, the host asks for the state.
+"""The host's side of a trial with limits: the device judges, the host requests the state.
 
-A link that is lost meanwhile changes nothing on the device. The host tries it again for as long as the trial may last.
+A lost link changes nothing on the device. The host retries for as long as the trial may last.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edgert_deploy.devices.remote import answer_of
 from edgert_deploy.devices.transports import LineSink
 from edgert_deploy.rollout.plan import Plan, Step
 
-SLICE_S = 5.0  # how long one question waits on the device; between two of them Ctrl-C takes effect
+SLICE_S = 5.0  # the time that one request waits on the device; Ctrl-C takes effect between two requests
 RETRY_S = 2.0
-QUESTION_S_MAX = 60.0
+REQUEST_S_MAX = 60.0
 REPORT_SHARE = 0.25  # the share of the watch between two lines of progress
-GRACE_S = 60.0  # a slow device may report its decision so long after the end of the trial
+GRACE_S = 60.0  # the time after the end of the trial in which a slow device may report its decision
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A trial whose limits held, and what the device measured, if it still tells."""
+    """A trial whose limits held, and the device's readings if it still has them."""
 
     state: TrialState
     readings: Readings | None = field(default=None, metadata={OMITTED: True})
@@ -42,11 +42,11 @@ def watch_trial(
 ) -> Watched:
     """Wait for the device's decision on its trial; return its readings once all limits held.
 
-    Raises RolledBack if a limit broke, DeviceUnreachable if the device did not answer for as long as the trial lasts,
-    DaemonBusy if it has not decided even then, DeviceError for an answer that cannot be read, and Interrupted.
+    Raises RolledBack if a limit broke, DeviceUnreachable if the device did not answer until the end of the trial,
+    DaemonBusy if it has not decided GRACE_S later, DeviceError for an answer that cannot be read, and Interrupted.
     """
     limits, name = plan.limits, claim.daemon.device.name
-    assert limits is not None  # else the plan has no such step
+    assert limits is not None  # without limits, the plan has no such step
     progress(f"watched: {limits.described()}")
     until = clock() + limits.trial_s + limits.confirm_s
     report_at_s = limits.watch_s * (1 - REPORT_SHARE)
@@ -55,11 +55,11 @@ def watch_trial(
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
             words = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
-            answer = answer_of(TrialAnswer, claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX))
+            answer = answer_of(TrialAnswer, claim.call(*words, timeout_s=SLICE_S + REQUEST_S_MAX))
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
-            progress(f"{error.message}; the trial continues on the device, asking it again")
+            progress(f"{error.message}; the trial continues on the device; trying again")
             time.sleep(RETRY_S)
             continue
         watch = answer.watch

@@ -1,6 +1,6 @@
-"""Waves: in which order devices get a release, and how many failures stop it. Pure.
+"""Waves: the order in which devices get a release, and the number of failures that stops it. Pure.
 
-`roll_out` acts on both.
+`roll_out` applies both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Share:
         raise ConfigInvalid(f"{text!r} is not a number of devices: give a count (3) or a share up to 100% (10%)")
 
     def of(self, total: int) -> int:
-        """Return how many of `total` devices this is, rounded up: 10 % of three devices is one."""
+        """Return the number of devices out of `total`, rounded up: 10 % of three devices is one."""
         if self.part is not None:
             return math.ceil(round(self.part * total, 9))
         return min(self.count or 0, total)
@@ -53,9 +53,9 @@ class Share:
 class Strategy:
     """The order of a rollout.
 
-    `canary` devices go first; each wave then ends with that share of all devices. Between two waves the rollout waits
-    `pause_s`. It stops if more than `failures_max` of the devices in the waves so far failed; None never stops.
-    `parallel` devices are deployed to at a time.
+    The first `canary` devices are a wave of their own. Each of `waves` is the share of all devices that have been tried
+    at its end. Between two waves the rollout waits `pause_s`. It stops if more than `failures_max` of the devices in
+    the waves so far failed; with None it never stops. It deploys to `parallel` devices at a time.
     """
 
     canary: int = 0

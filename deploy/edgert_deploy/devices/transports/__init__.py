@@ -1,4 +1,4 @@
-"""The transport seam: run a command on a device, copy a file there; it knows nothing of EdgeRT.
+"""The transport interface: run a command on a device, copy a file there. It knows nothing of EdgeRT.
 
 A new transport is one file here, one entry in `TRANSPORTS` and one case in `tests/host/devices/test_transports.py`.
 """
@@ -26,8 +26,8 @@ class TransportKind:
     """
 
     implementation: str
-    needs_runtime: bool  # bootstrap installs a Python environment and a service there; else this host's Python serves
-    sends_deltas: bool  # bytes cost time: files that the device has are not sent
+    needs_runtime: bool  # bootstrap installs a Python environment and a service there; else this host's Python is used
+    sends_deltas: bool  # sending takes time, so files that the device has are not sent
     uses_ssh: bool  # the address is [USER@]HOST[:PORT], the host key is pinned, `ssh` opens a shell there
 
 
@@ -49,7 +49,7 @@ EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; 
 _HAS_SHA256 = 'command -v sha256sum >/dev/null || { echo "sha256sum is missing: install coreutils" >&2; exit 127; }\n'
 _SHA256 = f"""{_HAS_SHA256}\
 for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done"""
-# Without its partial file, an upload may have its name already: the link was lost right after the rename.
+# If the partial file is missing, the upload may have its final name already: the link was lost after the rename.
 _NAME = f"""{_HAS_SHA256}\
 test -e "$1" && here=$1 || here=$2
 line=$(sha256sum <"$here") || exit 1
@@ -67,7 +67,7 @@ class PutOptions:
     """The options of `Transport.put`.
 
     If a `resumable` upload fails, its bytes stay, and the next one with the same content continues there. `bytes_per_s`
-    bounds the speed; 0 does not.
+    limits the speed; 0 means no limit.
     """
 
     progress: ByteProgress | None = None
@@ -108,7 +108,7 @@ class Transport(Protocol):
 
 
 def full_disk(device: Device, reason: str) -> str:
-    """Return what happened and what to do if `reason` is that of a full disk there; "" for another reason."""
+    """Return a message with advice if `reason` comes from a full disk on the device, else ""."""
     if not (found := [text for text in _FULL_TEXTS if text in reason]):
         return ""
     return (
@@ -133,7 +133,7 @@ def name_command(partial: str, name: str, digest: str) -> list[str]:
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:
-    """Return a command that runs `argv` in `folder`; `make` makes a missing one.
+    """Return a command that runs `argv` in `folder`; `make` creates a missing folder.
 
     `argv` names files relative to it. Root acts as the owner there and follows no link that another user could have
     made.

@@ -2,9 +2,9 @@
 
 Files go through `dd` over an ordinary command channel, because many small systems lack SFTP.
 
-A link can be lost silently. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection without acknowledgements, and
-each channel has its own time-out. An upload continues where it stopped, as long as some bytes arrive. It is written to
-a name that only the same content uses, and its hash is compared before it gets its final name.
+A link can be lost without an error. Keepalives cause traffic, TCP_USER_TIMEOUT ends a connection without
+acknowledgements, and each channel has its own time-out. An upload continues where it stopped, as long as some bytes
+arrive. Its partial file has a name that only the same content uses. The hash is compared before the final rename.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at 
 _RECEIVE = 'umask 077; export LC_ALL=C; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
 _SIZE = 'test ! -e "$1" || wc -c <"$1"'
 _UPLOADS_MAX = 2  # attempts for one file: the first may have continued damaged bytes
-_MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
+_MOVED_BYTES = 256 * 1024  # an attempt that sent so much resets the count of failures: the link works between losses
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
@@ -61,9 +61,9 @@ SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
 _STEP_S_MAX = 30.0  # for one step of an upload that moves no bytes
 _NOTICE_S = 0.5
-_SESSION_PAUSE_S = 0.05  # before a refused session is asked for again
+_SESSION_PAUSE_S = 0.05  # before the next request for a refused session
 _POLL_MS = 100  # the longest wait for output, so that the time limit of a command takes effect
-_ENDING_POLL_S = 0.01  # between two looks at a command whose output has ended
+_ENDING_POLL_S = 0.01  # between two checks of a command whose output has ended
 _READ_BYTES = 64 * 1024
 _NO_EXIT_CODE = -1  # paramiko's value for a channel that closed without an exit code: a lost link, or a signal there
 
@@ -73,9 +73,9 @@ T = TypeVar("T")
 
 @dataclass
 class _Upload:
-    """An upload into the file `partial` of `folder`, of which `arrived` bytes were there at the last look.
+    """An upload into the file `partial` of `folder`, which had `arrived` bytes at the last check.
 
-    `may_be_there`: some bytes may have arrived earlier.
+    `may_be_there` means that some bytes may have arrived earlier.
     """
 
     local: Path
@@ -92,8 +92,8 @@ class _Upload:
 def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
     """Return the line with which any login shell, also csh and fish, runs `first` and then `argv` alone.
 
-    csh takes no quoted line break, and expands a quoted exclamation mark; fish reads quoted backslashes. The umask is
-    set whatever the login's is: nobody else may write what the command creates.
+    csh accepts no quoted line break and expands a quoted exclamation mark; fish interprets quoted backslashes. The line
+    sets the umask, so that no other user can write files that the command creates.
     """
     script = f"umask 022; {first}; exec {shlex.join(argv)}"
     octal = re.sub(r"[\\\n!']", lambda found: f"\\0{ord(found[0]):03o}", script)
@@ -120,7 +120,7 @@ class SshTransport:
             channel.sendall(input)
             channel.shutdown_write()
             ended = self._ended(channel, argv, timeout_s, on_stderr)
-            # A line of .bashrc may have printed before.
+            # .bashrc may have printed lines before.
             printed_before, began, output = ended.stdout.partition(f"{_BEGIN}\n")
             if not began:
                 said = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
@@ -129,7 +129,7 @@ class SshTransport:
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, target = sha256_of(local), PurePosixPath(remote)
-        # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
+        # Two uploads to one name write the same bytes at the same offsets. The name of a secret contains no hash.
         partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
         size, rate_limit = local.stat().st_size, RateLimit(how.bytes_per_s)
         upload = _Upload(local, str(target.parent), f"./{target.name}", partial, size, how, rate_limit, how.resumable)
@@ -169,7 +169,7 @@ class SshTransport:
         return channel
 
     def _not_begun(self, said: str, exit_code: int) -> DeviceError:
-        """Return the error of a command that the login ended before: by sudo, its shell, or another command."""
+        """Return the error of a command that did not start: sudo, the login's shell or another command ended."""
         end = f"{said or 'it said nothing'} (exit code {exit_code})"
         if self.device.become:
             return DeviceError(
@@ -196,7 +196,7 @@ class SshTransport:
                 time.sleep(_SESSION_PAUSE_S)
 
     def _ended(self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None) -> Result:
-        """Return the result of a command once it has ended. Raises EOFError if the connection ended before."""
+        """Wait for the end of a command and return its result. Raises EOFError if the connection ends first."""
         out, err = LineBuffer(), LineBuffer(on_stderr)
         self._follow(channel, out, err, f"`{argv[0]}`", timeout_s)
         exit_code = channel.recv_exit_status()
@@ -240,7 +240,7 @@ class SshTransport:
                 with self._translated():
                     return work()
             except DeviceUnreachable as error:
-                if not error.retryable:  # a refused login: more of them could lock this host out
+                if not error.retryable:  # more refused logins could lock this host out
                     raise
                 self.close()
                 if upload.arrived >= arrived + _MOVED_BYTES:
@@ -269,7 +269,7 @@ class SshTransport:
                 except TimeoutError:
                     raise
                 except OSError:
-                    if self._alive():  # the link is up, so dd ended: its message follows
+                    if self._alive():  # the link works, so dd ended, and its message follows
                         break
                     raise
                 done += len(chunk)
@@ -307,7 +307,7 @@ class SshTransport:
         except (EOFError, TimeoutError, paramiko.SSHException, ConnectionError) as error:
             raise self._link_died(error) from error
         except OSError as error:
-            # paramiko's errors for a lost channel have no errno; the others come from this host's files.
+            # paramiko's errors for a lost channel have no errno; errors with one are about files of this host.
             if error.errno is None:
                 raise self._link_died(error) from error
             raise StorageFailed(f"{error.filename or name}: {error.strerror or error}") from error

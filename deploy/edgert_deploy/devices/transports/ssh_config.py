@@ -31,7 +31,7 @@ _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and 
 
 
 class _Exec:
-    """Runs the commands of `Match exec`: paramiko's own way, invoke, takes bytes from stdin."""
+    """Run the commands of `Match exec`: paramiko's own function, invoke, would read from stdin."""
 
     @staticmethod
     def run(command: str, **_: object) -> Any:
@@ -46,7 +46,7 @@ def read_ssh_config() -> SSHConfig:
     """Return the user's and the system's SSH configuration, includes resolved. Raises ConfigInvalid."""
     try:
         getpass.getuser()
-    except (KeyError, OSError):  # as of `docker run --user 54321`: paramiko and Fabric want a name
+    except (KeyError, OSError):  # such as in `docker run --user 54321`; paramiko and Fabric need a name
         os.environ["LOGNAME"] = str(os.getuid())
     config = SSHConfig()
     for path in (_path("~/.ssh/config"), Path("/etc/ssh/ssh_config")):
@@ -58,7 +58,7 @@ def read_ssh_config() -> SSHConfig:
 
 
 def login_keys(settings: Any, identity: str) -> dict[str, Any]:
-    """Return paramiko's options for the login. Missing files of ~/.ssh/config are skipped."""
+    """Return paramiko's options for the login. Skip missing key files of ~/.ssh/config."""
     if identity:
         _check_identity(_path(identity))
     named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
@@ -68,7 +68,7 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
         keys["pkey"] = certified
     if settings.get("identitiesonly", "no").lower() != "yes":
         return keys
-    # Servers refuse a login after a few wrong keys: offer only these, from the agent if it has one.
+    # Servers refuse a login after a few wrong keys, so offer only these; use the agent if it holds one of them.
     if not certified and (agent_key := _key_in_agent(agent(settings), files)):
         keys["pkey"] = agent_key
     return {**keys, "allow_agent": False, "look_for_keys": False}
@@ -94,7 +94,7 @@ class _AgentAt(paramiko.Agent):  # type: ignore[misc]  # paramiko ships no types
 
 
 def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
-    """Return the key with the certificate of CertificateFile. paramiko itself finds FILE-cert.pub alone."""
+    """Return the key with the certificate of CertificateFile. paramiko itself reads only FILE-cert.pub."""
     if not certificate or not _path(certificate).is_file():
         return None
     for file in files:
@@ -111,7 +111,7 @@ def _path(text: str) -> Path:
 
 
 def _check_identity(path: Path) -> None:
-    """Raise ConfigInvalid if the file is no private key. Whether the key is accepted, the server decides."""
+    """Raise ConfigInvalid if the file is no private key. The server decides whether it accepts the key."""
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
     try:

@@ -1,4 +1,4 @@
-"""The SSH login: jump hosts, host keys and authentication, up to the moment when commands can be sent.
+"""The SSH login: jump hosts, host keys and authentication, until commands can be sent.
 
 The only accepted host key of a device is the one in the inventory. It is compared at the end of the key exchange,
 before a user name, a login or any payload is sent. The same holds for a jump host of the inventory. If only
@@ -7,7 +7,7 @@ key.)
 
 These lines of ~/.ssh/config apply: Host, Match (by all, host, originalhost, user, localuser, exec, canonical and
 final), Include, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump,
-ProxyCommand, ConnectTimeout. Keys may also come from an agent or be the user's default keys.
+ProxyCommand, ConnectTimeout. An agent's keys and the user's default keys are used, too.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
-NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
+NO_GREETING = "Error reading SSH protocol banner"  # a text of paramiko, like the next four
 NO_KEY = "No authentication methods available"
 LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
-LATE_ANSWER = "Authentication timeout"  # a device that stands still, or a dead link
+LATE_ANSWER = "Authentication timeout"  # the device hangs, or the link is dead
 NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
 
 PAUSES_S = doubling(1.0, 30.0)  # between attempts
@@ -54,7 +54,7 @@ PAUSES_S = doubling(1.0, 30.0)  # between attempts
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """Time limits of a link, and how often it is tried again."""
+    """Time limits of a link, and the number of attempts."""
 
     connect_s: int = 10
     # A login may wait two minutes for the device's systemd-logind. Keepalives notice a dead link long before.
@@ -67,7 +67,7 @@ class LinkLimits:
 
 @dataclass(frozen=True)
 class Jump:
-    """A machine between this host and a device, or the device itself. A scan knows no host key yet."""
+    """A jump host or the device itself. A scan does not know the host key yet."""
 
     address: SshAddress
     host_key: str = ""
@@ -82,7 +82,7 @@ class Jump:
 def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Connection:
     """Open a connection, check the pinned host key, and log in.
 
-    `stack` closes it, and those to jump hosts below it. Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also
+    `stack` closes it and the connections to jump hosts. Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also
     for a jump host), ConfigInvalid.
     """
     called = f"{device.name} ({device.address})"
@@ -94,9 +94,9 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key of `address` as an OpenSSH public key line, after the key exchange alone.
+    """Return the host key of `address` as an OpenSSH public key line; only the key exchange takes place.
 
-    That is the key that the server prefers, or the one with the fingerprint `wanted` (SHA256:...). Raises
+    It is the key that the server prefers, or the one with the fingerprint `wanted` (SHA256:...). Raises
     DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
     """
     shown: list[str] = []
@@ -112,7 +112,7 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | None:
-    """Return the key that the server prefers of all kinds `but` these; None if it has no other."""
+    """Return the server's preferred key, except those of the kinds `but`; None if it has no other."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | 
             raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}{target.way()}") from error
 
 
-class _Seen(Exception):  # carries the host key out of paramiko; no error
+class _Seen(Exception):  # not an error: it carries the host key out of paramiko
     def __init__(self, key: paramiko.PKey) -> None:
         self.key = key
 
@@ -142,18 +142,18 @@ class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
 
 
 class _SecondFactor(paramiko.AuthenticationException):  # type: ignore[misc]  # paramiko ships no types
-    """The server accepts a key, and asks for more."""
+    """The server accepts a key and requires a second factor."""
 
 
 class _KeysAlone(paramiko.Transport):  # type: ignore[misc]  # paramiko ships no types
-    """A transport that asks nobody: paramiko would read a second factor from stdin, and print on stdout."""
+    """A transport without prompts: paramiko would read a second factor from stdin, and print on stdout."""
 
     def auth_interactive_dumb(self, *_: object) -> list[str]:
         raise _SecondFactor("the key is accepted, but the server asks for a password or a code as well")
 
 
 class _Hop:
-    """A machine on the way; the device is the last. Its connection is made here and opened later."""
+    """A machine on the path to the device, which is the last one. `_open` opens its connection later."""
 
     def __init__(self, jump: Jump, called: str, device: str) -> None:
         self.alias, self.host_key, self.called, self.device = jump.address.host, jump.host_key, called, device
@@ -180,20 +180,22 @@ class _Hop:
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
     def way(self) -> str:
-        """Return what a message adds if a command of ~/.ssh/config leads here: its ssh says the reason."""
-        return "; ~/.ssh/config leads there, and what its ssh said is above" if self.proxy_command() else ""
+        """Return a note for messages if a command of ~/.ssh/config connects here: its ssh prints the reason."""
+        return (
+            "; ~/.ssh/config names a proxy for it, and the proxy's messages are above" if self.proxy_command() else ""
+        )
 
     def proxy_command(self) -> str | None:
-        """Return the command by which ~/.ssh/config leads here; None if it names no way.
+        """Return the command with which ~/.ssh/config connects to this machine; None if it names none.
 
-        A ProxyJump is a command of the system's ssh, as in ssh itself.
+        A ProxyJump becomes a command of the system's ssh, as in ssh itself.
         """
         jumps, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
         if jumps.lower() == "none":
             return None if command is None else str(command)
         words = [word.strip().removeprefix("ssh://").rstrip("/") for word in jumps.split(",")]
         hosts = [SshAddress.parse(word).host for word in words]
-        # A pattern such as `Host *` may name a jump host; the connection to that host itself goes without it.
+        # A pattern such as `Host *` may name a jump host, but the connection to that host itself needs no jump.
         if self.alias in hosts:
             return None
         *before, last = words
@@ -328,18 +330,18 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, NoValidConnectionsError):  # it has one error for each address of the host
+    if isinstance(error, NoValidConnectionsError):  # it holds one error for each address of the host
         error = next(iter(error.errors.values()))
     if isinstance(error, IncompatiblePeer):
         return f"{error}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
     if isinstance(error, EOFError) or LINK_LOST in str(error):
         return "the connection ended during the login. Check the network and try again"
     if LATE_ANSWER in str(error):
-        return "it did not answer the login in time. It may be busy, or the network is cut: try again"
-    # Two clocks of paramiko run as long: of the greeting, and of the whole start, which then has no session.
+        return "it did not answer the login in time. It may be busy, or the network is down: try again"
+    # paramiko limits the greeting and the whole start by the same time, and the second limit reports NO_SESSION.
     if NO_SESSION in str(error) or (NO_GREETING in str(error) and isinstance(error.__context__, TimeoutError)):
         return (
-            "it accepts the connection, and sent no greeting in time. It may be very busy, as may this host: try again. "
+            "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "
             "Or another service has this port"
         )
     if NO_GREETING in str(error):

@@ -1,7 +1,7 @@
 """The system's own `ssh`, for interactive use, with the same pinned host keys as everything else.
 
 The keys are in a known_hosts file of its own, under names that nothing else uses. No other file, command or open
-connection can vouch for another key. Other settings of ~/.ssh/config apply, and so do its jump hosts.
+connection can make ssh accept another key. Other settings of ~/.ssh/config apply, and so do its jump hosts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ONLY_PINNED = (
     # New in OpenSSH 8.5, 7.6 and 8.7.
     ("IgnoreUnknown", "KnownHostsCommand,RemoteCommand,SessionType,StdinNull,ForkAfterAuthentication"),
     ("KnownHostsCommand", "none"),
-    ("RemoteCommand", "none"),  # such as tmux; ssh would refuse our own words beside it
-    ("SessionType", "default"),  # not `none`, as for a tunnel
+    ("RemoteCommand", "none"),  # with a RemoteCommand such as tmux, ssh would refuse our own command
+    ("SessionType", "default"),  # `none`, for a tunnel, would run no command
     ("StdinNull", "no"),
     ("ForkAfterAuthentication", "no"),
     ("GlobalKnownHostsFile", "/dev/null"),
@@ -73,7 +73,7 @@ def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
 
 
 def _one_line(host_key: str) -> str:
-    """Return kind and key without the rest, which could add lines with more keys."""
+    """Return kind and key without the rest of the text, which could add lines with more keys."""
     return " ".join(host_key.split()[:2])
 
 
