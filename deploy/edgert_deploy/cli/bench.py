@@ -38,7 +38,8 @@ def bench(
     """Measure latency, throughput, memory and temperature on devices.
 
     For a BUNDLE (a file, or a name that ends in .edgert), the command sends each device its artifacts. The device runs
-    them in the engine alone, in turn with the live version of the same model, and removes them: nothing is installed.
+    them directly in the engine, without the daemon, alternating with the live version of the same model. Then it
+    removes them: nothing is installed.
     For a MODEL, the device measures the live version with golden inputs through the daemon's socket: one client
     measures the latency, --clients the throughput. Without SELECTOR, the devices are those of the project's `selector`.
 

@@ -58,7 +58,7 @@ def doctor(
     devices = [] if host_only else _devices(inventory, selector, findings)
     keys = signing_keys()
     if devices:
-        say("", f"asking {counted(len(devices), 'device')}")
+        say("", f"checking {counted(len(devices), 'device')}")
         for of_device in for_each(devices, lambda device: check_device(device, keys, profiles_dir), UserStop()):
             findings += of_device or []
     failed = [finding for finding in findings if finding.level == FAIL]
@@ -74,14 +74,14 @@ def _is_typed() -> bool:
 
 
 def _devices(inventory: Inventory, selector: str | None, findings: list[Finding]) -> list[Device]:
-    """Return the devices to check; a project's selector that is wrong becomes a finding.
+    """Return the devices to check; an invalid selector of the project becomes a finding.
 
     Raises ConfigInvalid for a SELECTOR that the user gave.
     """
     try:
         known = inventory.devices()
     except ConfigInvalid:
-        return []  # the host's own findings explain what is wrong with the inventory
+        return []  # a finding about the host already names the error in the inventory
     if not known and not _is_typed():
         return []
     try:

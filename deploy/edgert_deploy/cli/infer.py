@@ -84,14 +84,16 @@ def infer(
                 with Client(socket or default_socket()) as client:
                     outputs, names = ask(client, model, inputs)
             except DaemonUnreachable as error:
-                raise DaemonUnreachable(f"{error.message}. To ask a device: edgert infer {model} DEVICE") from error
+                raise DaemonUnreachable(
+                    f"{error.message}. For a model on a device: edgert infer {model} DEVICE"
+                ) from error
     if out is not None:
         write_outputs(out, outputs)
     emit(described(model, outputs, names, values=out is None), as_text(outputs, names), as_json)
 
 
 def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays]:
-    """Send the file, run `edgertd infer` on the device, and leave nothing there.
+    """Send the file, run `edgertd infer` on the device, and remove the file there.
 
     Returns the outputs and the names of their classes.
     """

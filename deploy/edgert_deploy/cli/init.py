@@ -20,10 +20,10 @@ PROJECT = """\
 # A team commits this folder: paths are relative to it, and secrets do not belong here. Durations have a unit: 90s, 2h.
 
 # inventory = "inventory.toml"         # the fleet
-# selector = "all"                     # the SELECTOR of bootstrap, deploy, bench, status and doctor if you give none
-# bundles = "bundles"                  # folder of the bundles that you give by a mere name
+# selector = "all"                     # the default SELECTOR of bootstrap, deploy, bench, status and doctor
+# bundles = "bundles"                  # folder of the bundles that you name without a path
 # profiles = "profiles"                # device profiles of your own
-# store = "postgresql://ops@db/fleet"  # of edgert fleet record; rollouts are there too, for every host of the team
+# store = "postgresql://ops@db/fleet"  # the store of edgert fleet record; it also shares rollouts between hosts
 # keys = "~/.config/edgert/keys"       # signing keys; never in this folder
 
 # [broker]                             # the devices report to it; fleet, bootstrap and doctor use it
@@ -43,7 +43,7 @@ PROJECT = """\
 # [trial.digits]                       # the same for one model
 # p99_ms = 8
 
-# [p99_target_ms]                      # 99 % of a model's requests should be answered within so many milliseconds
+# [p99_target_ms]                      # 99 % of a model's requests should be answered within this time in ms
 # digits = 20
 """
 FLEET = """\

@@ -61,7 +61,7 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
         if name != DEFAULT and folder is None:
             say(
                 "",
-                f"next: edgert bootstrap SELECTOR --key {name} has devices trust it, and build --key {name} signs with it",
+                f"next: run edgert bootstrap SELECTOR --key {name} so that devices trust the key; sign with edgert build --key {name}",
             )
 
 
@@ -80,7 +80,7 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
     if selector is not None:
         _on_devices(selector, inventory, as_json, "list")
         return
-    by_key = {}  # by key and name: of a key that both have, the user's files are shown
+    by_key = {}  # by key and name: if user and project have the same key, the user's files are shown
     for public in public_keys():
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         key_id = read_public_key(public).key_id
@@ -102,8 +102,8 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
 def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that it signed.
 
-    Installed versions stay and serve. The key's files on this host stay too. Give later bootstraps another key (--key),
-    or they install the removed one again.
+    Installed versions stay and serve. The key's files on this host stay, too. Pass another --key to later bootstraps:
+    otherwise they install the removed key again.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: 
 
 
 def _on_devices(selector: str, inventory: Inventory, as_json: bool, *words: str) -> None:
-    """Run `edgertd keys WORDS` on each device, and print the keys that each then trusts."""
+    """Run `edgertd keys WORDS` on each device, and print the keys that each device trusts after it."""
 
     def ask(device: Device, transport: Transport) -> dict[str, list[str]]:
         answer = RemoteDaemon(transport, device).call("keys", *words)

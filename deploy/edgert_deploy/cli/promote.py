@@ -37,9 +37,9 @@ def promote(
 ) -> None:
     """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
 
-    The registry has the release already, so no file is sent. Its limits stay as they were, unless you give others.
-    Within one channel the sites, profiles and tags stay, too. A higher --share only adds devices. A halted release is
-    not promoted.
+    The registry has the release already, so no file is sent. The release keeps its limits unless you give others.
+    Within one channel it also keeps its sites, profiles and tags. A higher --share only adds devices. A halted release
+    is not promoted.
 
     \b
     Examples:

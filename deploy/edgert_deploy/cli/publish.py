@@ -37,13 +37,13 @@ from edgert_deploy.rollout.request import read_offer
 def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing, reach: Reach, as_json: bool) -> None:
     """Put BUNDLE into a registry, and with --channel offer it to the devices that follow the channel.
 
-    Any OCI registry will do. Only files that it lacks are sent. A release there is immutable: one of the same number
-    with other content is refused.
+    You can use any OCI registry. Only files that it lacks are sent. A release there is immutable: the command refuses
+    the same number with other content.
 
     A channel is a statement that you sign. Devices verify it, fetch the release, try it with the limits, and keep it or
     roll it back by themselves. See docs/channels.md.
 
-    The login is that of docker, podman or skopeo (docker login HOST).
+    The command uses the login of docker, podman or skopeo (docker login HOST).
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
       edgert publish digits.edgert --channel stable --site plant-a --tag line=3
     """
     check_offered(channel, "profiles")
-    offer = read_offer(bundle)  # verified before anything is asked
+    offer = read_offer(bundle)  # verify the bundle before any connection
     trial = chosen.trial(offer.manifest.model)
     key = signing.key() if channel else None
     with reach.opened() as client:

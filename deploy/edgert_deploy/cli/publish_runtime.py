@@ -68,8 +68,8 @@ def publish_runtime(
 
     With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
     that it lacks, makes the new runtime beside the old one, tests it, and rolls it back by itself unless every model
-    answers correctly within --watch. promote, channel halt and resume work with edgert.runtime as with a model. A
-    runtime that root installed is changed by edgert bootstrap --upgrade alone.
+    answers correctly within --watch. promote, channel halt and resume work with edgert.runtime as with a model. Only
+    edgert bootstrap --upgrade changes a runtime that root installed.
 
     \b
     Examples:

@@ -30,8 +30,8 @@ from edgert_deploy.devices.transports import Transport
 def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Make the previous version of MODEL live again, or drop one that is only installed.
 
-    A second rollback would bring back the version that you left. It is refused, and so is a rollback during a
-    deployment, unless you give --force.
+    A second rollback would restore the version that the first one replaced. It is refused unless you give --force. A
+    rollback during a deployment is refused in the same way.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 def rollout() -> None:
     """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; the project keeps its progress.
 
-    ID is a rollout's id, or the beginning of one.
+    ID is a rollout's id, or the start of one.
 
     \b
     Examples:
@@ -82,15 +82,15 @@ def status(id: str | None, as_json: bool) -> None:
 
 @rollout.command("resume")
 @click.argument("id", required=False)
-@click.option("--bundle", type=BundlePath(), help="Its bundle, if this host has it in another place.")
+@click.option("--bundle", type=BundlePath(), help="The rollout's bundle, if it is at another path on this host.")
 @yes_option
 @verbose_option
 @json_option
 def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool, as_json: bool) -> None:
     """Finish rollout ID (default: the newest): devices that failed, were interrupted or not tried yet.
 
-    Waves, limits and pauses stay as they were; earlier failures do not count again. Exits like edgert deploy. Any host
-    of the team may finish a rollout of another one.
+    Waves, limits and pauses stay the same; earlier failures do not count. The exit codes are those of edgert deploy.
+    Any host of the team may finish a rollout of another host.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     request = request_for(bundle, offer, rollout.trial_s, rollout.bytes_per_s, rollout.limits)
     inventory = find_project().path_of(rollout.inventory)
     by_name = {device.name: device for device in Inventory(inventory).devices()}
-    # A device that was removed from the inventory since is no longer part of the rollout.
+    # A device that is no longer in the inventory is no longer part of the rollout.
     devices = [by_name[name] for name in rollout.devices if name in by_name]
     if not devices:
         raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
@@ -165,7 +165,7 @@ def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
 
 
 def _state_text(rollout: Rollout) -> str:
-    """Return the state: `done` if every device took the release, else the results of the others."""
+    """Return the state: `done` if the release is live on every device, else the results of the others."""
     if rollout.state is not RolloutState.DONE or not rollout.left:
         return rollout.state.value
     results = Counter(rollout.result(device).value for device in rollout.left)
@@ -173,7 +173,7 @@ def _state_text(rollout: Rollout) -> str:
 
 
 def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
-    """Return the rollout; one that is marked as running and that no process works on was cut off."""
+    """Return the rollout; if it is marked as running but no process works on it, it was cut off."""
     if rollout.state is not RolloutState.RUNNING:
         return rollout
     at_work = store.is_at_work(rollout.id)
@@ -185,7 +185,7 @@ def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
-    """Ask if another host may still work on the rollout, and end the command for a no."""
+    """Ask the user if another host may still work on the rollout; end the command on a no."""
     may_run = rollout.state in (RolloutState.RUNNING, RolloutState.PAUSED) and store.is_at_work(rollout.id) is None
     if yes or not may_run:
         return

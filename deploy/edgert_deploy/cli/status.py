@@ -1,4 +1,4 @@
-"""`edgert status`: what is live on devices, and how it differs from what should be."""
+"""`edgert status`: the live releases on devices, and their drift from the wanted ones."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from edgert_deploy.rollout.rollout_record import Rollout
 EXIT_DRIFT = 12
 LACKS_RELEASE = frozenset(("behind", "missing", "rolled-back"))  # kinds of drift
 HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "ENGINE", "DRIFT")
-# Why a device could not be asked, in two words; the error follows below the table.
-_UNASKED = {
+# The reason why a device gave no status, in two words; the error is below the table.
+_NO_STATUS = {
     NotBootstrapped.code: "not bootstrapped",
     RuntimeBroken.code: "runtime broken",
     **dict.fromkeys((DeviceUnreachable.code, LoginRefused.code, HostKeyMismatch.code), "unreachable"),
@@ -36,7 +36,7 @@ _UNASKED = {
 
 @dataclass(frozen=True)
 class _Asked:
-    """A device's status, whether it `drifts`, and what does: its own `drift`, and `models`."""
+    """A device's status, whether it `drifts`, its own `drift`, and that of its `models`."""
 
     drifts: bool
     drift: tuple[Drift, ...]
@@ -46,19 +46,24 @@ class _Asked:
 
 @click.command()
 @selector_argument(ALL)
-@click.option("--check", is_flag=True, help=f"Exit with {EXIT_DRIFT} if a device drifted from what is wanted.")
+@click.option("--check", is_flag=True, help=f"Exit with {EXIT_DRIFT} if a device drifts.")
 @inventory_option
 @json_option
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
-    """Show what devices serve, and mark drift from what they should serve.
+    """Show the releases that devices serve, and mark drift from the wanted ones.
 
-    The wanted release is that of the device's channel, marked with the channel's name, or else that of the project's
-    newest rollout that names the device. These are drift: a release that is behind or ahead, other content, a missing
-    model, a trial, a rollback (with the reason), a degraded engine, a model that does not serve, a daemon that does not
-    run, another version or other code of edgert than this host's. Without SELECTOR, the devices are those of the
+    If the device follows a channel, the channel's release is wanted; WANTED shows the channel's name, too. Else the
+    newest rollout of the project that names the device decides. Without SELECTOR, the devices are those of the
     project's `selector`, else all.
 
-    Exits with the code of the first device that could not be asked.
+    \b
+    Drift means one of these:
+      - a release that is behind or ahead, or has other content; a missing or damaged model
+      - a running trial, or a rollback (with the reason)
+      - a degraded engine, a model that does not serve, a daemon that does not run
+      - another version or other code of edgert than this host's
+
+    Exits with the code of the first device that cannot be reached or gives no status.
 
     \b
     Examples:
@@ -96,7 +101,7 @@ def _reasons(good: list[tuple[str, _Asked]]) -> list[str]:
 
 
 def _doubts(good: list[tuple[str, _Asked]]) -> list[str]:
-    """Return what makes the trial of a live version a weak one."""
+    """Return a line for each live version whose trial proved little."""
     lines = []
     for name, asked in good:
         for model in asked.status.models:
@@ -107,7 +112,7 @@ def _doubts(good: list[tuple[str, _Asked]]) -> list[str]:
 
 
 def _next_steps(good: list[tuple[str, _Asked]], rollouts: Sequence[Rollout]) -> list[str]:
-    """Return what to do if no daemon runs, nothing was deployed, or a release rolled back."""
+    """Return the next steps if no daemon runs, nothing was deployed, or a release was rolled back."""
     stopped = ",".join(name for name, asked in good if not asked.status.daemon.running)
     bare = ",".join(name for name, asked in good if not asked.models)
     lines = []
@@ -138,22 +143,22 @@ def _next_steps(good: list[tuple[str, _Asked]], rollouts: Sequence[Rollout]) -> 
     ]
     lines += [
         f"next: rollout {rollout_id} was interrupted on {','.join(devices)}: "
-        f"edgert rollout resume {rollout_id} continues it, edgert rollout abort {rollout_id} gives it up"
+        f"edgert rollout resume {rollout_id} continues it, edgert rollout abort {rollout_id} ends it"
         for rollout_id, devices in unfinished.items()
     ]
     return lines + [_after_roll_back(*about, ",".join(names)) for about, names in rolled_back.items()]
 
 
 def _after_roll_back(model: str, live: int | None, channel: str, devices: str) -> str:
-    """Return how a release becomes the wanted one again if another was rolled back."""
+    """Return the next step after a rollback of the wanted release."""
     how = f"edgert publish BUNDLE --channel {channel}" if channel else f"edgert deploy BUNDLE {devices}"
-    keep = "" if live is None or channel else f"; with the bundle of release {live}, that becomes the wanted one"
+    keep = "" if live is None or channel else f"; or deploy the bundle of release {live} again to keep release {live}"
     return f"next: deploy a fixed release of {model} to {devices}: {how}{keep}"
 
 
 def _cells(name: str, answer: _Asked | EdgeRTError) -> list[tuple[str, ...]]:
     if isinstance(answer, EdgeRTError):
-        return [(name, "-", "not known", "-", "-", "-", "-", "-", _UNASKED.get(answer.code, "no answer"))]
+        return [(name, "-", "not known", "-", "-", "-", "-", "-", _NO_STATUS.get(answer.code, "no answer"))]
     status = answer.status
     daemon = "runs" if status.daemon.running else "does not run"
     device_kinds = [drift.kind for drift in answer.drift]

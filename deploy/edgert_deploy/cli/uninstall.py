@@ -1,4 +1,4 @@
-"""`edgert uninstall`: remove from devices what bootstrap made."""
+"""`edgert uninstall`: remove EdgeRT from devices."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from edgert_deploy.devices.transports import Transport
 @inventory_option
 @json_option
 def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: Inventory, as_json: bool) -> None:
-    """Remove what bootstrap made: service, runtimes, sockets, credentials, and the account and groups.
+    """Remove everything that bootstrap made: service, runtimes, sockets, credentials, account and groups.
 
-    Models, trusted keys and configuration stay, unless you give --purge or agree to remove them. Files that others
-    put into EdgeRT's folders stay and are named. The devices stay in the inventory: see `edgert device remove`.
+    Models, trusted keys and configuration stay, unless you give --purge or agree to remove them. Other files in
+    EdgeRT's folders stay, and the output names them. The devices stay in the inventory: see `edgert device remove`.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
 
 
 def _agreed(devices: list[Device], purge: bool) -> bool:
-    """Return whether models and configuration go too; end the command if the user refuses."""
+    """Return whether to remove models and configuration, too; end the command if the user refuses."""
     if not sys.stdin.isatty():
         raise click.UsageError("not a terminal: pass --yes, and --purge to remove models too")
     names = ", ".join(device.name for device in devices)
@@ -59,7 +59,7 @@ def _agreed(devices: list[Device], purge: bool) -> bool:
 
 
 def _next_step(names: list[str]) -> str:
-    """Return what to do with these devices; the inventory forgets one at a time."""
+    """Return the next step for these devices; `edgert device remove` removes one at a time."""
     if not names:
         return ""
     forget = f"edgert device remove {names[0]}" if len(names) == 1 else "edgert device remove NAME for each"

@@ -100,7 +100,7 @@ def check_new_key(name: str, folder: Path) -> None:
 
 
 def publish(public: Path, project: Project) -> Path | None:
-    """Copy a public key to the project, unless it has one of this name; return the copy. Raises ConfigInvalid."""
+    """Copy a public key to the project unless it has this name; return the copy. Raises ConfigInvalid."""
     copy = project.public_keys / public.name
     if project.is_users or copy.exists():
         return None

@@ -1,4 +1,4 @@
-"""A project: the folder with the files that a team shares about its fleet, marked by its `edgert.toml`.
+"""A project: the folder with a team's files about its fleet, marked by its `edgert.toml`.
 
 Commands look for that file in the working folder and its parents, like git. Without one, the user's configuration
 folder is the project.
@@ -70,7 +70,7 @@ class BrokerDefaults(BrokerLogin):
 
 @dataclass(frozen=True)
 class RegistryDefaults(Closed):
-    """`[registry]`: `address` is oci://HOST/REPOSITORY; `ca` and `login` are files, "" for the default ones."""
+    """`[registry]`: `address` is oci://HOST/REPOSITORY; `ca` and `login` are files, "" for the defaults."""
 
     address: str = ""
     ca: str = ""

@@ -167,7 +167,7 @@ class _Claimed:
 
 
 def _script(device: Device, transport: Transport, words: Sequence[str]) -> Result:
-    """Run the script of set-up claims. Raises DeployUnderWay, DeviceError or StorageFailed by its exit code."""
+    """Run the script of set-up claims. Raises DeployUnderWay, DeviceError or StorageFailed."""
     script = (files("edgert_deploy") / "devices" / "on_device" / "claim.sh").read_text()
     result = transport.run(["sh", "-c", script, "sh", *words], QUICK_S_MAX)
     printed = result.stdout.strip()
@@ -199,7 +199,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 
 @contextmanager
 def _noted(device: Device, what: str, other: str) -> Iterator[int]:
-    """Lock this host's record of its last token for `what` on `device`. Raises DeployUnderWay, naming `other`."""
+    """Lock this host's record of its last token for `what`. Raises DeployUnderWay, naming `other`."""
     folder = cache_folder() / "claims"
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:

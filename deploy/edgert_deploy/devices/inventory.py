@@ -119,7 +119,7 @@ class SshAddress:
 
 
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
-    """Raise ConfigInvalid if a chosen device has the host key of another known one, without `same_machine`.
+    """Raise ConfigInvalid if a chosen device has another one's host key, without `same_machine`.
 
     For local devices, the folder is compared instead of the key.
     """

@@ -53,7 +53,7 @@ class DeviceProfile(Closed):
 
 
 def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
-    """Return the profile from `profiles_dir`, else ./profiles, else the shipped ones. Raises ConfigInvalid."""
+    """Return the profile in `profiles_dir`, else ./profiles, else the shipped ones. Raises ConfigInvalid."""
     if not PROFILE_NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is not a profile name: use a-z, 0-9 and -, as in raspberry-pi-4")
     for folder in _folders(profiles_dir):
@@ -64,7 +64,7 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return all profiles of the first folder in the look-up order that contains any. Raises ConfigInvalid."""
+    """Return all profiles of the first folder in the look-up order with any. Raises ConfigInvalid."""
     for folder in _folders(profiles_dir):
         if paths := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_checked(path) for path in paths]

@@ -37,7 +37,7 @@ _COMPRESSED_SHARE_MAX = 0.98  # above this share of the file, decompression is n
 
 @dataclass(frozen=True)
 class DeviceFiles:
-    """A device's files of a model as (path, SHA-256), the live version's first, and the formats that it can unpack."""
+    """A device's files of a model as (path, SHA-256), the live version's first, and its formats."""
 
     files: tuple[tuple[str, str], ...] = ()
     zstd: bool = False

@@ -47,7 +47,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """A model on a device: its live release (None: nothing) and the wanted one (None: no release is wanted)."""
+    """A model on a device: its live release (None: nothing) and the wanted one (None: no release)."""
 
     model: str
     live: int | None

@@ -1,4 +1,4 @@
-"""The plan: the steps that make a bundle live on one device, or the reason why the device refuses it. Pure.
+"""The plan: the steps that make a bundle live on one device, or the reason for a refusal. Pure.
 
 The plan predicts a refusal before any byte is sent. The device checks everything again when it installs, and its own
 decision counts.

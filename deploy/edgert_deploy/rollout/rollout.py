@@ -33,7 +33,7 @@ def roll_out(
     sleep: Callable[[float], None] = time.sleep,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Rollout:
-    """Do the remaining work of `rollout` on its `devices` and update its record; return the rollout at its end.
+    """Do the remaining work of `rollout` on `devices` and record it; return the rollout at its end.
 
     The failures of earlier attempts do not count. Several threads call `progress` and `on_outcome`.
     """

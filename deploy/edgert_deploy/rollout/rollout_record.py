@@ -111,7 +111,7 @@ class Rollout(Head):
 
     @property
     def changed(self) -> list[str]:
-        """The devices on which this rollout made the release live. On others, a rollback would undo another change."""
+        """The devices on which this rollout made the release live; only there, a rollback undoes it."""
         return [device for device in self.devices if self.result(device) is Result.LIVE]
 
     @property

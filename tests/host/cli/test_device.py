@@ -115,7 +115,9 @@ def test_this_machine_has_a_site_to_set_and_no_address(
     assert main(["device", "set", "here", "--site", "plant-2"]) == 0
     told = capfd.readouterr().err
     assert "next: edgert bootstrap here" in told
-    assert "forget here --site default --store '' clears what the broker retains of its former site" in told
+    assert (
+        "forget here --site default --store '' clears the messages that the broker retains for its former site" in told
+    )
     assert main(["device", "set", "here", "--tag", "rack=1"]) == 0
     assert "former site" not in capfd.readouterr().err
 

@@ -74,7 +74,7 @@ def test_findings_are_lines_with_the_next_step_below_and_their_numbers_at_the_en
     capfd.readouterr()
     assert main(["doctor"]) == 7
     whole, said = capfd.readouterr()
-    assert "asking 1 device" in said
+    assert "checking 1 device" in said
     *lines, totals = whole.splitlines()
     named = [line for line in lines if not line.lstrip().startswith("next: ")]
     assert totals == f"{whole.count('  ok    ')} ok, {whole.count('  warn  ')} warn, {whole.count('  fail  ')} fail"

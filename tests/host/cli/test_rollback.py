@@ -22,9 +22,7 @@ def test_rollback_goes_back_once_and_not_forward_again(
     assert (code, model["live"], model["wanted"]["release"], model["drift"][0]["kind"]) == (12, 1, 2, "rolled-back")
     capfd.readouterr()
     assert main(["status", "here"]) == 0, "only --check makes it an error"
-    next_step = (
-        "next: deploy a fixed release of echo to here: edgert deploy BUNDLE here; with the bundle of release 1, that"
-    )
+    next_step = "next: deploy a fixed release of echo to here: edgert deploy BUNDLE here; or deploy the bundle of release 1 again"
     assert next_step in capfd.readouterr().out
     code, refused = edgert("rollback", "echo", "here")
     assert (code, refused["error"]["code"]) == (7, "device.transition_refused")

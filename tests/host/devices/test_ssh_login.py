@@ -181,9 +181,9 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(
     other, revoked = f"[127.0.0.1]:{bastion.port} {board.host_key}\n", f"@revoked * {bastion.host_key}\n"
     for hosts in ("", other, known(bastion) + revoked):
         home.write(config, hosts)
-        with pytest.raises(DeviceUnreachable, match="what its ssh said is above"):
+        with pytest.raises(DeviceUnreachable, match="the proxy's messages are above"):
             says(device)
-        with pytest.raises(DeviceUnreachable, match="what its ssh said is above"):
+        with pytest.raises(DeviceUnreachable, match="the proxy's messages are above"):
             scan_host_key(SshAddress.parse("board"))
         assert capfd.readouterr().err.count("Host key verification failed") == 2
     assert bastion.log.count("user ") == seen
@@ -220,7 +220,7 @@ def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
     home.write(settings("board", board, f"ProxyCommand ssh -F {config} -W %h:%p bastion"))
     assert says(device) == "in\n"
     home.write(settings("board", board, "ProxyCommand echo no way >&2; exec false"))
-    with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config leads there") as refused:
+    with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config names a proxy") as refused:
         says(device)
     assert "EOFError" not in refused.value.message
     assert capfd.readouterr().err == "no way\n"

@@ -66,7 +66,7 @@ def test_a_model_of_text_needs_a_device_that_has_tokenizers(offer: Offer) -> Non
     rule = Text(before.golden_inputs[0], "x", 4)
     offer = replace(offer, manifest=replace(before, inputs=(TensorSpec("x", "INT64", (-1, 4)),), text=rule))
     with pytest.raises(
-        EngineMissing, match=r"has no package tokenizers\. Install it: edgert bootstrap board --with text"
+        EngineMissing, match=r"lacks the package tokenizers\. Install it: edgert bootstrap board --with text"
     ):
         make_plan(facts(offer), offer)
     assert make_plan(facts(offer, text=True), offer).steps == WHOLE_WAY

@@ -53,12 +53,12 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: bool) -> None:
     """Build, check and sign a bundle of MODEL for one or more targets.
 
-    MODEL is a model file (.toml) that names the model and sets options; options given here override it. Or it is the
-    model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch (.pt2 of torch.export,
-    TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
+    MODEL is a model file (.toml) that names the model and sets options; options on the command line override it. Or it
+    is the model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch (.pt2 of
+    torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
-    Exits with 3 if an artifact loses more accuracy than --max-drop, and writes no bundle then. 4: the model, the
-    samples or an option cannot be used. 10: an engine cannot take the model. 11: a builder's tool failed, or an engine
+    Exits with 3 and writes no bundle if an artifact loses more accuracy than --max-drop. 4: the model, the samples or
+    an option cannot be used. 10: an engine does not support the model. 11: a builder's tool failed, or an engine
     crashed.
 
     \b
@@ -73,15 +73,15 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
     \b
     The figures of the accuracy gate (--metric):
       auto    the first that fits the hold-out and the model: map, cer, top1, decisions.
-      top1    top-1 with labels; without, how often both name the same class.
-      top5    whether the right class is among the first five; needs labels.
+      top1    top-1 accuracy with labels; without, how often artifact and FP32 name the same class.
+      top5    how often the right class is among the first five; needs labels.
       map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
       wer     1 - the word error rate; needs --postprocess with [ctc], and texts in the hold-out.
-      cer     1 - the character error rate; needs the same.
+      cer     1 - the character error rate; needs the same as wer.
       window_f1, event_f1   F1 of the answered classes, by window or by event; needs labels and [classify].
-      decisions  classes, boxes, texts, ... that an app reads from each output, compared with FP32's; the worst output.
-      cosine  the mean cosine of the artifact's outputs to FP32's, of the worst output.
-      module:function   your own, called with (outputs, inputs, labels), higher is better.
+      decisions  how far the classes, boxes, texts, ... that an app reads agree with FP32's; that of the worst output.
+      cosine  the mean cosine between the artifact's outputs and FP32's; that of the worst output.
+      module:function   your own, called with (outputs, inputs, labels); higher is better.
 
     `edgert profiles` lists the targets.
     """
@@ -102,7 +102,7 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
             judged.append(choice)
             if not as_json:
                 table = build_output.rows(choice, request.source.model_bytes)
-                # A build that cannot begin prints no heading.
+                # A build that fails before its first result prints no heading.
                 progress.print(table if len(judged) > 1 else f"{build_output.HEADING}\n{table}")
 
         out = options.out or NewBundlePath().convert(f"{request.model}.edgert", None, click.get_current_context())
@@ -117,11 +117,11 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
 
 
 def _write_model_file(model: Path, options: BuildOptions, force: bool, as_json: bool) -> None:
-    """Write the model file for the targets given, else for the profiles of the inventory."""
+    """Write the model file for the given targets, else for the profiles of the inventory."""
     kept = {"inputs": options.inputs, "buckets": options.buckets, "pads": options.pads}
     targets = options.targets or sorted({device.profile for device in options.inventory.devices()})
     with work_folder():
         path = write_model_file(load_source(model, options.conversion()), force, kept, targets)
-    # A path of this machine: the model file, which a team shares, does not hold it.
+    # A team shares the model file, so it does not contain this path of one machine.
     again = f" --convert-with {options.convert_with}" if options.convert_with else ""
     emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)

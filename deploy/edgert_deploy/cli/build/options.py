@@ -28,7 +28,7 @@ FILE = FilePath(path_type=Path)
 
 @dataclass(frozen=True)
 class BuildOptions(BuildSettings):
-    """The options of a build, as the command line and the model file give them."""
+    """The options of a build, from the command line and the model file."""
 
     calibration: Path | None
     holdout: Path | None
@@ -53,13 +53,13 @@ class BuildOptions(BuildSettings):
     no_cache: bool
 
     def conversion(self) -> Conversion:
-        """Return how the model becomes ONNX with fixed lengths. Raises ConfigInvalid."""
+        """Return the settings that turn the model into ONNX with fixed lengths. Raises ConfigInvalid."""
         buckets = read_buckets(self.buckets, self.pads)
         kept = None if self.no_cache else KeptConversions(cache_folder() / "converted")
         return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets, kept)
 
     def check(self) -> None:
-        """Refuse a build without samples or targets: click cannot, as the model file may give them."""
+        """Refuse a build without samples or targets. click cannot check this: the model file may name them."""
         samples = {"--calibration": self.calibration, "--holdout": self.holdout, "--target": self.targets or None}
         if missing := [name for name, value in samples.items() if value is None]:
             raise click.UsageError(
@@ -68,7 +68,7 @@ class BuildOptions(BuildSettings):
         if 0 < (self.downgrade_from or 0) <= self.release:
             raise click.UsageError(
                 f"release {self.release} is not a downgrade from {self.downgrade_from}: "
-                "give the highest release that devices may go back from"
+                "give the highest release that this bundle may replace"
             )
         if self.measure and self.measure_on:
             raise click.UsageError("give either --measure or --measure-on")
@@ -97,7 +97,7 @@ build_options = gathered(
         click.option(
             "--allow-overlap",
             is_flag=True,
-            help="Accept hold-out samples that are also calibration samples; the gate then proves less.",
+            help="Accept hold-out samples that are also calibration samples; the gate is then less reliable.",
         ),
         click.option(
             "--metric",
@@ -111,9 +111,9 @@ build_options = gathered(
             type=Number(0),
             default=0.01,
             show_default=True,
-            help="The most that an artifact may lose, in the metric's unit.",
+            help="The largest loss of an artifact against FP32 that passes, in the metric's unit.",
         ),
-        click.option("--max-class-drop", type=Number(0), help="The most that any class or slice may lose."),
+        click.option("--max-class-drop", type=Number(0), help="The largest loss of any class or slice that passes."),
     ),
     *section(
         "The model's inputs and outputs",
@@ -122,7 +122,7 @@ build_options = gathered(
             "inputs",
             multiple=True,
             metavar="NAME=SHAPE",
-            help="The lengths of an input's axes, if the model leaves them open or fixes others: images=1,3,640,640, ids=int64:1,128.",
+            help="The lengths of an input's axes, if the model leaves them open or has others: images=1,3,640,640, ids=int64:1,128.",
         ),
         click.option(
             "--buckets",
@@ -145,7 +145,9 @@ build_options = gathered(
             help="The rule that turns images, signals or text into the model's input: imagenet, yolo or a .toml.",
         ),
         click.option(
-            "--fold-preprocess", is_flag=True, help="Make preprocessing part of the model: it takes UINT8 frames."
+            "--fold-preprocess",
+            is_flag=True,
+            help="Make preprocessing part of the model, which then accepts UINT8 frames.",
         ),
         click.option(
             "--postprocess", type=FILE, help="The rule that turns the model's outputs into answers: yolo or a .toml."
@@ -168,7 +170,7 @@ build_options = gathered(
         click.option(
             "--precision",
             type=click.Choice(["auto", "int8", "fp16", "fp32"]),
-            help="The precision for all targets [default: each profile's own]; auto takes the fastest of int8, fp16, fp32 that passes.",
+            help="The precision for all targets [default: each profile's own]; auto chooses the fastest of int8, fp16, fp32 that passes.",
         ),
         click.option(
             "--recipe",
@@ -182,13 +184,13 @@ build_options = gathered(
             default=BUDGET,
             show_default=True,
             metavar="BUILDS",
-            help="If INT8 does not pass: build at most so many artifacts to find the fewest layers to leave in float; 0: none.",
+            help="If INT8 does not pass: build at most this many artifacts to find the fewest layers to leave in float; 0: none.",
         ),
         click.option(
             "--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with."
         ),
         click.option(
-            "--measure", is_flag=True, help="Time the candidates on this machine; the fastest that passes is packed."
+            "--measure", is_flag=True, help="Time the candidates on this machine, and pack the fastest that passes."
         ),
         click.option("--measure-on", metavar="SELECTOR", help="Time the candidates on a device of the inventory."),
         inventory_option,
@@ -202,19 +204,19 @@ build_options = gathered(
             type=click.IntRange(1, 2**53 - 1),
             default=1,
             show_default=True,
-            help="The release's number; it grows with every deployment.",
+            help="The release number; each new release of a model needs a higher one.",
         ),
         click.option(
             "--downgrade-from",
             type=click.IntRange(2, 2**53 - 1),
             metavar="RELEASE",
-            help="Let devices go back to this bundle from releases up to RELEASE. It expires in 30 days, unless --expires is given.",
+            help="Let devices change from releases up to RELEASE to this older one. It expires in 30 days, unless --expires is given.",
         ),
         click.option(
             "--expires",
             default="",
             metavar="TIME",
-            help="When the bundle expires: 90d, 12h, 2027-02-19 (UTC). Devices install it until then.",
+            help="Time until which devices install the bundle: 90d, 12h, 2027-02-19 (UTC).",
         ),
         click.option(
             "--key",
@@ -234,7 +236,7 @@ build_options = gathered(
             "--jobs",
             type=click.IntRange(0, 64),
             default=0,
-            help="Artifacts that are built at once [default: as many as cores and memory allow].",
+            help="Artifacts to build at a time [default: as many as cores and memory allow].",
         ),
     ),
 )

@@ -28,7 +28,7 @@ HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip(
 
 
 def rows(choice: Choice, model_bytes: int) -> str:
-    """Return a target's rows, each with what else its engine tried; `model_bytes` is the size in FP32."""
+    """Return a target's rows, with the other candidates of each engine; `model_bytes` is the size in FP32."""
     lines = []
     for candidate in choice.packed:
         lines.append(_row(choice.profile.name, candidate, model_bytes))
@@ -41,7 +41,7 @@ def rows(choice: Choice, model_bytes: int) -> str:
 
 
 def times(choices: Iterable[Choice]) -> str:
-    """Return a table of the candidates of each measured target: gate, speed, and what became of them."""
+    """Return a table of the candidates of each measured target: gate, speed, and whether they were packed."""
     table = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
     for choice in choices:
         packed = [candidate.id for candidate in choice.packed]
@@ -112,7 +112,7 @@ def size_change(size_bytes: int, source_size_bytes: int) -> str:
 
 
 def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
-    """The target with the artifact that it serves first, and all of its artifacts beside it."""
+    """Return the target with the fields of its first artifact, and the list of all its artifacts."""
     artifacts = [_artifact(candidate, source_size_bytes) for candidate in choice.packed]
     candidates = [
         {

@@ -1,7 +1,7 @@
-"""The progress of a build on stderr: one bar a target, or plain lines if it is no terminal.
+"""The progress of a build on stderr: one bar for each target, or plain lines without a terminal.
 
-The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target has two stages that always come,
-building and judging. Extra stages (a search, measuring) lengthen no bar.
+The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target always has two stages, building and
+judging. A bar counts only these, not extra stages (a search, measuring).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BuildProgress:
             self._bars.fill(target)
 
     def print(self, text: str) -> None:
-        """Print a result on stdout. If that is the terminal of the bars, it appears above them."""
+        """Print a result on stdout. If stdout is the terminal of the bars, the result appears above them."""
         text = printable(text)
         if self._bars is not None and _is_one_terminal(sys.stdout.fileno(), sys.stderr.fileno()):
             self._bars.print_above(text)
@@ -60,7 +60,7 @@ class BuildProgress:
 
 class _Bars:
     def __init__(self, artifacts: Mapping[str, int]) -> None:
-        # Its own descriptor: while vendors' tools run, theirs is redirected (vendor_output.py).
+        # A descriptor of its own, because stderr is redirected while vendors' tools run (vendor_output.py).
         self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w")
         self._progress = Progress(
             TextColumn("{task.fields[name]}"),
@@ -97,7 +97,7 @@ class _Bars:
             self._progress.update(task, stage=shown[:SHOWN_LETTERS_MAX], refresh=True)
 
     def _enter(self, target: str, line: str) -> None:
-        """Begin a stage, which ends the one before; a line that a parallel build repeats counts once."""
+        """Start a stage, which ends the previous one; a line that a parallel build repeats counts once."""
         self._progress.start_task(self._tasks[target])
         if line not in self._seen and self._current is not None:
             self._progress.advance(self._tasks[self._current])
@@ -111,7 +111,7 @@ class _Bars:
         self._progress.update(task, completed=total, stage="done", refresh=True)
 
     def print_above(self, text: str) -> None:
-        # The console moves the bars down itself. To stop and start them instead would erase the lines above.
+        # The console moves the bars down itself. A stop and restart of the bars would erase the lines above.
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:

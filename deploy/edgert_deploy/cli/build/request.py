@@ -28,7 +28,7 @@ from edgert_deploy.packager.samples.streams import read_state
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 TEXT_LETTERS_MAX = 10_000
-DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever
+DOWNGRADE_EXPIRES = "30d"  # the default: an attacker could replay a downgrade that never expires
 
 
 def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:
@@ -79,7 +79,8 @@ def _input_rule(source: SourceModel, options: BuildOptions) -> tuple[SourceModel
         before = read_preprocess(options.preprocess, source)
     if source.buckets is not None and (source.state or not isinstance(before, Text | None)):
         raise ConfigInvalid(
-            "--buckets goes with no state and with no --preprocess but that of text: give the axis a length with --input"
+            "--buckets cannot be combined with [[state]], or with a --preprocess other than [text]: give the axis a length "
+            "with --input"
         )
     if options.fold_preprocess:
         if not isinstance(before, Preprocess):

@@ -1,4 +1,4 @@
-"""`edgert bundle diff`: what changed between two bundles, and how much a device fetches."""
+"""`edgert bundle diff`: the changes between two bundles, and the bytes that a device fetches."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.lab
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Show the changes between two bundles, and the bytes that a device with BEFORE fetches for AFTER.
 
-    If both have a receipt, their builds are compared too: the accuracy gate, what was packed or left out, layers in
-    float, the classes that lost most. The bytes are what `edgert deploy` sends, as patches if they are smaller. The
+    If both have a receipt, the command also compares their builds: the accuracy gate, packed and omitted artifacts,
+    layers in float, the classes that lost most. `edgert deploy` sends these bytes, as patches if they are smaller. The
     contents are checked, the signatures are not (edgert bundle verify checks them). Exits with 0 also if they differ.
 
     \b
@@ -54,7 +54,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 
 
 def _lines(before: Manifest, after: Manifest, comparison: Comparison) -> Iterator[str]:
-    lower = " (lower: devices take it only if signed as a downgrade)" if after.release < before.release else ""
+    lower = " (lower: devices accept it only if signed as a downgrade)" if after.release < before.release else ""
     same = (
         " (the same: a release is immutable, devices that have BEFORE refuse AFTER)"
         if after.release == before.release
@@ -78,7 +78,7 @@ def _lines(before: Manifest, after: Manifest, comparison: Comparison) -> Iterato
 
 
 def _receipts(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield what people ask first of two builds, and the number of other changes."""
+    """Yield the most important changes between two builds, and the number of other changes."""
     shown = [change for change in changes if _RECEIPT.fullmatch(change.field)]
     classes = [(change, _drop(change)) for change in changes if _CLASS.fullmatch(change.field)]
     worst = sorted((pair for pair in classes if pair[1] > 0), key=lambda pair: -pair[1])[:CLASSES_SHOWN_MAX]
@@ -91,7 +91,7 @@ def _receipts(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _drop(change: Change) -> float:
-    """Return how much a class or slice lost; 0 if one bundle lacks it."""
+    """Return the loss of a class or slice; 0 if one bundle lacks it."""
     both = isinstance(change.before, (int, float)) and isinstance(change.after, (int, float))
     return change.before - change.after if both else 0.0
 

@@ -27,8 +27,8 @@ WORST_SHOWN_MAX = 5  # classes, layers
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show the content of BUNDLE: inputs, outputs, targets, artifacts, accuracy, layers, tools, receipt.
 
-    edgert bundle report draws the same; edgert bundle diff compares two bundles; edgert bundle verify checks the
-    signature.
+    edgert bundle report shows the same as a page with plots. edgert bundle diff compares two bundles. edgert bundle
+    verify checks the signature.
 
     \b
     Examples:
@@ -99,7 +99,7 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
 
 
 def _receipt(report: Report) -> Iterator[str]:
-    """Yield what the build found out beside the artifacts."""
+    """Yield the receipt's other results of the build."""
     for candidate in report.candidates():
         if not candidate["packed"]:
             accuracy = candidate["accuracy"]

@@ -37,7 +37,7 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
         replace_file(html, text.encode(), mode=0o644)
     except OSError as error:
         raise ConfigInvalid(
-            f"cannot write {html}: {error.strerror}; give --html a file in a folder that exists and has room"
+            f"cannot write {html}: {error.strerror}; give --html a file in an existing folder with free space"
         ) from error
     size_bytes = html.stat().st_size
     emit({"html": str(html), "size_bytes": size_bytes}, f"{html}: {size_text(size_bytes)}", as_json)

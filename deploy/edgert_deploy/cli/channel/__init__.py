@@ -16,7 +16,7 @@ COMMANDS = {
     "resume": ("edgert_deploy.cli.channel.change:resume", "Offer the halted release of a model again."),
     "renew": ("edgert_deploy.cli.channel.change:renew", "Sign a channel again with a later expiry; revoke keys."),
     "remove": ("edgert_deploy.cli.channel.change:remove", "Take a model out of a channel."),
-    "hint": ("edgert_deploy.cli.channel.hint:hint", "Have the devices of a channel ask the registry at once."),
+    "hint": ("edgert_deploy.cli.channel.hint:hint", "Make the devices of a channel check the registry at once."),
 }
 
 

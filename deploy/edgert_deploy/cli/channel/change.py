@@ -29,7 +29,7 @@ from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_mo
 def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
     """Halt the newest release of MODEL (default: of every model) in channel NAME.
 
-    No further device begins with it. Devices that have it keep it: to replace it there, publish a fixed release.
+    No other device starts to install it. Devices that have it keep it: to replace it there, publish a fixed release.
 
     \b
     Example:
@@ -71,8 +71,8 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
 def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
     """Sign channel NAME again as it is, with a later expiry; revoke keys.
 
-    Run this before the channel expires, unless another command changes it in time. Devices take nothing from an expired
-    statement, and raise the alarm channel_stale. A key cannot revoke itself: give another one with --key.
+    Run this before the channel expires, unless another command changes it in time. Devices install nothing from an
+    expired statement, and raise the alarm channel_stale. A key cannot revoke itself: give another one with --key.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def _change(
     as_json: bool,
     revoked: tuple[str, ...] = (),
 ) -> None:
-    """Change a channel that is there, and print its next statement."""
+    """Change an existing channel, and print its next statement."""
     key = signing.key()
     with reach.opened() as client:
         channels, lasts_s = channels_of(client), signing.lasts_s

@@ -1,4 +1,4 @@
-"""`edgert channel hint`: have devices ask the registry now."""
+"""`edgert channel hint`: make devices check the registry now."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from edgert_deploy.cli.shared.types import ChannelName
 @broker_alone_options
 @json_option
 def hint(name: str, settings: MqttSettings, as_json: bool) -> None:
-    """Have the devices that follow channel NAME ask the registry at once, not only at their interval.
+    """Make the devices that follow channel NAME check the registry at once, not only at their interval.
 
-    The broker retains a small message, and the devices that read it ask the registry. They verify the channel's
-    statement as always. All of them ask within seconds, so do not use this for a large fleet.
+    The broker retains a small message, and the devices that receive it check the registry. They verify the channel's
+    statement as always. All of them connect within seconds, so do not use this for a large fleet.
 
     \b
     Examples:
@@ -32,6 +32,6 @@ def hint(name: str, settings: MqttSettings, as_json: bool) -> None:
     retain(settings, {hint_topic(name): str(time.time_ns()).encode()})
     emit(
         {"ok": True, "channel": name},
-        f"the devices that follow channel {name} at {settings.address} ask their registry soon",
+        f"the devices that follow channel {name} at {settings.address} will check their registry soon",
         as_json,
     )

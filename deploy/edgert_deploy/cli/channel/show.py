@@ -1,4 +1,4 @@
-"""`edgert channel show`: a channel's statement and, by what devices report, its progress."""
+"""`edgert channel show`: a channel's statement, and its progress from the devices' reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) ->
     """Verify the statement of channel NAME and show it; with --fleet also its progress.
 
     The progress counts devices: those that kept a release, have it on trial, rolled it back or refused it, or wait.
-    A device that did not decide and sent no report for 15 minutes counts as stale.
+    A device without a decision that sent no report for 15 minutes counts as stale.
 
     \b
     Examples:

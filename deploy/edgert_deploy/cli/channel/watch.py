@@ -44,9 +44,11 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt when more devices rolled it back than this number (3) or share (5%) of those that began.",
+    help="Halt when more devices rolled it back than this number (3) or share (5%) of those that tried it.",
 )
-@click.option("--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="How often to look.")
+@click.option(
+    "--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="Time between two checks."
+)
 @for_option
 @store_option
 @reach_options
@@ -65,9 +67,9 @@ def watch(
 ) -> None:
     """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices roll it back.
 
-    Devices report their progress, and `edgert fleet record` brings it to the store. Every device that rolled a release
-    back counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait for
-    a stale device, which sent no report for 15 minutes.
+    Devices report their progress, and `edgert fleet record` writes it to the store. Every device that rolled a release
+    back counts, at any time. The command ends when each device has decided, or after --for. It does not wait for a
+    stale device, which sent no report for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 
@@ -80,7 +82,7 @@ def watch(
     with reach.opened() as registry:
         watching = _Watching(channels_of(registry), name, model, store_url, limit, key, signing.lasts_s)
         while True:
-            done = watching.look()
+            done = watching.check()
             if done or _pause(interval_s, stopped):
                 break
     value = {"ok": not watching.halted, "halted": watching.halted, **progress_json(watching.found)}
@@ -90,7 +92,7 @@ def watch(
 
 
 class _Watching:
-    """One watch; `found` is the last progress of releases not halted, `halted` names what it halted."""
+    """One watch; `found` is the last progress of the other releases, `halted` names the halted ones."""
 
     def __init__(
         self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
@@ -101,8 +103,8 @@ class _Watching:
         self._limit, self._key, self._lasts_s = limit, key, lasts_s
         self._said: list[str] = []
 
-    def look(self) -> bool:
-        """Look once, and halt what failed too often; return whether nothing is left to watch."""
+    def check(self) -> bool:
+        """Check once, and halt releases with too many failures; return whether nothing is left to watch."""
         statement = self._channels.read(self._name)
         releases = [
             release for release in read_progress(statement, self._store) if self._model in ("", release.entry.model)
@@ -135,7 +137,7 @@ class _Watching:
 
 
 def read_progress(statement: Statement, store_url: str) -> list[Progress]:
-    """Return the progress of each entry, as the store knows it. Raises ConfigInvalid or StoreFailed."""
+    """Return the progress of each entry, from the store. Raises ConfigInvalid or StoreFailed."""
     from edgert_deploy.fleet.store.query import FleetQuery  # the other commands need no database
 
     now_ms = wall_ms()

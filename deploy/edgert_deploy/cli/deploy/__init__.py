@@ -64,27 +64,27 @@ def deploy(
     Each device installs the bundle, loads it beside the live version, checks its golden samples, switches to it on
     trial, checks it again through the socket, and keeps it. If anything fails, the previous version stays live. A
     device that does not answer delays no other. If a local device is not bootstrapped yet, the command does that first.
-    A device takes one deployment of a model at a time and refuses a second one. Without SELECTOR, the devices are those
-    of the project's `selector`.
+    A device accepts one deployment of a model at a time and refuses a second one. Without SELECTOR, the devices are
+    those of the project's `selector`.
 
     With --limit and --watch the device measures the version on trial. It rolls back by itself, with the reason, when a
     limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].
 
-    A rollout over a fleet may go in steps: some devices first (--canary), then waves with a pause between them. It
-    stops when too many devices fail. Its progress is kept in the project: after Ctrl-C, a stop or a crash of this host,
-    `edgert rollout resume` continues, also on another host of the team.
+    A rollout over a fleet can have steps: some devices first (--canary), then waves with a pause between them. It stops
+    when too many devices fail. The project records its progress: after Ctrl-C, a stop or a crash of this host, `edgert
+    rollout resume` continues, also on another host of the team.
 
     For many devices, a terminal shows a table of those in progress. Without a terminal, the command prints a line for
     each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a summary,
     with one line for each cause of failure.
 
-    A device gets only the files that it lacks, and patches where it has an older version. An interrupted transfer
-    continues where it stopped, also when you repeat the command.
+    A device gets only the files that it lacks, as patches if it has an older version. An interrupted transfer continues
+    where it stopped, also when you repeat the command.
 
     Ctrl-C stops at the next step and rolls back the devices that are not done. A second Ctrl-C ends the command at
     once: a device with a trial in progress then rolls back by itself.
 
-    Exits with 0 if every device took the bundle, else with the code of the first that did not: 5 bundle refused,
+    Exits with 0 if the release is live on every device, else with the code of the first failure: 5 bundle refused,
     6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
 
     \b
@@ -112,7 +112,7 @@ def deploy(
 
 
 def _new_rollout(request: DeployRequest, strategy: Strategy, devices: list[Device], inventory: Inventory) -> Rollout:
-    """Return the record of a rollout that has not begun; the store gives it its id."""
+    """Return the record of a new rollout; the store assigns its id."""
     project, manifest = find_project(), request.offer.manifest
     return Rollout(
         id="",
@@ -134,7 +134,7 @@ def _new_rollout(request: DeployRequest, strategy: Strategy, devices: list[Devic
 def request_for(
     bundle: Path, offer: Offer, trial_s: float, bytes_per_s: float, limits: TrialLimits | None, dry_run: bool = False
 ) -> DeployRequest:
-    """Return the request for devices of the inventory; one on this machine is bootstrapped first."""
+    """Return the request; a local device without EdgeRT is bootstrapped first."""
     to = (open_transport, _make_ready)
     return DeployRequest(bundle, offer, trial_s, *to, dry_run, bytes_per_s=bytes_per_s, limits=limits)
 
@@ -174,7 +174,7 @@ def _make_ready(device: Device, transport: Transport, progress: LineSink) -> Non
     """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
-    # Here: importing a bootstrap takes as long as importing all else of a deployment.
+    # Imported here: a bootstrap takes as long to import as the rest of a deployment.
     from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
     from edgert_deploy.bootstrap.plan import BootstrapOptions
     from edgert_deploy.cli.shared.bootstrap_options import trusted_keys

@@ -1,4 +1,4 @@
-"""The options of `edgert deploy`: the trial, the order of devices, and how the bundle reaches them."""
+"""The options of `edgert deploy`: the trial, the order of devices, and the transfer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ trial_options = gathered(
             type=Duration(1, 86_400),
             default="60s",
             show_default=True,
-            help="A version that nobody marked good rolls back after this time.",
+            help="Time after which a version that was not marked good rolls back.",
         ),
         limit_option,
         click.option(
@@ -82,7 +82,7 @@ trial_options = gathered(
         click.option(
             "--unattended/--attended",
             default=None,
-            help="Let devices keep the version by themselves once all limits held [default: only this host marks it good].",
+            help="Let the device mark the version good without this host once all limits held [default: only this host does].",
         ),
     ),
 )
@@ -98,7 +98,7 @@ wave_options = gathered(
             type=DeviceCount(0),
             metavar="COUNT",
             default=0,
-            help="Deploy to this many devices first; --wave takes shares.",
+            help="Deploy to this many devices first; use --wave for shares.",
             show_default=True,
         ),
         click.option(
@@ -107,7 +107,7 @@ wave_options = gathered(
         click.option(
             "--max-failures",
             metavar="SHARE",
-            help="Stop when more devices failed than this number (3) or share (5%) of the waves begun "
+            help="Stop when more devices failed than this number (3) or share (5%) of the started waves "
             "[default: 0 with --canary or --wave, else never].",
         ),
         click.option("--pause", "pause_s", type=Duration(), default="0s", help="Wait between two waves."),
@@ -137,7 +137,7 @@ transfer_options = gathered(
             type=BundlePath(),
             multiple=True,
             metavar="OLD.edgert",
-            help="A bundle that devices have and this host never shipped: only differences are sent. May be repeated.",
+            help="An older bundle that the devices have, if another host sent it: then only differences are sent. May be repeated.",
         ),
     ),
 )

@@ -23,7 +23,7 @@ from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.plan import Step
 
 FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
-SECOND = "detached: a device in the middle rolls back on its own when the trial ends"
+SECOND = "detached: a device in progress rolls back on its own when the trial ends"
 STEPS = frozenset(step.value for step in Step)
 DRAWN_PER_S = 4
 LINES_KEPT = 8  # the terminal's lines for the headings, the last lines, and the user's own above
@@ -65,7 +65,7 @@ class RolloutProgress:
                 redirect_stdout=False,  # lines on stderr appear above the table
             )
             self._live.start()
-        # The table itself tells about Ctrl-C: a line written over it would break it.
+        # The table itself shows the effect of Ctrl-C: a line written over the table would break it.
         texts = ("", "") if self._live is not None else (FIRST, SECOND)
         self._interrupts.enter_context(self._stop.on_interrupt(*texts))
         return self
@@ -110,7 +110,7 @@ class RolloutProgress:
         return f"{self._title}: {self._ended} of {counted(self._devices, 'device')}{failed}"
 
     def _table(self) -> RenderableType:
-        """Return what the terminal shows: as many of the devices in progress as fit, the longest there first."""
+        """Return the table for the terminal: the devices in progress that fit, the longest in progress first."""
         now = time.monotonic()
         with self._lock:
             rows = list(self._rows.items())

@@ -31,7 +31,10 @@ from edgert_deploy.devices.transports import open_transport
     *section(
         "Login",
         click.option(
-            "--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept. Without it you are asked."
+            "--fingerprint",
+            "wanted",
+            metavar="SHA256:...",
+            help="The host key to accept [default: the command asks you].",
         ),
         click.option("--identity", type=FILE, help="Private SSH key [default: agent, ~/.ssh]."),
         click.option("--sudo", is_flag=True, help="Use sudo on the device; it must not ask for a password."),
@@ -105,7 +108,7 @@ def add(
     The command shows the device's SSH host key. After you agree to it, EdgeRT accepts no other key from the device.
     Scripts pass --fingerprint with the key that they expect; no option accepts any key. With --jump, the jump host's
     key is pinned in the same way. The address may be a Host of ~/.ssh/config, which may also set user and port. The
-    command asks the device for its facts, and installs nothing.
+    command reads the device's facts, and installs nothing.
 
     \b
     Examples:
@@ -125,7 +128,7 @@ def add(
         draft = replace(_local(name, folder), **chosen)
         inventory.check_new(draft)
     else:
-        assert address is not None  # one of both is given
+        assert address is not None  # checked above: either --local or the address is given
         draft = Device(name, "ssh", address, "", state or "", identity=identity_path(identity), jump=jump)
         draft = replace(draft, become="sudo" if sudo else "", **chosen)
         inventory.check_new(draft)
@@ -151,7 +154,7 @@ def _local(name: str, folder: Path) -> Device:
 def _completed(
     draft: Device, profile_name: str | None, home: str | None, profiles_dir: Path | None
 ) -> tuple[Device, str]:
-    """Return the device with its facts filled in, and the facts in one line."""
+    """Return the device with profile and folders from its facts, and the facts in one line."""
     with closing(open_transport(draft)) as transport:
         facts = probe(transport, draft.name)
     if local := not draft.kind.needs_runtime:

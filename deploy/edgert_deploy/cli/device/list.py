@@ -19,7 +19,7 @@ def list_(selector: str, inventory: Inventory, as_json: bool) -> None:
     """List the devices of SELECTOR (all, if it is missing).
 
     A SELECTOR is a list of words separated by commas: names, groups, `all`, tag:KEY, tag:KEY=VALUE, site:NAME,
-    profile:NAME. `!` before a word excludes its devices. Every command that takes a SELECTOR reads it this way.
+    profile:NAME. `!` before a word excludes its devices. Every command with a SELECTOR reads it this way.
 
     \b
     Examples:

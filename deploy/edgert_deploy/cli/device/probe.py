@@ -1,4 +1,4 @@
-"""`edgert device probe`: what a machine is, and which profile fits it."""
+"""`edgert device probe`: the facts of a machine, and the profile that fits it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgert_deploy.devices.transports import Transport
 
 @dataclass(frozen=True)
 class _Misses:
-    """Why a profile does not fit a machine."""
+    """The reasons why a profile does not fit a machine."""
 
     profile: str
     misses: tuple[str, ...]
@@ -32,7 +32,7 @@ class _Misses:
 
 @dataclass(frozen=True)
 class _Found:
-    """A machine, the profile that fits it (or None and the `reason`), and why others do not."""
+    """A machine, the profile that fits it (or None and the `reason`), and the misses of all profiles."""
 
     facts: MachineFacts
     profile: str | None
@@ -62,10 +62,10 @@ def probe_(
     inventory: Inventory,
     as_json: bool,
 ) -> None:
-    """Show what machines are, and which profile fits: devices of the inventory, or the one at ADDRESS.
+    """Show the facts and the fitting profile of devices in the inventory, or of the one at ADDRESS.
 
     Nothing is installed, and the inventory stays as it is unless you pass --save. An ADDRESS contains `@`, `.` or `[`.
-    Exits with the code of the first device that could not be asked, with 4 if no profile fits a device.
+    Exits with the code of the first device that cannot be reached, with 4 if no profile fits a device.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def probe_(
         raise click.UsageError("--save needs a device of the inventory; add this one with: edgert device add")
     if is_address:
         draft = Device(selector, "ssh", selector, "", "/", home="/", identity=identity_path(identity), jump=jump)
-        devices = [pinned(draft, wanted, jump_fingerprint)]  # in no inventory: for this one time
+        devices = [pinned(draft, wanted, jump_fingerprint)]  # not in the inventory
     else:
         devices = inventory.select(selector)
     profiles = list_profiles(profiles_dir)

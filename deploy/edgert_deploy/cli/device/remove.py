@@ -1,4 +1,4 @@
-"""`edgert device remove`: take a device out of the inventory."""
+"""`edgert device remove`: remove a device from the inventory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgert_deploy.devices.inventory import Inventory
 @inventory_option
 @json_option
 def remove(selector: str, inventory: Inventory, as_json: bool) -> None:
-    """Remove a device from the inventory. On the device itself nothing changes.
+    """Remove a device from the inventory. The device itself does not change.
 
     \b
     Example:

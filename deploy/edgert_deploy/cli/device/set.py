@@ -21,7 +21,7 @@ from edgert_deploy.devices.profiles import load_profile
 
 @dataclass(frozen=True)
 class LoginChange:
-    """How the host reaches a device from now on."""
+    """The changes to the login of a device."""
 
     address: str | None
     repin: bool
@@ -52,7 +52,7 @@ class LoginChange:
             )
 
     def fields(self, device: Device) -> dict[str, Any]:
-        """Return the new fields; a host key is shown, and pinned once the user agrees."""
+        """Return the new fields; show a new host key, and pin it once the user agrees."""
         changes: dict[str, Any] = {}
         if self.address is not None:
             changes["address"] = self.address
@@ -71,7 +71,7 @@ class LoginChange:
 
 @dataclass(frozen=True)
 class PlaceChange:
-    """The place of a device in the fleet from now on."""
+    """The changes to the place of a device in the fleet."""
 
     profile: str | None
     site: str | None
@@ -105,8 +105,8 @@ _login_options = gathered(
     *section(
         "Login",
         click.option("--address", metavar="[USER@]HOST[:PORT]", help="Its new address; the pinned host key stays."),
-        click.option("--repin", is_flag=True, help="Show its present host key, and pin that after you agree."),
-        click.option("--fingerprint", metavar="SHA256:...", help="Pin the host key of this fingerprint."),
+        click.option("--repin", is_flag=True, help="Show its present host key, and pin it after you agree."),
+        click.option("--fingerprint", metavar="SHA256:...", help="Pin the host key with this fingerprint."),
         click.option(
             "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned."
         ),
@@ -158,7 +158,7 @@ def set_(
 ) -> None:
     """Change the devices of SELECTOR in the inventory. The devices themselves do not change.
 
-    A new host key is pinned only when you ask for it and agree to it; scripts pass --fingerprint.
+    A new host key is pinned only if you give --repin and agree to the key; scripts pass --fingerprint.
 
     \b
     Examples:
@@ -170,7 +170,7 @@ def set_(
     devices = inventory.select(selector)
     login.check(selector, devices)
     changes = {**place.fields(profiles_dir), **login.fields(devices[0])}
-    # Another command may have changed the devices since: the changes apply to what the file has now.
+    # Another command may have changed the devices meanwhile, so apply the changes to the file's present content.
     changed = inventory.change(
         [device.name for device in devices], lambda device: place.listed(replace(device, **changes))
     )
@@ -181,7 +181,7 @@ def set_(
 
 
 def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
-    """Say what makes the changes take effect on the devices."""
+    """Print the commands that make the changes take effect on the devices."""
     moved = [new.name for new in changed if new.site != before[new.name].site]
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:
@@ -190,7 +190,7 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
         site = before[name].site
         # Without the empty --store, a project's store would lose the history of the former site.
         forget = f"edgert fleet forget {name} --site {site} --store ''"
-        say("", f"then: {forget} clears what the broker retains of its former site")
+        say("", f"then: {forget} clears the messages that the broker retains for its former site")
 
 
 def _key(tag: str) -> str:

@@ -34,7 +34,7 @@ _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": N
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """The Python environment of a device: what is installed in it, and which one is in use."""
+    """The Python environment of a device: its packages, and the change to a new or previous one."""
 
     engines: str
     extras: tuple[str, ...]
@@ -87,8 +87,8 @@ class ReportOptions:
     def broker_of_devices(self) -> Broker | None:
         """Return the broker; only the project's own gets the project's login.
 
-        A login that the options give replaces a device's own; the project's does not. Raises ConfigInvalid, and
-        UsageError for a login without its broker.
+        A login from the command line replaces a device's own login; the project's login does not. Raises ConfigInvalid,
+        and UsageError for a login without its broker.
         """
         if self.broker is None:
             if lone := given_option(*_LOGIN_DEFAULTS):
@@ -110,7 +110,7 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ChannelOptions:
-    """The channel that devices follow, and how they reach its registry."""
+    """The channel that devices follow, and the files for its registry."""
 
     registry: str | None
     channel: str
@@ -118,7 +118,7 @@ class ChannelOptions:
     registry_login: Path | None
 
     def following(self) -> Following | None:
-        """Return None without a registry; at the project's host it has the authority that the project names.
+        """Return the channel, None without a registry. The project's CA applies to the project's host only.
 
         Raises ConfigInvalid, and UsageError for options that need a registry.
         """
@@ -153,7 +153,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _quoted_hint(line: str) -> str:
-    """Return how the line is written in a shell if its value is text, "" if that does not help."""
+    """Return the line with quotes for a shell if its value is text; "" if quotes do not help."""
     key, equals, value = line.partition("=")
     quoted = f"{key}={json.dumps(value.strip(), ensure_ascii=False)}"
     helps = equals and len(line) <= _SHOWN_CHARS_MAX and _toml(quoted)
@@ -161,7 +161,7 @@ def _quoted_hint(line: str) -> str:
 
 
 def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
-    """Return the public halves of keys given by name or by file. Raises ConfigInvalid."""
+    """Return the public halves of the keys with these names or files. Raises ConfigInvalid."""
     return tuple(read_public_key(_key_path(name)) for name in names)
 
 
@@ -182,7 +182,7 @@ engines_option = click.option(
     default=ALL_ENGINES,
     show_default=True,
     metavar="all|first|NAME,...",
-    help="Engines to install: all that the profile prefers and the device can have, the first of them, or these.",
+    help="Engines to install: all of the profile's that fit the device, the first of them, or the named ones.",
 )
 
 extras_option = click.option(
@@ -204,7 +204,7 @@ runtime_options = gathered(
         click.option(
             "--unlocked",
             is_flag=True,
-            help="Take the newest wheels that fit, not the versions that edgert was tested with.",
+            help="Install the newest wheels that fit, not the versions that edgert was tested with.",
         ),
         click.option("--upgrade", is_flag=True, help="Replace another version of edgert by this host's, on trial."),
         click.option("--previous-runtime", is_flag=True, help="Change back to the previous runtime, on trial."),
@@ -214,7 +214,7 @@ runtime_options = gathered(
             type=Duration(10, 86_400),
             default=duration_text(TRIAL_S),
             show_default=True,
-            help="How long a new runtime is on trial before the device restores the old one.",
+            help="Time on trial after which the device restores the old runtime if the new one does not work.",
         ),
     ),
 )
@@ -259,9 +259,9 @@ report_options = gathered(
         click.option("--mqtt-username", default="", metavar="USER", help="User at the broker."),
         click.option("--mqtt-password-file", type=FILE, help="File with the password; the devices get a copy."),
         click.option(
-            "--mqtt-tls", is_flag=True, help="Use TLS; the system's authorities check the broker's certificate."
+            "--mqtt-tls", is_flag=True, help="Use TLS; a CA of the system must have signed the broker's certificate."
         ),
-        click.option("--mqtt-ca", type=FILE, help="Authority that signed the broker's certificate; turns TLS on."),
+        click.option("--mqtt-ca", type=FILE, help="CA certificate for the broker; turns TLS on."),
     ),
 )
 
@@ -277,7 +277,7 @@ channel_options = gathered(
         click.option(
             "--channel", type=ChannelName(), default="stable", show_default=True, help="The channel in that registry."
         ),
-        click.option("--registry-ca", type=FILE, help="Authority that signed the registry's certificate."),
+        click.option("--registry-ca", type=FILE, help="CA certificate for the registry."),
         click.option(
             "--registry-login", type=FILE, help="Login file for the registry (docker login); the devices get a copy."
         ),

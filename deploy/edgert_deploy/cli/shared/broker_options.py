@@ -1,7 +1,7 @@
-"""The options that name a broker, and the settings that they make.
+"""The options that name a broker, and the MQTT settings from them.
 
-A project's options for its broker are used for that broker alone: a login is never sent to another one that --broker
-names.
+The project's options for its broker apply to that broker only. If --broker names another one, the project's login is
+never sent there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OPTIONS = section(
         type=FILE_NAME,
         metavar="FILE",
         default="",
-        help="Authority that signed the broker's certificate, if not a public one.",
+        help="CA certificate for the broker, if no public CA signed the broker's certificate.",
     ),
     click.option(
         "--client-cert",
@@ -58,7 +58,7 @@ _OPTIONS = section(
         type=FILE_NAME,
         metavar="FILE",
         default="",
-        help="Client certificate, if the broker asks for one.",
+        help="Client certificate, if the broker requires one.",
     ),
     click.option(
         "--client-key", "key", type=FILE_NAME, metavar="FILE", default="", help="The client certificate's key."
@@ -80,7 +80,7 @@ def broker_options(command: F) -> F:
 
 
 def broker_alone_options(command: F) -> F:
-    """Add --broker and what belongs to it. The command receives `settings` in their place."""
+    """Add --broker and its options. The command receives `settings` in their place."""
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
@@ -89,7 +89,7 @@ def broker_alone_options(command: F) -> F:
         host, port = host_and_port(options.pop("broker"), PORT_TLS if login["tls"] else PORT_PLAIN)
         return command(settings=MqttSettings(host, port, **login), **options)
 
-    wrapped: Any = with_settings  # functools.wraps keeps no signature that changes
+    wrapped: Any = with_settings  # functools.wraps cannot type a changed signature
     decorated: F = each_of(*_OPTIONS)(wrapped)
     return decorated
 
@@ -98,7 +98,7 @@ session_option = click.option(
     "--session",
     "session_name",
     metavar="NAME",
-    help="Have the broker keep messages for a day while this process is away. One process for each NAME.",
+    help="Let the broker keep messages for a day while this process does not run. One process for each NAME.",
 )
 
 
@@ -110,10 +110,10 @@ def named_session(role: str, name: str | None) -> tuple[str, int | None]:
 
 
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: Sequence[str]) -> dict[str, Any]:
-    """Return `options` without what the project says of its own broker, if --broker names another one.
+    """Return `options` without the project's settings for its own broker, if --broker names another one.
 
-    A note on stderr names what was left out. `without` has those options' values when nobody gives them; `tls` has
-    the names of the options that turn TLS on. Raises ConfigInvalid for an invalid address.
+    A note on stderr names the ignored options. `without` maps these options to their defaults; `tls` has the names of
+    the options that turn TLS on. Raises ConfigInvalid for an invalid address.
     """
     context = click.get_current_context()
     of_project, broker = context.lookup_default("broker"), options["broker"]

@@ -1,4 +1,4 @@
-"""Code that the commands of a registry share: its options, and the channels that they work on."""
+"""The common code of the registry commands: their options, and the channels that they change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edgert_deploy.rollout.publish import Release
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Parameters that only mean something to the devices of a channel.
+# Parameters that have a meaning only with a channel.
 _OF_OFFER = ("share", "sites", "tags", "limits", "watch_s", "lasts_s")
 _YEARS_S = 10 * 365 * 86_400.0
 
@@ -48,13 +48,13 @@ class Reach:
     login: Path | None
 
     def opened(self) -> closing[Registry]:
-        """Give the registry. Raises ConfigInvalid."""
+        """Return the registry, which the `with` block closes. Raises ConfigInvalid."""
         return closing(open_registry(self.address or "", self.ca, self.login))
 
 
 @dataclass(frozen=True)
 class Signing:
-    """The key that signs a statement, and how long that is valid."""
+    """The key that signs a statement, and the time for which the statement is valid."""
 
     key_given: str | None
     lasts_s: float
@@ -66,7 +66,7 @@ class Signing:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The devices of a release, and how they try it."""
+    """The devices of a release, and the settings of their trial."""
 
     share: float
     sites: tuple[str, ...]
@@ -78,17 +78,17 @@ class Chosen:
     def __post_init__(self) -> None:
         for option, names in (("--site", self.sites), ("--profile", self.profiles), ("--tag", self.tags)):
             if not all(name.strip() for name in names):
-                raise ConfigInvalid(f"{option} is empty, and would select no device: name one, or leave it out")
+                raise ConfigInvalid(f"{option} is empty, and would select no device: give a value, or omit it")
 
     def devices(self) -> dict[str, Any]:
         """Return the fields of an entry that select devices."""
         return {"share": self.share, "sites": self.sites, "profiles": self.profiles, "tags": self.tags}
 
     def trial(self, model: str) -> dict[str, Any]:
-        """Return the fields of an entry that say how devices try the release, with the project's limits."""
+        """Return the fields of an entry with the trial of the release, including the project's limits."""
         if model == RUNTIME:
             if self.limits:
-                raise ConfigInvalid("a runtime has no trial limits, only a time to serve: give --watch, not --limit")
+                raise ConfigInvalid("a runtime has no trial limits, only a time on trial: give --watch, not --limit")
             return {} if self.watch_s is None else {"watch_s": self.watch_s}
         limits = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
         return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
@@ -108,7 +108,7 @@ reach_options = gathered(
         "--registry-ca",
         "ca",
         type=FILE,
-        help="Authority that signed the registry's certificate [default: the system's].",
+        help="CA certificate for the registry [default: the system's CAs].",
     ),
     click.option(
         "--registry-login",
@@ -166,7 +166,7 @@ _DEVICES = (
 
 
 def entry_options(watch_default: str, *, limits: bool = True) -> Callable[[F], F]:
-    """The devices of a release, and how they try it, given as `chosen`."""
+    """Add the options for a release's devices and their trial, given as `chosen`."""
     return gathered("chosen", Chosen, *_DEVICES, *((limit_option,) if limits else ()), _watch_option(watch_default))
 
 
@@ -175,18 +175,18 @@ def _watch_option(default: str) -> Callable[[F], F]:
         "--watch",
         "watch_s",
         type=Duration(),
-        help=f"How long a device watches a release before it keeps it [default: {default}].",
+        help=f"Time for which a device watches a release before it keeps it [default: {default}].",
     )
 
 
 def check_offered(channel: str | None, *others: str) -> None:
     """Raise UsageError for an option of an offer, or of the parameters `others`, without a channel."""
     if channel is None and (lone := given_option(*_OF_OFFER, *others)):
-        raise click.UsageError(f"{lone} is for the devices of a channel, and none is given: give --channel NAME, too")
+        raise click.UsageError(f"{lone} needs a channel: give --channel NAME, too")
 
 
 def channels_of(registry: Registry) -> Channels:
-    """Return the registry's channels, with the keys that the project and the user know."""
+    """Return the registry's channels; trusted are the public keys of the project and the user."""
     trusted = tuple(read_public_key(path) for path in public_keys())
     return Channels(registry, trusted, SeenCounters(config_folder() / "channels.json"))
 
@@ -194,7 +194,10 @@ def channels_of(registry: Registry) -> Channels:
 def offer_release(
     registry: Registry, channel: str, release: Release, how: Mapping[str, Any], key: SigningKey, signing: Signing
 ) -> tuple[dict[str, Any], str]:
-    """Offer a release to a channel's devices as `how` says; return its statement as JSON, and a line."""
+    """Offer a release to a channel's devices, with the entry's fields `how`.
+
+    Returns the statement as JSON, and a line for people.
+    """
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
     channels, lasts_s = channels_of(registry), signing.lasts_s
     tell_lower_scores(channels, channel, entry)
@@ -207,7 +210,7 @@ def tell_lower_scores(channels: Channels, channel: str, entry: Entry) -> None:
     """Warn if the release scored less at its build than the one that the channel offers."""
     if entry.model != RUNTIME:
         for text in channels.lower_scores(channel, entry):
-            say("", f"warning: {text}; edgert bundle diff shows what became worse")
+            say("", f"warning: {text}; edgert bundle diff shows the differences")
 
 
 def statement_table(statement: Statement) -> str:
@@ -225,7 +228,7 @@ def statement_table(statement: Statement) -> str:
 
 
 def devices_text(entry: Entry) -> str:
-    """Return which devices an entry selects: `5% of site plant-a`."""
+    """Return text for the devices that an entry selects: `5% of site plant-a`."""
     named = (("site", entry.sites), ("profile", entry.profiles), ("tag", entry.tags))
     of = ", ".join(f"{kind} {' or '.join(names)}" for kind, names in named if names)
     share = "all" if entry.share >= 1 else f"{100 * entry.share:g}%"

@@ -1,4 +1,4 @@
-"""The same work on several devices, side by side: a failure delays no other, Ctrl-C ends all."""
+"""The same work on several devices at a time: a failure delays no other device, Ctrl-C ends all."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from edgert_deploy.devices.transports import Transport, open_transport
 
 FIRST = "stopping: devices in progress finish, others are left as they are (Ctrl-C again detaches)"
 SECOND = "detached: devices in progress finish or roll back on their own"
-# Another device would fail in the same way.
+# After one of these errors, other devices would fail in the same way.
 _TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
 
-T = TypeVar("T")  # what the work returns: a dataclass or a dict, as `to_json` takes it
+T = TypeVar("T")  # the work's result: a dataclass or a dict that `to_json` accepts
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def run_on_each(
 ) -> Results[T]:
     """Do `work` on each device; return its answers in the order of `devices`.
 
-    With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
-    alone.
+    With `one_first`, the other devices wait until the work succeeds on one. After an error in `_TELLING`, the others
+    are not changed.
     """
     answers = _answers(devices, work, one_first)
     return Results([(device.name, answer) for device, answer in zip(devices, answers, strict=True)])
@@ -90,7 +90,7 @@ def _answers(
 
     def one(device: Device) -> T | EdgeRTError:
         if stop.asked:
-            return Interrupted(f"{device.name}: interrupted before it began: left as it is")
+            return Interrupted(f"{device.name}: interrupted before the start: left as it is")
         with closing(open_transport(device)) as transport:
             try:
                 return work(device, transport)
@@ -108,4 +108,4 @@ def _answers(
                 answers += [type(answer)(f"{device.name}: left as it is, since it failed on {name}") for device in left]
             proven = not isinstance(answer, EdgeRTError)
         answers += for_each(devices[len(answers) :], one, stop)
-    return [Interrupted("detached in the middle: check with edgert status") if a is None else a for a in answers]
+    return [Interrupted("detached before the end: check with edgert status") if a is None else a for a in answers]

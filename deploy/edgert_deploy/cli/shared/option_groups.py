@@ -1,4 +1,4 @@
-"""Groups of options: a heading of `--help` for each, and one argument of the command for several."""
+"""Groups of options: each has a heading in `--help`, and the command gets it as one argument."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[
             values = {key: given.pop(key) for key in cls.__dataclass_fields__ if key in given}
             return command(**given, **{name: cls(**values)})
 
-        wrapped: Any = gather  # functools.wraps keeps no signature that changes
+        wrapped: Any = gather  # functools.wraps cannot type a changed signature
         return each_of(*options)(wrapped)
 
     return decorate
@@ -49,7 +49,7 @@ def each_of(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def given_option(*parameters: str) -> str:
-    """Return the first option of these parameters that the command line has, "" if it has none."""
+    """Return the first of these parameters' options on the command line, "" if there is none."""
     context = click.get_current_context()
     for parameter in context.command.params:
         if parameter.name in parameters and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
@@ -74,7 +74,7 @@ class SectionedCommand(click.Command):
 def _titled(title: str, option: Callable[[F], F]) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         command = option(command)
-        vars(command)["__click_params__"][-1].section = title  # where click keeps them until the command is made
+        vars(command)["__click_params__"][-1].section = title  # click stores options here until it makes the command
         return command
 
     return decorate

@@ -63,7 +63,7 @@ for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="St
 
 
 def store_option_of(purpose: str, without: str, default: str | None = None) -> Callable[[F], F]:
-    """--store, given as `store_url`. `without` names the store if neither user nor project has one."""
+    """Add --store, given as `store_url`. `without` names the store if neither user nor project names one."""
     return click.option(
         "--store",
         "store_url",
@@ -79,12 +79,12 @@ store_option = store_option_of("The store of reports", f"./{STORE_DEFAULT}", STO
 
 
 def selector_argument(default: str | None = None, *, required: bool = True) -> Callable[[F], F]:
-    """SELECTOR: the devices that a command is about, given as `selector`."""
+    """Add SELECTOR, the devices for a command, given as `selector`."""
     if default is None:
         return click.argument("selector", type=Selector(), required=required)
     return click.argument("selector", type=Selector(), default=default)
 
 
 def device_argument(*, required: bool = True) -> Callable[[F], F]:
-    """SELECTOR of one device, given as `selector`."""
+    """Add SELECTOR of one device, given as `selector`."""
     return click.argument("selector", type=OneDevice(), required=required)

@@ -15,7 +15,7 @@ import click
 from edgert.printable import counted, printable, some_of
 
 CELL_CHARS_MAX = 300
-NAMES_MAX = 5  # so many devices that failed for one cause are named
+NAMES_MAX = 5  # the number of devices that are named for one cause of failure
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _LINE = threading.Lock()
 
@@ -23,7 +23,7 @@ _LINE = threading.Lock()
 def say(device: str, line: str) -> None:
     """Print a progress line on stderr, from any thread; `device` "" means all of them.
 
-    A full disk or a reader that ended (`2>&1 | head`) costs the line, never the work.
+    If stderr cannot be written (a full disk, `2>&1 | head`), the line is lost and the command continues.
     """
     with _LINE, contextlib.suppress(OSError):
         click.echo(printable(f"[{device}] {line}" if device else line), err=True)
@@ -39,14 +39,14 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
     """Return a line for each error, to print below a table: device, code, message."""
-    # Most messages begin with the device's name already.
+    # Most messages already start with the device's name.
     return "".join(f"{name} [{code}]: {message.removeprefix(f'{name}: ')}\n" for name, code, message in errors)
 
 
 def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
-    """Return a line for each cause: code, how many devices, the message of the first, and the first names.
+    """Return a line for each cause: number of devices, code, first message, and first names.
 
-    Messages that differ in the device's name and address or in numbers have one cause. The most frequent comes first.
+    Messages that differ only in the device's name, address or numbers have one cause. The most frequent cause is first.
     """
     causes: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, code, message in errors:

@@ -58,13 +58,13 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
         lines += _next_steps(rollout)
     if any(outcome.warning for outcome in outcomes):
         lines += (
-            f"\nnext: edgert bundle diff shows what became worse; edgert rollback {rollout.model} DEVICE rolls it back"
+            f"\nnext: edgert bundle diff shows the differences; edgert rollback {rollout.model} DEVICE rolls it back"
         )
     return lines
 
 
 def _warning_lines(outcomes: Sequence[Outcome]) -> str:
-    """Return a line for each warning, with the devices that it is about."""
+    """Return a line for each warning, with its devices."""
     devices: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.warning:
@@ -73,7 +73,7 @@ def _warning_lines(outcomes: Sequence[Outcome]) -> str:
 
 
 def _next_steps(rollout: Rollout) -> str:
-    """Name only the commands that help: rolling back a device without the release undoes something else."""
+    """Return the useful commands. A rollback on a device without the release would undo another change."""
     steps = [f"edgert rollout resume {rollout.id}", f"edgert rollout abort {rollout.id}"] if rollout.resumable else []
     if 0 < len(rollout.changed) <= ROWS_MAX:
         steps.append(f"edgert rollback {rollout.model} {','.join(rollout.changed)}")
@@ -90,7 +90,7 @@ def plan_json(request: DeployRequest, outcomes: Sequence[Outcome], waves: list[l
 
 
 def plan_table(request: DeployRequest, outcomes: Sequence[Outcome], waves: list[list[str]]) -> str:
-    """Return a row for each device, the errors, and what the devices watch on trial."""
+    """Return a row for each device, the errors, and the trial limits."""
     wave_of = {name: str(number) for number, names in enumerate(waves, start=1) for name in names}
     rows = [("DEVICE", "WAVE", "RESULT", "TO SEND", "STEPS")]
     for outcome in outcomes:

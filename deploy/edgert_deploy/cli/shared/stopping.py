@@ -13,9 +13,9 @@ import click
 
 
 def stopping(for_s: float | None) -> Callable[[], bool]:
-    """Return whether a signal came or `for_s` passed, as a function; a second signal ends at once.
+    """Return a function that is true after a signal or after `for_s`. A second signal exits at once.
 
-    The end of click's command puts the signal handlers back.
+    At the end of the command, click restores the signal handlers.
     """
     signals: list[int] = []
     ends_at = None if for_s is None else time.monotonic() + for_s

@@ -11,8 +11,8 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 def open_rollouts(*, changes: bool = False) -> RolloutStore:
     """Return the project's rollouts, up to date with the team's store.
 
-    If that store cannot be reached, a command that `changes` a rollout ends with the error; others say so and go on
-    with what this host has.
+    If that store cannot be reached, a command that `changes` a rollout ends with the error. Others print a note and
+    continue with this host's copy.
     """
     project = find_project()
     store = RolloutStore(project.rollouts, None, _note)
@@ -25,7 +25,7 @@ def open_rollouts(*, changes: bool = False) -> RolloutStore:
     except EdgeRTError as error:
         if changes:
             raise
-        _note(f"{error.message}. Shown is what this host knows")
+        _note(f"{error.message}. The output shows only this host's copy")
         store = store.without_team()
     return store
 

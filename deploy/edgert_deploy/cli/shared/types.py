@@ -1,4 +1,4 @@
-"""Types of the commands' parameters: what they accept, and how a shell completes them."""
+"""Types of the commands' parameters: accepted values, and their completion in a shell."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class FilePath(click.Path):
 
 def refuse_pipe(path: Path) -> None:
     """Raise ConfigInvalid for a named pipe or a device."""
-    named = Path(os.path.realpath(path))  # `<(command)` gives a path that does not exist
+    named = Path(os.path.realpath(path))  # the path of `<(command)` may not exist
     if named.exists() and not (named.is_file() or named.is_dir()):
-        raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and give that")
+        raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and pass that file")
 
 
 FILE = FilePath(dir_okay=False, path_type=Path)
@@ -66,7 +66,7 @@ class DeviceShare(click.ParamType):  # type: ignore[type-arg]  # generic in new 
 
 
 class DeviceCount(click.IntRange):
-    """A number of devices; the names of devices are refused with what to do instead."""
+    """A number of devices; names of devices are refused with advice."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, str) and not value.lstrip("-").isdigit():
@@ -173,7 +173,7 @@ class BundlePath(click.Path):
 
 
 class NewBundlePath(BundlePath):
-    """A bundle to write. A mere name goes to the project's folder of bundles, if it names one."""
+    """A bundle to write. A name without a path is put into the project's bundle folder, if it has one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(click.Path.convert(self, value, param, ctx)))

@@ -37,7 +37,7 @@ _RECEIVE = (
 
 
 class LocalTransport:
-    """Run commands as the calling user, each in its own session, so that a time-out ends all its processes.
+    """Run commands as the calling user, each in a session, so that a time-out ends all its processes.
 
     Root copies files as the owner of the folder, and follows no link there that another user could have made.
     """

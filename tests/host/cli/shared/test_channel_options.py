@@ -173,13 +173,13 @@ def test_a_statement_is_signed_with_the_key_of_that_name_or_file(project: Path) 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--share", "5%"), "--share is for the devices of a channel"),
-        (("--site", "plant-a"), "--site is for the devices of a channel"),
-        (("--profile", "pi"), "--profile is for the devices of a channel"),
-        (("--tag", "rack"), "--tag is for the devices of a channel"),
-        (("--limit", "p99_ms=8"), "--limit is for the devices of a channel"),
-        (("--watch", "10m"), "--watch is for the devices of a channel"),
-        (("--expires", "30d"), "--expires is for the devices of a channel"),
+        (("--share", "5%"), "--share needs a channel"),
+        (("--site", "plant-a"), "--site needs a channel"),
+        (("--profile", "pi"), "--profile needs a channel"),
+        (("--tag", "rack"), "--tag needs a channel"),
+        (("--limit", "p99_ms=8"), "--limit needs a channel"),
+        (("--watch", "10m"), "--watch needs a channel"),
+        (("--expires", "30d"), "--expires needs a channel"),
         (("--channel", "stable", "--share", "0%"), "not a share"),
         (("--channel", "stable", "--share", "100.1%"), "not a share"),
         (("--channel", "stable", "--expires", "59s"), "write at least 1m and at most 3650d"),
@@ -213,4 +213,4 @@ def test_a_runtime_for_profiles_may_be_published_without_being_offered(edgert: E
     code, answer = edgert("publish-runtime", 4, "--profile", "none-such", "--python", "3.11")
     assert (code, "none-such" in answer["error"]["message"]) == (4, True), answer
     code, answer = edgert("publish-runtime", 4, "--profile", "none-such", "--python", "3.11", "--share", "5%")
-    assert (code, "--share is for the devices of a channel" in answer["error"]["message"]) == (2, True)
+    assert (code, "--share needs a channel" in answer["error"]["message"]) == (2, True)

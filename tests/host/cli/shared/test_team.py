@@ -204,7 +204,7 @@ def test_without_its_store_a_host_shows_what_it_knows_and_begins_nothing(hosts: 
     assert a("deploy", bundle, "here")[0] == 0
     (a.project / "edgert.toml").write_text('store = "postgresql://ops@127.0.0.1:1/fleet"\n')
     assert a.drift("here") == (1, [])
-    assert "Shown is what this host knows" in a.said
+    assert "The output shows only this host's copy" in a.said
     code, refused = a("deploy", bundle, "here")
     assert (code, refused["error"]["code"]) == (6, "fleet.store_failed")
     assert len(a("rollout", "list")[1]["rollouts"]) == 1
