@@ -1,4 +1,4 @@
-"""A listener: decodes every message of a fleet once, and counts what it refuses.
+"""A listener: decodes every message of a fleet once, and counts refused ones.
 
 The models of the fleet, the recorder and the exporter are listeners. A device is not trusted: a message that breaks the
 contract (docs/telemetry.md) is refused and counted, and so are streams beyond the limit of a device.
@@ -47,7 +47,7 @@ class FleetListener:
             self.last_refusal = f"{topic[:120]}: {error.message}"
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
-        """A message of any kind came and was accepted."""
+        """Handle an accepted message of any kind."""
 
     def on_cleared(self, topic: Topic) -> None:
         """A retained message was cleared: the device was removed."""

@@ -92,7 +92,7 @@ class DeviceState:
     status: str = "unknown"
     heard_at: float | None = None
     window_s: float = WINDOW_S_DEFAULT
-    late_s: float = 0.0  # how old its newest report was when it came
+    late_s: float = 0.0  # the age of its newest report on arrival
     profile: str = PROFILE_UNKNOWN
     alarms_ms: int = 0
     models: dict[str, ReportedModel] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class DeviceState:
         return {*self.models, *self.alarms} - {""}
 
     def age_s(self, now: float) -> float | None:
-        """Return how long ago it last sent something; None if only retained messages came."""
+        """Return the time since its last message; None if only retained messages arrived."""
         return None if self.heard_at is None else now - self.heard_at
 
     def is_stale(self, now: float) -> bool:

@@ -1,8 +1,8 @@
 """The fleet's last minutes for the terminal's table: latencies, gaps and repeated reports. Pure.
 
 Theory of operation: each report is applied once. Reports of one stream carry a `seq` that grows by one, so (boot, seq)
-tells a repeated report, and a missing one leaves a gap until it comes late. Percentiles come from sketches merged over
-the last windows, never from other percentiles: the mean of the devices' p99.9 is not the fleet's.
+identifies a repeated report, and a missing one leaves a gap until it arrives late. Percentiles are computed from
+sketches merged over the last windows, never from other percentiles: the mean of the devices' p99.9 is not the fleet's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def pooled(windows: Sequence[Window]) -> Sketch:
 
 @dataclass
 class Stream:
-    """The reports of one model on one device: its last windows, and which numbers came."""
+    """The reports of one model on one device: its last windows, and the numbers that arrived."""
 
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     duplicates: int = 0
@@ -73,7 +73,7 @@ class Stream:
 
     @property
     def missing(self) -> int:
-        """The histograms that never came, at least. `metrics` travel at QoS 0 and may get lost."""
+        """The least number of missing histograms. `metrics` are sent at QoS 0 and may get lost."""
         return self.numbers["hist"].lost_min
 
     def keep(self, window: Window, horizon_s: float) -> None:

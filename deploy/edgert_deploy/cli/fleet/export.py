@@ -38,16 +38,16 @@ Examples:
   edgert fleet export --broker broker.local
   edgert fleet export --broker broker.local --listen 0.0.0.0:{PORT} --by site,device,model,version
   edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
-  edgert fleet export --broker broker.local --session main     # the broker keeps what comes while it is down
+  edgert fleet export --broker broker.local --session main     # the broker keeps messages while it is down
   edgert fleet export --broker broker.local --otlp http://collector:4318
   edgert fleet export --broker broker.local --remote-write http://prometheus:9090
 
 \b
 Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
   histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
-A scraper that asks for text gets classic histograms with one bucket for each octave. Several exporters divide a large
+A scraper that requests text gets classic histograms with one bucket for each octave. Several exporters divide a large
 fleet by --site; sum over all of them. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
-expects. It misses what comes while it is down, unless --session NAME has the broker keep it (one NAME for each).
+expects. It misses messages while it is down, unless --session NAME makes the broker keep them (one NAME for each).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -61,7 +61,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     default=f"127.0.0.1:{PORT}",
     show_default=True,
     metavar="HOST:PORT",
-    help="The address of /metrics; port 0 takes a free one.",
+    help="The address of /metrics; port 0 chooses a free one.",
 )
 @click.option(
     "--by", default=",".join(BY_DEFAULT), show_default=True, metavar="WORDS", help="The labels of the series."
@@ -133,7 +133,7 @@ def export(
 
 
 class _Pushes:
-    """Calls `push` at an interval; reports when it begins to fail (and what happens `then`) and recovers."""
+    """Calls `push` at an interval; reports its first failure (and what happens `then`) and its recovery."""
 
     def __init__(self, push: Callable[[], None], every_s: float, then: str) -> None:
         self._push, self._every_s, self._then = push, every_s, then

@@ -25,7 +25,7 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
-SETTLE_S = 1.0  # the broker has sent all once none came for this long
+SETTLE_S = 1.0  # the broker has sent everything once no message arrives for this time
 
 EPILOG = """\b
 Examples:
@@ -82,7 +82,7 @@ def forget(
 
 
 def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
-    """Return what the broker retains of the device, by topic: at any site if `site` is None."""
+    """Return the device's retained messages by topic: at any site if `site` is None."""
     retained_by_topic: dict[str, bytes] = {}
     heard_at = time.monotonic()
 
@@ -107,7 +107,7 @@ def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str
 
 
 def _sites(topics: Iterable[str], site: str | None) -> list[str]:
-    """Return the site that is asked for, and those that topics of devices name."""
+    """Return the requested site, and those that topics of devices name."""
     named = {messages.parse_topic(topic).site for topic in topics if topic.startswith(f"{messages.ROOT}/")}
     return sorted(named | ({site} if site else set()))
 

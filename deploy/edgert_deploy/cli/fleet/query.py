@@ -34,13 +34,13 @@ Examples:
   edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
 
 \b
---by takes any of {", ".join(DIMENSIONS)}. Percentiles pool all requests of a group (error at most 1.09 %); they are
+--by accepts any of {", ".join(DIMENSIONS)}. Percentiles pool all requests of a group (error at most 1.09 %); they are
 never means of percentiles. A window belongs to the minute in which it ended; more than two days ago, periods begin and
 end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts reports that were sent
-and never came; stderr names their devices, and warns where the store itself is old.
+and never arrived; stderr names their devices, and warns if the store's newest report is old.
 
 \b
---stages tells where the time goes: a line for each stage of a group, with its requests, its share of all stages' time, and
+--stages shows the time of each stage: a line for each stage of a group, with its requests, its share of the time, and
 its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch.
 
 \b
@@ -131,7 +131,7 @@ def _nothing(answer: Mapping[str, Any], question: Question) -> str:
 
 
 def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
-    """Yield what a reader of the answer must know of its reports."""
+    """Yield warnings about missing, unsynchronised and old reports."""
     missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronised", "newest_ms"))
     if missing:
         lost, came = sum(missing.values()), answer["windows"]

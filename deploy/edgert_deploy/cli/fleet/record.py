@@ -30,7 +30,7 @@ HOUR_S = 3600
 EPILOG = """\b
 Examples:
   edgert fleet record --broker broker.local
-  edgert fleet record --broker broker.local --session main      # the broker keeps what comes while it is down
+  edgert fleet record --broker broker.local --session main      # the broker keeps messages while it is down
   edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7d --size 50GB
   edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
 

@@ -212,7 +212,7 @@ def show_until(
 def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | None = None) -> Table:
     """Return the fleet as a table whose last lines sum up each model; a narrow one has fewer columns.
 
-    If it is higher than `height`, devices' lines are left out from below, and the caption says how many.
+    If the table is higher than `height`, its last device lines are omitted, and the caption says how many.
     """
     devices, fleet = [row for row in rows if row.device is not None], [row for row in rows if row.device is None]
     room = len(devices) if height is None else max(1, height - len(fleet))
@@ -269,12 +269,12 @@ def _cells(row: Row) -> list[Text]:
 
 
 def _text(cell: str) -> Text:
-    """Return what devices report as data: never rich's markup, and nothing that controls the terminal."""
+    """Return a device's text without effect as rich's markup or as control characters."""
     return Text(printable(cell, CELL_CHARS_MAX, newlines=False))
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar a value, from nothing to the greatest of them: a doubling shows as one."""
+    """Return one bar for each value, on a scale from zero to the greatest value."""
     top = max(values, default=0.0)
     return "".join(BARS[round(value / top * (len(BARS) - 1))] for value in values) if top > 0 else "-"
 
@@ -284,7 +284,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _milliseconds(value: float | None) -> str:
-    """Three significant digits, which is what the histogram can promise."""
+    """Return the value with three significant digits, the precision of the histogram."""
     if value is None:
         return "-"
     return f"{value:.{sum(value < limit for limit in (1, 10, 100))}f}"
@@ -303,7 +303,7 @@ def _stream_json(state: LivePercentiles, view: View, listen: Callable[[], bool])
     while listen():
         changed = []
         for row in view.of(state.rows(time.monotonic())):
-            # A growing age alone is no news.
+            # A line whose age alone grows has not changed.
             content = {name: value for name, value in row.as_json().items() if name != "age_s"}
             key = (row.site, row.device, row.model)
             if shown.get(key) != content:

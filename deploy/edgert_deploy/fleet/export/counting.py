@@ -40,7 +40,7 @@ class Counting:
 
     @property
     def missing(self) -> int:
-        """Histograms and events that were sent and never came, at least."""
+        """The least number of histograms and events that were sent and never arrived."""
         return sum(self.missing_by_device().values())
 
     def missing_by_device(self) -> dict[tuple[str, str], int]:

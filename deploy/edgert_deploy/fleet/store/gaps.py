@@ -1,4 +1,4 @@
-"""Gaps: the reports of latencies that were sent and never came, by their `seq`.
+"""Gaps: the reports of latencies that were sent and never arrived, by their `seq`.
 
 Theory of operation: `seq` grows by one with each report of a model on a device, over restarts, reboots and versions.
 So a report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the

@@ -1,4 +1,4 @@
-"""Migrations: what brings a store of an older version to this one's, version by version."""
+"""Migrations: the steps from a store of an older version to this version."""
 
 from __future__ import annotations
 

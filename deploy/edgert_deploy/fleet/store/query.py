@@ -56,7 +56,7 @@ class Question:
             if name not in DIMENSIONS:
                 raise ConfigInvalid(f"unknown dimension {name!r}; known: {', '.join(DIMENSIONS)}")
         if self.until_ms <= self.since_ms:
-            raise ConfigInvalid("the period ends before it begins")
+            raise ConfigInvalid("the period ends before it starts")
         if self.step_min and (self.until_ms - self.since_ms) / MINUTE_MS / self.step_min > STEPS_MAX:
             raise ConfigInvalid(f"steps of {self.step_min} min are more than {STEPS_MAX}: choose longer ones")
 

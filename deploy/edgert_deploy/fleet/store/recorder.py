@@ -55,7 +55,7 @@ class Recorder(FleetListener):
             self._bytes += len(payload)
 
     def flush(self) -> None:
-        """Write what waits. Raises StoreFailed; then nothing is lost, and the next flush tries again."""
+        """Write the waiting reports. Raises StoreFailed; then nothing is lost, and the next flush retries."""
         if len(self._batch) or self._batch.heard_ms:
             self.failures += 1
             new = self._store.write(self._batch)
@@ -77,7 +77,7 @@ class Recorder(FleetListener):
                 say("the store works again: the waiting reports are written")
 
     def prune_when_due(self, say: Callable[[str], None]) -> None:
-        """Remove what is older than the retention, at most every PRUNE_EVERY_S."""
+        """Remove rows that are older than the retention, at most every PRUNE_EVERY_S."""
         if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
             self._pruned_at = time.monotonic()
             try:

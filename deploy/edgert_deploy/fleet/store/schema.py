@@ -68,7 +68,7 @@ device = sa.Table(
 known_profile = sa.case((device.c.profile == "", PROFILE_UNKNOWN), else_=device.c.profile)
 
 # One worker process on one device. `last_seq` and the counters are those of the newest `metrics`, so that an increase
-# counts once; `hist_seq` and `hist_minute` are those of the newest `hist`, so that a gap shows.
+# counts once; `hist_seq` and `hist_minute` are those of the newest `hist`, so that gaps are detected.
 stream = sa.Table(
     "edgert_stream",
     _metadata,
@@ -150,7 +150,7 @@ group_heard = _last_heard("edgert_group_heard", "edgert_group")
 # Changes whenever streams, groups or devices are deleted: the numbers that a writer remembers are then invalid.
 forgotten = sa.Table("edgert_forgotten", _metadata, sa.Column("turns", sa.BigInteger, nullable=False))
 
-# Reports that were sent and never came; see gaps.py.
+# Reports that were sent and never arrived; see gaps.py.
 gap = sa.Table(
     "edgert_gap",
     _metadata,
@@ -228,7 +228,7 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
 
 
 def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
-    """Connect to a store of reports; if `writes`, create it, and tell `log` of what takes long.
+    """Connect to a store of reports; if `writes`, create or migrate it, and report slow steps to `log`.
 
     Raises ConfigInvalid or StoreFailed.
     """
@@ -248,7 +248,7 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
 
 
 def file_of(engine: sa.Engine) -> tuple[int, int] | None:
-    """Return what tells a SQLite file from one that replaces it; None if there is no file."""
+    """Return device and inode of a SQLite file, which change if it is replaced; None without a file."""
     if engine.dialect.name != "sqlite":
         return None
     try:
@@ -292,7 +292,7 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
 
 
 def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
-    """Make what is missing, and bring an older store to this version; a newer one stays as it is."""
+    """Create missing tables, and migrate an older store to this version; leave a newer one unchanged."""
     version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
     if version is not None and version > SCHEMA_VERSION:
         return

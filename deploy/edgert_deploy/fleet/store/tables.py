@@ -1,4 +1,4 @@
-"""Answers of the store as JSON and as CSV: what `edgert fleet query` prints and the page's API serves."""
+"""Results of the store as JSON and as CSV, for `edgert fleet query` and the page's API."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def dimensions_of(by: str) -> tuple[str, ...]:
 
 
 def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict[str, Any]:
-    """Return one group as a flat row. With `stepped` it begins with the time of its step."""
+    """Return one group as a flat row. With `stepped` the row starts with the time of its step."""
     latency = answer.latency
     return {
         **_name(answer, stepped),

@@ -123,7 +123,7 @@ class Answers:
         return self.history.stages(Span.parse(asked), self._where(asked))
 
     def query(self, asked: Asking) -> dict[str, Any]:
-        """Return what `edgert fleet query --json` prints."""
+        """Return the JSON of `edgert fleet query`."""
         since_ms, until_ms = Span.parse(asked).bounds_ms(self.hub.wall_ms())
         step_s = duration_s(asked.get("step", "0"))
         if step_s % 60:

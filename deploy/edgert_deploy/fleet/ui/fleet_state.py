@@ -1,7 +1,7 @@
-"""The fleet as the page's map and lists show it now. Pure.
+"""The fleet's present state, for the page's map and lists. Pure.
 
-Theory of operation: percentiles over time are not kept here; the store answers for them (history.py). A device's state
-is computed when a page asks, because no message announces that a device became stale. Any thread may call any method.
+Theory of operation: the store provides percentiles over time (history.py). A device's state is computed for each
+request of a page, because no message announces that a device became stale. Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgert_deploy.fleet.ui.slow_devices import SlowDevices
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
 GONE_AFTER_WINDOWS = 10  # a model without reports while others of its device report was removed
-LATE_S = 300.0  # reports older than this when they come: the device sends its spool
+LATE_S = 300.0  # reports that arrive older than this come from the device's spool
 # Worst first: a device is in the first state that applies.
 STATES = ("lost", "offline", "stale", "alarmed", "slow", "behind", "online")
 LETTERS = {"lost": "l", "offline": "f", "stale": "s", "alarmed": "a", "slow": "w", "behind": "b", "online": "o"}
@@ -38,13 +38,13 @@ class Filter:
     profile: str = ""
 
     def where(self) -> dict[str, str]:
-        """As FleetQuery takes it."""
+        """Return the choice in the form that FleetQuery accepts."""
         return {name: value for name, value in vars(self).items() if value}
 
 
 @dataclass(frozen=True)
 class DeviceView:
-    """A device's state, why, and since when (ms since 1970; 0 if unknown)."""
+    """A device's state, its reason, and its start (ms since 1970; 0 if unknown)."""
 
     device: DeviceState
     state: str
@@ -56,7 +56,7 @@ class DeviceView:
 class FleetState(Fleet):
     """Every device and its state. `now` is monotonic seconds, `wall_ms` ms since 1970."""
 
-    decodes_hist = False  # the store answers for latencies; here a histogram only announces news
+    decodes_hist = False  # the store provides latencies; here a histogram only counts as a report
 
     def __init__(self, wall_ms: Callable[[], int], targets: Mapping[str, float] | None = None) -> None:
         super().__init__(wall_ms, DEVICES_MAX)

@@ -93,7 +93,7 @@ class History:
         return self._fresh(("curves", span, *sorted(where.items())), fresh_s(self._step_min(span, where)), asked)
 
     def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return what `curves` draws, as rows by step, model and version."""
+        """Return the data of `curves` as rows by step, model and version."""
         question, now_ms = self._stepped(span, where)
         with self._turn:
             answers = self._query.answer(question, now_ms)
@@ -136,7 +136,7 @@ class History:
         return result
 
     def ask(self, asked: Asked, devices: int) -> dict[str, Any]:
-        """Return what `edgert fleet query --json` prints. `devices` is how many fit. Raises ConfigInvalid."""
+        """Return the JSON of `edgert fleet query`. `devices` is the number that fit. Raises ConfigInvalid."""
         question = asked.question
         if question.names_devices and "device" not in question.where:
             self._whole_hours(question.since_ms, question.until_ms, devices)
@@ -173,7 +173,7 @@ class History:
         return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
     def _stepped(self, span: Span, where: Mapping[str, str]) -> tuple[Question, int]:
-        """Return the question for curves, and the time now."""
+        """Return the query for curves, and the present time."""
         now_ms = self._wall_ms()
         step_min = self._step_min(span, where)
         if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
@@ -312,7 +312,7 @@ def _version(version: str, answers: Sequence[Answer], since_ms: int, step_ms: in
 
 
 def _missing(answers: Sequence[Answer], since_ms: int, step_ms: int, steps: int) -> dict[str, Any]:
-    """Return how many reports never came in each step, of which devices, and how many came."""
+    """Return the missing reports in each step, those of each device, and the number that arrived."""
     counts, devices = [0] * steps, Counter[str]()
     for answer in answers:
         step = (answer.start_ms - since_ms) // step_ms

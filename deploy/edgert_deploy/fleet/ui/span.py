@@ -1,4 +1,4 @@
-"""The period that a page or a program asks for, and its steps. Pure."""
+"""The period that a page or a program requests, and its steps. Pure."""
 
 from __future__ import annotations
 
