@@ -28,9 +28,9 @@ def in_order(seqs: Sequence[int]) -> list[int]:
 
 
 class SeqTracker:
-    """Tells new messages of one stream and boot from repeated ones, and counts what never came.
+    """Tells new messages of one stream and boot from repeated ones, and counts missing ones.
 
-    Counting begins with the first message, or after `before`: earlier numbers are neither new nor missing.
+    Counting starts with the first message, or after `before`: earlier numbers are neither new nor missing.
     """
 
     __slots__ = ("_before", "_gaps", "last", "missing", "restarts")

@@ -56,7 +56,7 @@ class Counting:
         return len(self._numbers)
 
     def is_new(self, topic: Topic, report: Report) -> bool:
-        """Return whether this report did not come before; remembers it."""
+        """Return whether this report is new, and remember it."""
         # Events of a device are numbered together, whatever model they concern.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
         numbers = _value_of(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
@@ -65,7 +65,7 @@ class Counting:
         return new
 
     def increase(self, topic: Topic, report: MetricsMessage) -> tuple[int, ...]:
-        """Return what the counters grew by, for a new report. A late one is part of a later one's increase."""
+        """Return the counters' increase for a new report. A later report already includes a late one's."""
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
         last = _value_of(self._counters, key, lambda: _Counted("", -1, ()))

@@ -67,7 +67,7 @@ class Group:
 
     @property
     def stages(self) -> Mapping[str, Sketch]:
-        """The sketch of each stage, made if reports came since the last time."""
+        """The sketch of each stage, merged again if reports arrived since the last call."""
         if self.stage_counts is not None and not self._stages:
             self._stages = self.stage_counts.sketches()
         return self._stages

@@ -22,7 +22,7 @@ class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=T
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
     """Follows no redirection.
 
-    It would ask with a GET without the body, and show the credentials to another host.
+    A redirected request would be a GET without the body, and would send the credentials to another host.
     """
 
     def redirect_request(self, *_: Any) -> None:

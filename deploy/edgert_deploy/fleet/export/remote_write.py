@@ -25,7 +25,7 @@ JOB = "edgert-reports"
 BY = ("site", "device", "model", "version", "profile")
 WAITING_MAX = 100_000
 POINTS_AT_ONCE = 2_000
-BATCHES_MAX = 50  # one flush sends so many batches
+BATCHES_MAX = 50  # the most batches that one flush sends
 REFUSED_AT_ONCE = 16
 HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -73,7 +73,7 @@ class RemoteWriter(Exporter):
                 self._add(name, labels, at_ms, metrics.window_s, value)
 
     def flush(self) -> None:
-        """Send what waits, the oldest first. Raises PushFailed; what a server may take later is kept."""
+        """Send the waiting points, oldest first. Raises PushFailed; keeps points that a retry may send."""
         for _ in range(BATCHES_MAX):
             with self.lock:
                 points = [self._points[i] for i in range(min(len(self._points), POINTS_AT_ONCE))]
@@ -81,7 +81,7 @@ class RemoteWriter(Exporter):
                 return
             self._refusal = None
             in_time = sorted(points, key=lambda point: point.at_ms)
-            # A server refuses a whole request for one point. Prometheus takes late counters, but no late histograms.
+            # A server refuses a whole request for one point. Prometheus accepts late counters, but no late histograms.
             histograms = [point for point in in_time if isinstance(point.value, bytes)]
             counters = [point for point in in_time if not isinstance(point.value, bytes)]
             refused = self._send(counters) + self._send(histograms)

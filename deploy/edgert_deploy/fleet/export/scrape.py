@@ -11,7 +11,7 @@ from edgert_deploy.fleet.web import WebServer
 
 
 def scrape_server(exposition: Exposition, host: str, port: int) -> WebServer:
-    """Serve an exposition on `host`:`port` from a thread; port 0 takes a free one. Raises ConfigInvalid."""
+    """Serve an exposition on `host`:`port` from a thread; port 0 means a free one. Raises ConfigInvalid."""
     drawing = threading.Lock()  # one scrape at a time: a second one would render the same again
 
     def answer(request: HttpRequest) -> HttpResponse:

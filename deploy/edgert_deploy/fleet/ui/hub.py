@@ -25,7 +25,7 @@ class View:
     at_ms: int
     sites: dict[str, tuple[tuple[str, ...], str]]
     counts: dict[str, int]
-    per_s: float | None  # None until two reports of some model have come
+    per_s: float | None  # None until two reports of a model have arrived
     words: dict[str, list[str]]
     revisions: dict[str, int]
     refused: int

@@ -12,13 +12,13 @@ from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
 SHOWN_MAX = 20
-DEVICES_SHOWN_MAX = 200  # so many devices that failed are listed
+DEVICES_SHOWN_MAX = 200  # the most failed devices that are listed
 
 
 class Rollouts:
     """The newest rollouts in `store`, whose folder need not exist. Only one thread may use it.
 
-    A file is read only when it changed: those of a large fleet are large, and this looks once a second.
+    A file is read only when it changed: files of a large fleet are large, and the page checks once a second.
     """
 
     def __init__(self, store: RolloutStore) -> None:
@@ -46,7 +46,7 @@ class Rollouts:
             self.revision += 1
 
     def _state(self, stamp: Stamp, rollout: Rollout) -> str:
-        """Return the state; a rollout that is marked as running and that no process works on was cut off."""
+        """Return the state; a rollout that is marked as running but has no process was cut off."""
         # Without the right to lock it, only the recorded state is known.
         with contextlib.suppress(OSError, ConfigInvalid):
             over = rollout.state is RolloutState.RUNNING and self._store.is_at_work(rollout.id) is False

@@ -49,7 +49,7 @@ HEADERS = {
 
 
 class PageServer:
-    """Serves `answers` on `host`:`port` from threads; port 0 takes a free one. Raises ConfigInvalid.
+    """Serves `answers` on `host`:`port` from threads; port 0 means a free one. Raises ConfigInvalid.
 
     `alerts` is the address of an Alertmanager, to which the page links.
     """
@@ -88,7 +88,7 @@ class PageServer:
         return self._page(request, [unquote(part) for part in url.path.split("/")[1:]], query)
 
     def _page(self, request: HttpRequest, parts: list[str], query: Mapping[str, str]) -> HttpResponse:
-        """Return what is at the address `parts`, for a request that may read it."""
+        """Return the answer for the address `parts`, for a request that may read it."""
         match parts:
             case ["assets", name] if name in self._files:
                 return self._files[name].response(request.headers)

@@ -13,7 +13,7 @@ from statistics import median_low
 from edgert_deploy.fleet.live_fleet import P99S_KEPT, DeviceState
 
 SLOW_FACTOR = 2.0
-PEERS_MIN = 3  # so many devices have a middle one
+PEERS_MIN = 3  # the fewest devices that have a middle one
 COMPARED_EVERY_S = 5.0
 
 
@@ -40,7 +40,7 @@ class SlowDevices:
         self._middle_ms = {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= PEERS_MIN}
 
     def why(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
-        """Return why a device is slow and since when (ms since 1970), None if it is not."""
+        """Return the reason and the start (ms since 1970) of a device's slowness, None if it is not slow."""
         why = next((why for model in sorted(device.models) if (why := self._why(device, model))), None)
         key = (device.site, device.device)
         if why is None:
