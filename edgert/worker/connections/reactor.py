@@ -11,6 +11,9 @@ many connections moves them here. The reactor has one of two forms, by `RunLimit
   came. A thread reads a request just before its run, while the input is still in the processor's cache, and answers it
   just after, so no request passes from thread to thread.
 
+While the threads are busy, none of them sees a request arrive. It arrived between one poll and the next, so the middle
+of that time counts as its arrival: the error is at most half a turn, and none on average.
+
 The code here never blocks. A connection leaves for a thread of its own when few connections are left or the others are
 silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with high priority
 or in large frames, or ends.
@@ -34,6 +37,7 @@ from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.batcher import late
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
+SLEEP_NS_MIN = 20_000  # a poll that takes less found requests at once
 ALONE_MAX = 256  # turns in which only one connection asks, after which it gets a thread again
 
 _NO_FRAME = wire.Frame(0, 0, 0, 0, 0, 0, b"", (), b"")
@@ -61,18 +65,18 @@ class RunLimits(NamedTuple):
 class _Client:
     """A connection and the request that it made last.
 
-    `came_ns` is when the request came, `read_ns` when it was read, and `waited_ns` is how long it was left in between;
+    `came_ns` is the estimated arrival of the request, `taken_ns` when it was received, `read_ns` when it was read.
     `deadline_s` is on time.monotonic.
     """
 
     __slots__ = (
-        "came_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "request", "sock", "waited_ns",
+        "came_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "request", "sock", "taken_ns",
     )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:
         self.connection, self.sock, self.frames = connection, connection.sock, connection.frames
         self.number = self.sock.fileno()
-        self.came_ns = self.read_ns = self.waited_ns = 0
+        self.came_ns = self.taken_ns = self.read_ns = 0
         self.deadline_s: float | None = None
         self.forget()
 
@@ -85,10 +89,10 @@ class _Client:
         frames = self.frames
         try:
             if frames.more and (frame := frames.feed(0)) is not None:
-                self.came_ns = time.perf_counter_ns()
+                self.taken_ns = time.perf_counter_ns()
                 return frame
             count = self.sock.recv_into(frames.room, 0, socket.MSG_DONTWAIT)
-            self.came_ns = time.perf_counter_ns()
+            self.taken_ns = time.perf_counter_ns()
             return Departure() if not count else frames.feed(count) or Departure()
         except BlockingIOError:
             return Departure() if frames.missing() else None
@@ -98,11 +102,15 @@ class _Client:
     def read(self, request: wire.Frame) -> None:
         """Read an INFER frame. Raises RequestError if the model does not take it."""
         self.request = request
-        self.came_ns -= self.waited_ns
         left_us = request.arg - self.waited_ns // 1000
         self.deadline_s = time.monotonic() + left_us * 1e-6 if request.arg else None
         self.inputs = self.connection.read(request)
         self.read_ns = time.perf_counter_ns()
+
+    @property
+    def waited_ns(self) -> int:
+        """How long the request was left in the kernel."""
+        return self.taken_ns - self.came_ns
 
     def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
         """Send `parts`, of `size_bytes` together; return None if the kernel took all of them."""
@@ -138,11 +146,9 @@ class Reactor:
         self._epoll = select.epoll()
         # An event of a connection that one of several threads serves must reach no other thread.
         self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
-        self._waiting: deque[tuple[_Client, int]] = (
-            deque()
-        )  # clients that wait for a thread, each with the arrival of its request in ns
+        self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # an entry for each thread that waits for requests
-        self._polled_ns = 0  # when a thread polled last
+        self._polled_ns = time.perf_counter_ns()  # when a thread polled last
         self._alone, self._turns = -1, 0  # the number of the only client that asks, and for how many turns
 
     def start(self) -> None:
@@ -166,12 +172,19 @@ class Reactor:
 
     def _serve(self) -> None:
         """Serve requests that share runs: the one thread of this form."""
-        poll, clients = self._epoll.poll, self._clients
+        poll, clients, clock_ns = self._epoll.poll, self._clients, time.perf_counter_ns
         more: list[_Client] = []  # clients whose next frame came together with the last one
         while True:
+            began_ns = clock_ns()
             ready = [clients[number] for number, _ in poll(0 if more else None)]
+            now_ns = clock_ns()
+            slept = now_ns - began_ns > SLEEP_NS_MIN
+            came_ns = now_ns if slept else (self._polled_ns + now_ns) // 2
+            self._polled_ns = now_ns
             if more:
                 ready = list(dict.fromkeys([*more, *ready]))
+            for client in ready:
+                client.came_ns = came_ns
             for at in range(0, len(ready), self._most):
                 turn = ready[at : at + self._most]
                 try:
@@ -201,36 +214,32 @@ class Reactor:
             del client  # keep none that has left while the thread sleeps
 
     def _next(self) -> _Client:
-        """Return the client whose request has waited longest, with its `waited_ns`; sleep if there is none.
-
-        While all threads run the engine, no thread sees a request arrive. It arrived between the last poll and this
-        one; the middle of that time is the best estimate.
-        """
+        """Return the client whose request has waited longest; sleep if there is none."""
         poll, clients, waiting, sleeping = self._epoll.poll, self._clients, self._waiting, self._sleeping
         while True:
             # A request beyond the first wakes a sleeping thread: leave it to that thread.
             found = poll(0, 1 if sleeping else -1)
-            now_ns, came_ns = time.perf_counter_ns(), 0
-            if found:
-                came_ns = now_ns if sleeping else (self._polled_ns + now_ns) // 2
-            elif not waiting:
+            came_ns = now_ns = time.perf_counter_ns()
+            if not found and not waiting:
                 sleeping.append(None)
                 found = poll(None, 1)
                 sleeping.pop()
-                now_ns = came_ns = time.perf_counter_ns()
+                came_ns = now_ns = time.perf_counter_ns()
+            elif not sleeping:
+                came_ns = (self._polled_ns + now_ns) // 2
             self._polled_ns = now_ns
-            waiting.extend((clients[number], came_ns) for number, _ in found)
-            try:
-                client, came_ns = waiting.popleft()
-            except IndexError:  # another thread took it
-                continue
-            client.waited_ns = max(0, now_ns - came_ns)
-            return client
+            for number, _ in found:
+                client = clients[number]
+                client.came_ns = came_ns
+                waiting.append(client)
+            with contextlib.suppress(IndexError):  # another thread took it
+                return waiting.popleft()
 
     def _await_next(self, client: _Client) -> None:
         """Wait for the next request of a client whose last one is answered."""
         if client.frames.more:
-            self._waiting.append((client, time.perf_counter_ns()))
+            client.came_ns = time.perf_counter_ns()
+            self._waiting.append(client)
         elif self._is_lone(client):
             self._leave(client, Departure())
         else:
@@ -311,7 +320,7 @@ class Reactor:
         clients = [client for client in clients if not self._is_late(client)]
         if not clients:
             return
-        times_ns = [(client.came_ns, client.read_ns) for client in clients]
+        times_ns = [(client.came_ns, client.taken_ns, client.read_ns) for client in clients]
         deadlines_s = [client.deadline_s for client in clients if client.deadline_s is not None]
         deadline_s = max(deadlines_s) if len(deadlines_s) == len(clients) else None
         try:

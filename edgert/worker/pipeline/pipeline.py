@@ -169,9 +169,9 @@ class Pipeline:
         return Answer(engine.outputs, self._numbers[request.raw], engine.batch, hit_flags, stages)
 
     def infer_together(
-        self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int]], deadline_s: float | None
+        self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int, int]], deadline_s: float | None
     ) -> list[Answer]:
-        """Answer bare requests in one run of the engine; `times_ns` holds when each came and when it was read.
+        """Answer bare requests in one run of the engine; `times_ns` is when each came, was received and was read.
 
         Several requests have at most as many items as the batcher's cap. Only one thread may call this. Raises
         EdgeRTError, which is then the answer to all of them.
@@ -179,11 +179,11 @@ class Pipeline:
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
         answers = []
-        for request, engine, (came_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
+        for request, engine, (came_ns, taken_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
             for shadow in self._shadows:
                 shadow.offer(request.arrays, engine.outputs)
-            queue_us = (began_ns - read_ns + engine.queue_ns) // 1000
-            answers.append(self._bare_answer(engine, (read_ns - came_ns) // 1000, queue_us))
+            queue_us = (taken_ns - came_ns + began_ns - read_ns + engine.queue_ns) // 1000
+            answers.append(self._bare_answer(engine, (read_ns - taken_ns) // 1000, queue_us))
         return answers
 
     def _bare_answer(self, engine: EngineAnswer, decode_us: int, queue_us: int) -> Answer:

@@ -30,7 +30,7 @@ def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
 def test_requests_together_get_their_own_answers_from_one_run(tmp_path: Path) -> None:
     pipeline = pipeline_of(loaded(tmp_path))
     requests = [pipeline.tensors.read(sent(ITEM * i)) for i in range(3)]
-    answers = pipeline.infer_together(requests, [(0, 0)] * 3, None)
+    answers = pipeline.infer_together(requests, [(0, 0, 0)] * 3, None)
     assert [answer.outputs[0].tolist() for answer in answers] == [(ITEM * i).tolist() for i in range(3)]
     assert {answer.batch for answer in answers} == {3}
 
