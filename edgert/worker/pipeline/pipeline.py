@@ -171,10 +171,10 @@ class Pipeline:
     def infer_together(
         self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int, int]], deadline_s: float | None
     ) -> list[Answer]:
-        """Answer bare requests in one run of the engine; `times_ns` is when each came, was received and was read.
+        """Answer bare requests in one run of the engine.
 
-        Several requests have at most as many items as the batcher's cap. Only one thread may call this. Raises
-        EdgeRTError, which is then the answer to all of them.
+        `times_ns` is when each came, was received and was read. Several requests have at most as many items as the
+        batcher's cap. Only one thread may call this. Raises EdgeRTError, which is then the answer to all of them.
         """
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
