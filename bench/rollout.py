@@ -171,7 +171,7 @@ def real_daemons(folder: Path, containers: int, daemons: int) -> Iterator[tuple[
                         same_machine=True,
                     )
                 )
-        host.edgert("bootstrap", "all", "--engine", "null", "--service", "monitor")
+        host.edgert("bootstrap", "all", "--engines", "null", "--service", "monitor")
         yield host, inventory.devices()
 
 

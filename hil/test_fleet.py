@@ -102,7 +102,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     first = tmp_path_factory.mktemp("first")
     with running_container(first) as container:
         host.add(reached(Dut("first", PROFILE), container))
-        host.edgert("bootstrap", "first", "--engine", "null")
+        host.edgert("bootstrap", "first", "--engines", "null")
         first_release = make_null_bundle(host.folder, host.key, profile=PROFILE)
         host.edgert("deploy", first_release, "first")
     host.edgert("device", "remove", "first")
@@ -112,7 +112,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         containers = {f"unit-{n}": container for n, container in enumerate(entered)}
         for name, each in containers.items():
             host.add(reached(Dut(name, PROFILE), each))
-        host.edgert("bootstrap", "all", "--engine", "null")
+        host.edgert("bootstrap", "all", "--engines", "null")
         made = Fleet(host, containers)
         assert set(made.states().values()) == {("steady", 1)}
         yield made

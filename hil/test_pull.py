@@ -88,7 +88,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         host.edgert("keys", "new")
         host.add(reached(Dut(NAME, PROFILE), container))
         host.edgert(
-            "bootstrap", NAME, "--engine", "null", "--follow", server.address.replace(here, there),
+            "bootstrap", NAME, "--engines", "null", "--follow", server.address.replace(here, there),
             "--registry-ca", server.ca, "--registry-login", login, "--set", "follow.interval_s=1",
         )  # fmt: skip
         container.allow_only(relay.port)

@@ -229,7 +229,7 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
         host = Host(folder / "host")
         host.edgert("keys", "new")
         host.add(reached(Dut(NAME, PROFILE), container))
-        host.edgert("bootstrap", NAME, "--engine", "null")
+        host.edgert("bootstrap", NAME, "--engines", "null")
         for release in (1, 2):
             bundle = make_null_bundle(folder, host.key, MODEL, release, PROFILE, op="copy" if release % 2 else "sum")
             host.edgert("deploy", bundle, NAME)
