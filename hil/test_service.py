@@ -283,7 +283,7 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
     ask = f'{ASK}c = [Client("/run/edgert/edgert.sock", timeout_s=%d) for _ in range(20)]; x = np.ones((1, 4), np.float32)\n'
     ask += '[each.infer("echo", {"x": x}, cache=False) for each in c]; print("served")\' 2>&1; true'
     with Heard(world.broker) as heard, world.container.bounded("edgertd.service", "pids", 0) as group:
-        assert "no more threads" in world.sh(ask % 10)  # it asks again until then
+        assert "the limit of threads is reached" in world.sh(ask % 10)  # it asks again until then
         assert host.model(NAME, "echo")["serving"]["pid"] == pid
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
         world.sh(f"kill -9 {pid}")

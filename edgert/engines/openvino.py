@@ -8,6 +8,7 @@ are preset arrays of this session: a call copies in, infers, and copies out (26 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec, batchable
 
 _DEVICE = "CPU"
+# The last instruction set before AMX. With AMX, OpenVINO 2026.4 answered INT8 attention with NaN or noise.
+_ISA_MAX = "AVX512_CORE_FP16"
 _Shapes = tuple[tuple[int, ...], ...]  # one item's shape of each input
 
 
@@ -133,7 +136,8 @@ def _config(options: EngineOptions) -> dict[str, Any]:
 
 
 def sdk() -> Any:
-    """Import `openvino` with its telemetry off. Raises EngineMissing."""
+    """Import `openvino` with its telemetry off, and without AMX. Raises EngineMissing."""
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", _ISA_MAX)
     return sdk_of("openvino")
 
 

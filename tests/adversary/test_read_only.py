@@ -49,7 +49,7 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
             for words in (["install", os.fspath(bundle)], ["rollback", "echo"], ["claim", "echo", "--by", "me"]):
                 error = device.run(*words, code=7)["error"]
                 assert (error["code"], "Read-only file system" in error["message"]) == ("device.storage_failed", True)
-            with pytest.raises(DeviceError, match=r"runs on .* already"), sole_daemon(device.state):
+            with pytest.raises(DeviceError, match="already runs on"), sole_daemon(device.state):
                 pass
             assert device.run("stop")["stopped"]
         finally:
