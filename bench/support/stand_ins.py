@@ -27,7 +27,7 @@ read -r phase <"$state/phase"
 case $3 in
   status) cat "$answers/$phase" ;;
   claim) printf '{{"token": "echo.1", "status": %s}}\\n' "$(cat "$answers/$phase")" ;;
-  have) echo '{{"files": [], "zstd": true, "patch_bytes_max": 0}}' ;;
+  list-files) echo '{{"files": [], "zstd": true, "patch_bytes_max": 0}}' ;;
   install) echo staged >"$state/phase" && echo '{{}}' ;;
   activate) echo trial >"$state/phase" && echo '{{}}' ;;
   mark-good) echo good >"$state/phase" && echo '{{}}' ;;
