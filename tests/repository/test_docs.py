@@ -1,7 +1,11 @@
-"""The documentation names only things that exist: files, commands with their options, make targets, benchmarks."""
+"""The documentation names only things that exist: files, commands with their options, make targets, benchmarks.
+
+The same holds for commands in scripts that `make test` does not run.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -25,6 +29,7 @@ PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*)`"
 BLOCK = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(edgertd? [^`]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
+SCRIPTS = [path for folder in ("hil", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 NOT_OURS = re.compile(r"(.*my-board.*|edgert/(v1|hint)/.*)")  # a user's file; MQTT topics
 
 
@@ -64,6 +69,13 @@ def test_make_targets_and_benchmarks_exist(page: Path) -> None:
     assert sorted(name for name, file in files.items() if not file.exists()) == []
 
 
+def test_scripts_call_commands_that_exist() -> None:
+    lines = [(script, line) for script in SCRIPTS for line in commands_called(script)]
+    assert len(lines) > 100
+    problems = [f"{page_id(script)}: {text}" for script, line in lines for text in problems_of(line, complete=False)]
+    assert problems == []
+
+
 def test_code_names_pages_that_exist() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".h")]
     named = {(path, name) for path in files for name in re.findall(r"(?<![\w/.])docs/[\w./-]*\w", path.read_text())}
@@ -86,6 +98,17 @@ def commands_in(block: str) -> Iterator[str]:
         words = line.removeprefix("$ ").removeprefix("sudo ").strip()
         if words.split(" ")[0] in PROGRAMS:
             yield words
+
+
+def commands_called(script: Path) -> Iterator[str]:
+    """The literal words of calls such as `host.edgert("deploy", bundle, "all")` and `edgertd(device, "stop")`."""
+    for call in ast.walk(ast.parse(script.read_text())):
+        if isinstance(call, ast.Call):
+            name = str(getattr(call.func, "attr", getattr(call.func, "id", ""))).lstrip("_")
+            words = call.args[1:] if name == "edgertd" else call.args
+            texts = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+            if name in PROGRAMS and texts:
+                yield shlex.join([name, *texts])
 
 
 def problems_of(line: str, *, complete: bool) -> list[str]:
