@@ -43,7 +43,9 @@ def test_samples_that_the_model_does_not_take_are_named_as_the_cause(tmp_path: P
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": np.full((16, 4), 7, np.int64)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True)
-    with pytest.raises(CalibrationInvalid, match=r"cannot answer the hold-out samples: .*out of data bounds.* token numbers"):
+    with pytest.raises(
+        CalibrationInvalid, match=r"cannot answer the hold-out samples: .*out of data bounds.* token numbers"
+    ):
         evaluate_source(request)
 
 
