@@ -24,7 +24,7 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
     type=Duration(1),
     default="60s",
     show_default=True,
-    help="Time after which the device rolls back without mark-good; with limits, it starts once they held.",
+    help="Time for mark-good, after which the device rolls back; with limits, it begins when their watch ends.",
 )
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help=f"Watch a limit: {', '.join(LIMIT_NAMES)}."

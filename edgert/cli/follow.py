@@ -23,8 +23,9 @@ from edgert.state_dir import StateDir
 def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     """Read this device's channel from the registry; fetch and install its releases, and start trials.
 
-    The daemon runs this command at the interval of [follow]. It exits with 75 while it waits for a trial, another
-    deployment or its window. If root set the device up, only the service may read the registry's login: use --soon.
+    The daemon runs this command at the interval of [follow]. It exits with 75 if a release must wait for a trial,
+    another deployment or its window. If root set the device up, only the service may read the registry's login: use
+    --soon.
 
     \b
     Examples:

@@ -111,8 +111,8 @@ def _text(answer: TrialAnswer) -> str:
     texts = {
         TrialState.LOADING: "is not watched yet",
         TrialState.OPEN: f"is on trial without limits for {answer.trial_left_s or 0:.0f} s more",
-        TrialState.HELD: "kept all limits; mark it good with: edgertd mark-good " + model,
-        TrialState.KEPT: "is good",
+        TrialState.HELD: "stayed within all limits; mark it good with: edgertd mark-good " + model,
+        TrialState.KEPT: "was marked good",
         TrialState.NONE: "has no trial",
     }
     version = f"release {answer.release} of {model}" if answer.release is not None else model

@@ -189,7 +189,7 @@ class Forwarder:
     def _step(self) -> bool:
         """Send the messages that may be sent now; return True if the rate limit alone prevents sending more.
 
-        A disk error does not end the connection, because only the spool is lost, not the device.
+        A disk error does not end the connection: without a spool, the device still reports that it is online.
         """
         try:
             more = self._send_due()

@@ -51,7 +51,7 @@ def start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", module, "--link", str(end.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[end.fileno()],
-        # When NumPy is imported, OpenBLAS starts a thread per core, for products larger than any of a worker's.
+        # When NumPy is imported, OpenBLAS starts a thread per core; no product of matrices in a worker is large enough.
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
 

@@ -296,7 +296,7 @@ def test_a_changed_host_key_is_refused_before_anything_is_sent(
             assert (code, answer["error"]["code"]) == (6, "device.host_key_mismatch")
             assert "Accepted" not in impostor.log
             assert not impostor.state.exists()
-            # A refused device delays no other.
+            # A refused device does not delay the others.
             code, both = serving.deploy(serving.build(2), "all")
             assert code == 6, both
             assert {d["device"]: d["result"] for d in both["devices"]} == {"board": "unchanged", "moved": "failed"}

@@ -38,7 +38,7 @@ def doctor(
     """Check every precondition on this host and on devices.
 
     Each finding is ok, warn or fail; those that are not ok name the next step. Nothing is changed. A device that does
-    not answer delays no other. Without SELECTOR, the devices are those of the project's `selector`, else all.
+    not answer does not delay the others. Without SELECTOR, the devices are those of the project's `selector`, else all.
 
     Exits with 0 if nothing failed, else with the code of the first failure: 4 this host, 6 unreachable or another
     host key, 7 a device.

@@ -64,7 +64,7 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return all profiles of the first folder in the look-up order with any. Raises ConfigInvalid."""
+    """Return the profiles of the first folder, in the order of look-up, that contains any. Raises ConfigInvalid."""
     for folder in _folders(profiles_dir):
         if paths := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_checked(path) for path in paths]
@@ -92,7 +92,7 @@ def _checked(path: Path) -> DeviceProfile:
 
 def _problems(path: Path, profile: DeviceProfile) -> Iterator[str]:
     if profile.name != path.stem or not PROFILE_NAME.fullmatch(profile.name):
-        yield f"its name {profile.name!r} must be that of the file, in a-z 0-9 -"
+        yield f"its name {profile.name!r} must be {path.stem!r}, the file's name, and contain only a-z, 0-9 and -"
     unknown = [engine for engine in profile.engines if engine not in ENGINES]
     if unknown or not profile.engines or len(set(profile.engines)) != len(profile.engines):
         yield f"engines {list(profile.engines)} must be one or more of {', '.join(ENGINES)}, each once"

@@ -203,7 +203,7 @@ _CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
 _LINGER = """
 test -e "/var/lib/systemd/linger/$(id -un)" || { loginctl enable-linger && printf 'linger\\n' >>"$1/receipt"; }
 """
-# The manager of a user who lingers since a moment ago may still be starting.
+# Directly after enable-linger, the user's manager may still be starting.
 _USER_MANAGER = f"""
 {_USER_RUNTIME}
 for i in 1 2 3 4 5 6 7 8 9 10; do

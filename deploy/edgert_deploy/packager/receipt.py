@@ -4,8 +4,8 @@ Devices do not unpack it. The manifest has the facts that a device needs; the re
 with its accuracy by class and slice, its layers in float and its times if measured, and the engines that were left out.
 It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates
 were measured. `int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if that
-is unknown. The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of
-samples.
+is unknown. The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is not a
+share of samples.
 
     {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},

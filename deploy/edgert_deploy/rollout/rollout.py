@@ -88,7 +88,7 @@ def deploy_each(
     """Deploy to each device, `at_once` at a time; return the outcomes in the order of `devices`.
 
     Several threads call `progress`, `may_begin` and `on_outcome`. `may_begin` is called before each device; if it
-    returns False, the device is skipped. A device that does not answer delays no other.
+    returns False, the device is skipped. A device that does not answer does not delay the others.
     """
 
     def work(device: Device) -> Outcome:

@@ -328,8 +328,8 @@ def _runs_at_once(
 def _one_thread_pays(threads: int, cpus: int, times_us: Mapping[int, float], run_us: Mapping[int, float]) -> bool:
     """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
 
-    So it is where the threads of a run wait for each other. Batches may be as good, but many clients seldom fill one. A
-    measurement of both rates would say less: on a machine with other work they differ by less than the noise.
+    They do if the threads of one run wait for each other. Batches may be as good, but many clients seldom fill one.
+    Measuring both rates would not help: on a machine with other work, they differ by less than the noise.
     """
     if threads == 1 or 1 not in times_us or times_us[threads] > REACTOR_US_MAX:
         return False

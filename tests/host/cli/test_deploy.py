@@ -1,4 +1,4 @@
-"""`edgert deploy`: one device delays no other, Ctrl-C rolls back, wrong bundles and rates are refused first."""
+"""`edgert deploy`: no device delays the others, Ctrl-C rolls back, wrong bundles and rates are refused first."""
 
 from __future__ import annotations
 

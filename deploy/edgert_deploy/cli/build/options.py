@@ -216,7 +216,7 @@ build_options = gathered(
             "--expires",
             default="",
             metavar="TIME",
-            help="Time until which devices install the bundle: 90d, 12h, 2027-02-19 (UTC).",
+            help="Devices do not install the bundle after this time: 90d, 12h, 2027-02-19 (UTC).",
         ),
         click.option(
             "--key",

@@ -63,7 +63,7 @@ def deploy(
 
     Each device installs the bundle, loads it beside the live version, checks its golden samples, switches to it on
     trial, checks it again through the socket, and keeps it. If anything fails, the previous version stays live. A
-    device that does not answer delays no other. If a local device is not bootstrapped yet, the command does that first.
+    device that does not answer does not delay the others. If a local device is not bootstrapped yet, the command does that first.
     A device accepts one deployment of a model at a time and refuses a second one. Without SELECTOR, the devices are
     those of the project's `selector`.
 
@@ -81,8 +81,8 @@ def deploy(
     A device gets only the files that it lacks, as patches if it has an older version. An interrupted transfer continues
     where it stopped, also when you repeat the command.
 
-    Ctrl-C stops at the next step and rolls back the devices that are not done. A second Ctrl-C ends the command at
-    once: a device with a trial in progress then rolls back by itself.
+    After Ctrl-C, the command stops at the next step and rolls back the devices that are not done. A second Ctrl-C ends
+    it at once: a device with a trial in progress then rolls back by itself.
 
     Exits with 0 if the release is live on every device, else with the code of the first failure: 5 bundle refused,
     6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.

@@ -76,7 +76,7 @@ class Group:
 class Exporter(Fleet):
     """The fleet's figures: one thread calls `apply`, others read them with `lock` held.
 
-    `name` tells it from other exporters. Devices were heard by `wall_clock`, in seconds since 1970.
+    `name` distinguishes it from other exporters. `wall_clock`, in seconds since 1970, gives the time of each message.
     """
 
     def __init__(self, name: str, by: tuple[str, ...] = BY_DEFAULT, *, wall_clock: Callable[[], float]) -> None:

@@ -71,10 +71,10 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in devices if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
-    # The counting remembers the numbers of a removed device: it may come back.
+    # The sequence numbers of a removed device are kept, because it may come back; it has no row here.
     lacking = exporter.counting.missing_by_device().items()
     missing = [(key, float(count)) for key, count in lacking if key in exporter.devices]
-    text = "Histograms and events of the device that were sent and never came; only devices that lack some."
+    text = "Histograms and events that the device sent and that never arrived; only for devices that lack some."
     yield Family("edgert_missing_reports", text, "gauge", _DEVICE, missing)
     alarms = [
         ((*key, model, alarm), 1.0)
@@ -82,7 +82,7 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
         for model, names in device.alarms.items()
         for alarm in names
     ]
-    text = "1 for each alarm now of a model, or of a device (no model)."
+    text = "1 for each present alarm of a model, or of a device (no model)."
     yield Family("edgert_alarm", text, "gauge", (*_DEVICE, "model", "alarm"), alarms)
     info = [((*key, device.profile), 1.0) for key, device in devices]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)

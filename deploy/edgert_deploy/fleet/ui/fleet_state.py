@@ -21,7 +21,7 @@ from edgert_deploy.fleet.ui.slow_devices import SlowDevices
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
 GONE_AFTER_WINDOWS = 10  # a model without reports while others of its device report was removed
-LATE_S = 300.0  # reports that arrive older than this come from the device's spool
+LATE_S = 300.0  # a report that is older than this when it arrives waited in the device's spool
 # Worst first: a device is in the first state that applies.
 STATES = ("lost", "offline", "stale", "alarmed", "slow", "behind", "online")
 LETTERS = {"lost": "l", "offline": "f", "stale": "s", "alarmed": "a", "slow": "w", "behind": "b", "online": "o"}

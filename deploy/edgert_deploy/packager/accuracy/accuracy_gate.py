@@ -63,8 +63,8 @@ class Group:
 class GateResult:
     """The gate's figures of one artifact; `other_metrics`: name, FP32's value or None, the artifact's.
 
-    `drop_interval` contains the drop with 95 % confidence; None for a metric that is no share of samples.
-    `similarity_only`: the metric knows how similar the answers are to FP32's, but not the right answers.
+    `drop_interval` contains the drop with 95 % confidence; None for a metric that is not a share of samples.
+    `similarity_only`: the metric compares the answers with FP32's, because there are no labels.
     """
 
     accuracy: Accuracy
@@ -82,8 +82,8 @@ class GateResult:
     def failed_groups(self) -> tuple[Group, ...]:
         """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
 
-        On some engines each bucket is a separate artifact, so a bucket has the limit of the whole. So have other
-        outputs.
+        On some engines each bucket is a separate artifact, so each bucket has the limit of the whole, and so does each
+        output.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []

@@ -88,5 +88,5 @@ class Metric(Protocol):
         return {}
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return each sample's loss against FP32, -1 to 1; None if the score is no share of samples."""
+        """Return each sample's loss against FP32, -1 to 1; None if the score is not a share of samples."""
         return None

@@ -1,4 +1,4 @@
-"""Work on several devices: one that fails delays no other, and what fails on the first is not tried on the others."""
+"""Work on several devices: a failure does not delay the others, and what fails on the first is not tried again."""
 
 from __future__ import annotations
 
