@@ -415,7 +415,7 @@ def name_of(pid: int, supervisor: int) -> str:
     if pid == supervisor:
         return "supervisor"
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return "forwarder" if b"edgert.telemetry.forwarder" in words else "worker"
+    return "forwarder" if b"edgert.telemetry.forwarder_process" in words else "worker"
 
 
 @contextmanager

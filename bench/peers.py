@@ -4,8 +4,9 @@ The peers: `minimal`, a socket loop without any feature; FastAPI + uvicorn over 
 MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be
 installed or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as
 possible: one kept connection each, heads made beforehand, binary bodies sent without a copy where the peer accepts
-them. EdgeRT is used through its own client without tuning, and once more over HTTP with binary tensors (`EdgeRT HTTP`);
-its cache is off. Each request of a client has another input than the one before.
+them. EdgeRT is used through its own client without tuning, over HTTP with binary tensors (`EdgeRT HTTP`), and, for
+models with small inputs, by a client like the peers', with frames made beforehand (`EdgeRT frames`): this compares only
+the servers. Its cache is off. Each request of a client has another input than the one before.
 
 The models, all on ONNX Runtime: digits (INT8, trained) and three in FP32 with random weights, from microseconds to
 milliseconds. Each server serves all of them at once, but LitServe and MLServer, which get digits alone.
@@ -41,6 +42,7 @@ from numpy.typing import NDArray
 from bench.support.architectures import write_model
 from bench.support.clients import Ask, Clients, Load
 from bench.support.devices import DIGITS_MODEL, BenchModel, device_with, edgertd
+from bench.support.frame_client import frame_asker
 from bench.support.http_client import http_asker
 from bench.support.live_artifact import live_artifact, open_session
 from bench.support.peer_servers.environments import default_folder
@@ -50,9 +52,10 @@ from bench.support.processes import cpu_us, processes
 from bench.support.tables import emit
 from edgert import Client
 from edgert.machine import process_mb
+from edgert.protocol.sharing import SHARE_BYTES_MIN
 from tests.support.servers.ports import free_port
 
-OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"
+OURS, HTTP, FRAMES, RAW = "EdgeRT", "EdgeRT HTTP", "EdgeRT frames", "Session.run"
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
 INPUTS = 16  # that each client sends in turn
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
@@ -63,7 +66,7 @@ COLUMNS = (
 )  # fmt: skip
 # What EdgeRT aims at in each cell: the limit, and whether it is the most or the least.
 AIMS = {
-    "requests": (1.0, False), "p99": (1.2, True), "p999": (1.2, True), "more_cpu_us": (20.0, True),
+    "requests": (1.0, False), "frames": (1.0, False), "p99": (1.2, True), "p999": (1.2, True), "more_cpu_us": (20.0, True),
     "times_fastapi": (4.0, False), "http_requests": (1.0, False), "http_p99": (1.0, True), "memory": (1.2, True),
 }  # fmt: skip
 RATIO_COLUMNS = ("model", "clients", "placement", "best_peer", *AIMS)
@@ -105,7 +108,7 @@ def main() -> None:
             os.sched_setaffinity(0, cores or ALL_CORES)  # every process that is started from here inherits it
             rows += _rows(placement, cores, models, options)
     emit(rows, COLUMNS, options.json)
-    if {row["server"] for row in rows} - {OURS, HTTP}:
+    if {row["server"] for row in rows} - {OURS, HTTP, FRAMES}:
         if not options.json:
             print()
         emit(ratios(rows), RATIO_COLUMNS, options.json)
@@ -147,6 +150,9 @@ def _contenders(
         OURS: Contender(pids, {name: in_turn(asking_ours(path, name), own) for name, own in items.items()}),
         HTTP: Contender(pids, {name: in_turn(asking_http(port, name, own[0]), own) for name, own in items.items()}),
     }
+    if small := {name: own for name, own in items.items() if own[0].nbytes < SHARE_BYTES_MIN}:
+        makes = {name: in_turn(partial(frame_asker, path, name, own[0]), own) for name, own in small.items()}
+        found[FRAMES] = Contender(pids, makes)
     spec = state.parent / "spec.json"
     write_spec(spec, {name: (live_artifact(state, name), threads[name]) for name in items})
     for name in options.peers:
@@ -199,9 +205,9 @@ def measure(
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each cell: EdgeRT beside its peers; bold where it misses one of `AIMS`.
 
-    `requests` is over the best of the others; `http_requests`, `http_p99` and `memory` over FastAPI by TCP;
-    `times_fastapi` over FastAPI by its Unix socket; `p99`, `p999` and `more_cpu_us` (a difference) are beside the
-    minimal loop.
+    `requests` is over the best of the others, and `frames` is the same for a client like theirs. `http_requests`,
+    `http_p99` and `memory` are over FastAPI by TCP, `times_fastapi` over FastAPI by its Unix socket. `p99`, `p999` and
+    `more_cpu_us` (a difference) are beside the minimal loop.
     """
     cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -209,7 +215,8 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for cell, here in cells.items():
         best = max(
-            (row for name, row in here.items() if name not in (OURS, HTTP)), key=lambda row: row["requests_per_s"]
+            (row for name, row in here.items() if name not in (OURS, HTTP, FRAMES)),
+            key=lambda row: row["requests_per_s"],
         )
         seen = _beside(here, best)
         missed = [name for name, value in seen.items() if not _met(name, value, cell[1])]
@@ -225,6 +232,8 @@ def _beside(here: Mapping[str, dict[str, Any]], best: dict[str, Any]) -> dict[st
         return float(here[server][key] / max(0.1, peer[key]))
 
     seen = {"requests": over(best, "requests_per_s")}
+    if FRAMES in here:
+        seen["frames"] = over(best, "requests_per_s", FRAMES)
     if minimal := here.get("minimal"):
         seen |= {"p99": over(minimal, "p99_us"), "p999": over(minimal, "p999_us")}
         seen["more_cpu_us"] = here[OURS]["cpu_us"] - minimal["cpu_us"]

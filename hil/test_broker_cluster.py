@@ -28,7 +28,7 @@ from hil.support.broker_cluster import NODES, BrokerCluster, why_not
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import scraped
 from tests.support.sketches import sketch_of
-from tests.support.stand_ins.forwarding import ForwardingDevice
+from tests.support.stand_ins.forwarder import ForwardingDevice
 
 DEVICES = 6
 REPORT_EVERY_S = 0.2

@@ -119,7 +119,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_waves_stop_at_an_unreachable_device_unless_max_failures_allows_it(fleet: Fleet) -> None:
-    """A dead device does not delay the others of its wave; --max-failures decides whether the next wave begins."""
+    """A dead device does not delay its wave; --max-failures decides whether the next wave begins."""
     fleet.containers["unit-2"].link(up=False)
     in_waves = ("all", "--canary", 1, "--wave", "10%,50%,100%")
     told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", "10%", code=6)

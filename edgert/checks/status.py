@@ -16,7 +16,7 @@ from edgert.checks.channel_status import ChannelStatus
 from edgert.checks.trial_status import TrialStatus
 from edgert.errors import DeviceError
 from edgert.protocol.control import ask
-from edgert.telemetry.link import Link
+from edgert.telemetry.broker_connection import BrokerConnection
 from edgert.telemetry.spans import LiveStats
 from edgert.typed_json import FLAT, Mistyped, from_json, to_json
 from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
@@ -279,7 +279,7 @@ class TelemetryStatus:
     """The broker ("": none), the connection to it, and the numbers of reports that wait or were lost."""
 
     broker: str = ""
-    link: Link = field(default_factory=Link)
+    connection: BrokerConnection = field(default_factory=BrokerConnection)
     waiting: int = 0
     lost: int = 0
 

@@ -37,7 +37,7 @@ from edgert.extras import has_tokenizers
 from edgert.machine import temp_c
 from edgert.printable import counted, endpoint
 from edgert.state_dir import StateDir
-from edgert.telemetry.link import read_link
+from edgert.telemetry.broker_connection import read_broker_connection
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
@@ -126,7 +126,7 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:
         with contextlib.suppress(EdgeRTError), contextlib.closing(Spool(state.spool)) as spool:
             waiting = spool.stats()
     broker = endpoint(config.mqtt.host, config.mqtt.port) if config.mqtt.host else ""
-    return TelemetryStatus(broker, read_link(state.spool.parent), waiting.rows, waiting.lost_total)
+    return TelemetryStatus(broker, read_broker_connection(state.spool.parent), waiting.rows, waiting.lost_total)
 
 
 def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingStatus | None) -> ModelStatus:

@@ -339,7 +339,7 @@ class Supervisor:
         """Start the forwarder, the HTTP server and the follower if they are configured."""
         commands = {}
         if self._config.mqtt.host:
-            commands["telemetry: the forwarder"] = ["edgert.telemetry.forwarder", "--boot", self._boot]
+            commands["telemetry: the forwarder"] = ["edgert.telemetry.forwarder_process", "--boot", self._boot]
         if self._config.http.listen:
             commands["http: the server"] = ["edgert.http"]
         for name, words in commands.items():
@@ -360,7 +360,7 @@ class Supervisor:
             self._selector,
             self._clock,
             pause_s_max=interval_s,
-            rest_s=lambda: interval_s * random.uniform(0.75, 1.25),
+            pause_s=lambda: interval_s * random.uniform(0.75, 1.25),
         )
         follower.start_in(random.uniform(0.0, min(FIRST_ROUND_S_MAX, interval_s)))
         return follower

@@ -93,7 +93,7 @@ class EngineOptions:
 
 
 class Session(Protocol):
-    """A loaded artifact. Sessions derive from it, as most have no memory to release at `rest`.
+    """A loaded artifact. Sessions derive from it, because most have no memory to release.
 
     One thread at a time calls `run`, unless the engine is `concurrent`. It releases the GIL while it works.
     """
@@ -109,7 +109,7 @@ class Session(Protocol):
         """
         ...
 
-    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
+    def release_memory(self, sample: Sequence[NDArray[Any]]) -> None:
         """Release memory of larger runs; a run of `sample`, one item, may be needed. Raises EngineFailed."""
         return
 

@@ -77,7 +77,7 @@ class ONNXRuntimeSession(Session):
             raise EngineFailed(f"onnxruntime cannot run this batch: {error}") from error
         return answers
 
-    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
+    def release_memory(self, sample: Sequence[NDArray[Any]]) -> None:
         self.run(sample, self._shrinking)
 
     def close(self) -> None:

@@ -82,8 +82,8 @@ class PaddedSession(Session):
         length = self.padder.length(tensors)
         return self.padder.cut(self._session.run(self.padder.padded(tensors)), length)
 
-    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
-        self._session.rest(self.padder.padded(sample))
+    def release_memory(self, sample: Sequence[NDArray[Any]]) -> None:
+        self._session.release_memory(self.padder.padded(sample))
 
     def close(self) -> None:
         self._session.close()

@@ -173,7 +173,7 @@ class ChannelFollower:
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):
-            return [Step(_expired(statement))]
+            return [Step(_expired_text(statement))]
         # The runtime comes first: it waits for models on trial, and models wait for the end of its trial.
         models = sorted(statement.models, key=lambda model: model != RUNTIME)
         return [self._try_to_advance(model, statement.entry_for(model, self._device)) for model in models]
@@ -232,7 +232,7 @@ class ChannelFollower:
         begun_at = status.begun_at or int(now_s)
         heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):
-            heard_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired(statement)
+            heard_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired_text(statement)
         elif limit_s and now_s - heard_at > limit_s:
             stale = f"no valid answer of the registry since {time_text(heard_at)}: {status.error}"
         self._write_status(begun_at=begun_at, stale=stale)
@@ -362,7 +362,7 @@ class ChannelFollower:
         return trusted_keys(self._state).trusted
 
 
-def _expired(statement: Statement) -> str:
+def _expired_text(statement: Statement) -> str:
     return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer one"
 
 

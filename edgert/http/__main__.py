@@ -58,7 +58,7 @@ def serve(state: StateDir) -> None:
             where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
             log(f"http: listens on {where}")
             threading.stack_size(STACK_BYTES)
-            HttpServer(listener, endpoints.handle, limits).run(stop, endpoints.rest)
+            HttpServer(listener, endpoints.handle, limits).run(stop, endpoints.release_memory)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Endpoints:
         self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
         self._inferences_max = inferences_max
         self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
-        self._inferred = False  # since the last call of `rest`
+        self._inferred = False  # since the last call of `release_memory`
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
         # The words of the path -> method and endpoint.
@@ -92,7 +92,7 @@ class Endpoints:
         self.responses[response.status] += 1
         return response
 
-    def rest(self) -> bool:
+    def release_memory(self) -> bool:
         """Release the memory of earlier inferences, unless one arrived since the last call.
 
         Returns whether it did.

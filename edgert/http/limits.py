@@ -21,7 +21,7 @@ STILL_S_MAX = 1.0
 SPARE_PLACES = 64
 BODIES_MAX = 2  # bodies of the largest size in memory at once
 STOP_S_MAX = 3.0
-REST_S = 10.0  # after this time without an inference, the memory of earlier ones is released
+RELEASE_AFTER_S = 10.0  # after this time without an inference, the memory of earlier ones is released
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Limits:
     head_s_max: float = HEAD_S_MAX
     stall_s: float = STALL_S
     idle_s_max: float = IDLE_S_MAX
-    rest_s: float = REST_S
+    release_after_s: float = RELEASE_AFTER_S
 
     @property
     def bodies_bytes_max(self) -> int:

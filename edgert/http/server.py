@@ -38,10 +38,11 @@ class HttpServer:
         self._listener, self._handle, self._limits, self._clock = listener, handle, limits, clock
         self._admission = Admission(limits, clock)
 
-    def run(self, stop: Readable, rest: Callable[[], bool] = lambda: True) -> None:
+    def run(self, stop: Readable, release_memory: Callable[[], bool] = lambda: True) -> None:
         """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests in progress.
 
-        After the first client, call `rest` every `rest_s` to free memory, until it returns True and no client is left.
+        After the first client, call `release_memory` every `release_after_s`, until it returns True and no client is
+        left.
         """
         due_s: float | None = None
         with selectors.DefaultSelector() as selector:
@@ -54,9 +55,10 @@ class HttpServer:
                     break
                 if ready:
                     self._accept()
-                    due_s = due_s or self._clock() + self._limits.rest_s
+                    due_s = due_s or self._clock() + self._limits.release_after_s
                 if due_s is not None and self._clock() >= due_s:
-                    due_s = None if rest() and self._admission.is_empty else self._clock() + self._limits.rest_s
+                    ended = release_memory() and self._admission.is_empty
+                    due_s = None if ended else self._clock() + self._limits.release_after_s
         self._listener.close()
         self._admission.end_all()
         until_s = time.monotonic() + STOP_S_MAX

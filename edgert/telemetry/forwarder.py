@@ -1,108 +1,310 @@
-"""The forwarder's process: `python -m edgert.telemetry.forwarder --state DIR --boot ID`.
+"""Sends a device's reports from the spool to the broker, over one connection at a time.
 
-It sends the spool to the broker. It is a separate process, so that workers and supervisor load no paho and no TLS, and
-never wait for a slow network. It reads the device's configuration. It stops within 2 s of SIGTERM or SIGINT, or of the
-death of the supervisor, which holds the other end of its standard input. Exit status: 0, or that of the error in
-the configuration (an unreachable broker is no error).
+Several processes write to the spool and none of them knows the forwarder, so it checks the spool for changes once a
+second. A check costs about 0.1 ms of processor time.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import random
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from edgert import __version__, machine
-from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, credential, read_config
-from edgert.errors import EdgeRTError
-from edgert.log import log
-from edgert.protocol.control import ask
-from edgert.state_dir import StateDir
-from edgert.stop import Stop, stop_with_supervisor_or_signal
+from edgert.backoff import Backoff, doubling
+from edgert.errors import EdgeRTError, StorageFailed
+from edgert.names import checked_id
+from edgert.stop import Stop
 from edgert.telemetry import messages
-from edgert.telemetry.forwarding import Forwarder, ForwarderSettings, retained_topics
+from edgert.telemetry.broker_connection import CONNECTED, REFUSED, STOPPED, write_broker_connection
+from edgert.telemetry.held_back import HeldBack
+from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.mqtt import MqttSettings
-from edgert.telemetry.retained import retain
-from edgert.telemetry.sketch import SCALE
-from edgert.telemetry.spool import Spool
+from edgert.telemetry.mqtt import (
+    IN_FLIGHT_MAX,
+    KEEPALIVE_S,
+    BrokerRefused,
+    BrokerUnreachable,
+    Connection,
+    MqttSettings,
+    Will,
+)
+from edgert.telemetry.spool import Spool, Spooled
 
-HINT_ANSWER_S_MAX = 1.0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="edgert.telemetry.forwarder", description="Send the spool to the broker.")
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
-    action.add_argument(
-        "--clear", choices=("show", "remove"), help="clear the messages that the broker retains of this device, and end"
-    )
-    args = parser.parse_args(argv)
-    if args.clear:
-        print(_cleared(StateDir(args.state), remove=args.clear == "remove"))
-        return 0
-    stop = stop_with_supervisor_or_signal()
-    try:
-        state = StateDir(args.state)
-        forward(state, read_config(state), args.boot, stop)
-    except EdgeRTError as error:
-        log(f"telemetry: {error.message}")
-        return error.exit_code
-    return 0
+RATE_PER_S = 200.0
+BURST_MAX = 50
+ACK_TIMEOUT_S = 60.0
+REFUSED_RETRY_S = 300.0
+LOOK_S = 1.0  # the pause between two looks at the spool
+RETRY_PAUSES_S = doubling(1.0, 60.0)
+STABLE_AFTER_S = 10.0
+PUBLISH_BYTES = 16  # the most bytes of a packet besides its topic and payload
+# The time after which a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published
+# `lost`. It publishes `lost` late if the cut connection had another client id, as in older versions.
+ONLINE_AGAIN_S = 2 * KEEPALIVE_S
+DRAIN_ON_STOP_S = 0.7
+GOODBYE_S = 0.4
+SYS_INTERVAL_S = 60.0
+HINT_BYTES_MAX = 64
 
 
-def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> None:
-    """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed if the spool does not open."""
-    follow = config.follow
-    following = {"channel": follow.channel, "channel_tags": ",".join(follow.tags)} if follow.registry else {}
-    # Units and scale tell subscribers the meaning of this device's numbers.
-    units = {"lat_unit": "ms", "sketch_scale": SCALE}
-    settings = ForwarderSettings(
-        broker_settings(config),
-        Topics(config.site, config.device),
-        boot,
-        info={**units, "edgert": __version__, "profile": config.profile, "machine": config.machine, **following},
-        sys_interval_s=config.serving.window_s,
-        home_assistant=config.mqtt.home_assistant,
-        hint_topic=messages.hint_topic(follow.channel) if follow.registry else "",
-    )
+@dataclass(frozen=True)
+class ForwarderSettings:
+    """The broker, and the device's messages to it.
 
-    def sys_fields() -> Mapping[str, object]:
-        return machine.sys_fields(state.spool.parent)
+    `info` is the retained message about the device; `sys` is sent every `sys_interval_s`. `home_assistant` is the
+    prefix of the discovery message ("": none). Messages on `hint_topic` ("": none) are only hints and are not trusted.
+    """
 
-    def hinted() -> None:
-        with contextlib.suppress(EdgeRTError, OSError):  # the next round starts at its interval in any case
-            ask(state.control_socket, {"op": "follow"}, HINT_ANSWER_S_MAX)
+    broker: MqttSettings
+    topics: Topics
+    boot: str
+    info: Mapping[str, object]
+    sys_interval_s: float = SYS_INTERVAL_S
+    home_assistant: str = ""
+    hint_topic: str = ""
+    rate_per_s: float = RATE_PER_S
+    retry_pauses_s: Sequence[float] = RETRY_PAUSES_S
 
-    spool = Spool(state.spool, log=log)
-    Forwarder(settings, spool, sys_fields=sys_fields, on_hint=hinted, log=log).run(stop)
-    spool.close()
+    def __post_init__(self) -> None:
+        checked_id("boot", self.boot)
 
 
-def _cleared(state: StateDir, *, remove: bool) -> str:
-    """Clear the messages that the broker retains of this device, without a daemon; return a line about it."""
-    config = read_config(state)
-    if not config.mqtt.host:
-        return ""
-    settings, topics = broker_settings(config), Topics(config.site, config.device)
-    messages = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
-    try:
-        if remove:
-            retain(settings, dict.fromkeys(retained_topics(topics, config.mqtt.home_assistant), b""), topics.client_id)
-    except EdgeRTError as error:
-        return f"left {messages} ({error.message}): `edgert fleet forget {config.device}` clears them"
-    return f"removed {messages}"
+class Forwarder:
+    """Sends one device's reports from the spool to the broker, and keeps its `status` correct.
+
+    An unreachable broker is no error: `run` retries until told to stop, after a growing pause with jitter, and logs
+    each change once. `sys_fields` returns the machine's fields of `sys`. `on_hint` is called when the hint changes.
+    `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        settings: ForwarderSettings,
+        spool: Spool,
+        *,
+        sys_fields: Callable[[], Mapping[str, object]] = dict,
+        on_hint: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._settings, self._topics, self._spool = settings, settings.topics, spool
+        self._sys_fields, self._on_hint, self._hint = sys_fields, on_hint, b""
+        self._backoff = Backoff(settings.retry_pauses_s, STABLE_AFTER_S, clock)
+        self._clock = clock
+        self._log = log
+        self._address = settings.broker.address
+        self._state = ""
+        self._held = HeldBack()
+        self._connection = Connection(
+            settings.broker,
+            self._topics.client_id,
+            will=Will(self._topics.status, b"lost"),
+            on_message=self._hinted,
+            on_acknowledged=self._acknowledged,
+        )
+        self._reset()
+
+    def run(self, stop: Stop) -> None:
+        """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S unless connecting.
+
+        It sleeps until the broker sends something, until the next check of the spool, or until a message is due.
+        """
+        while not stop.is_set():
+            self._backoff.started()
+            try:
+                self._connection.open()
+                self._announce()
+                self._forward_until(stop)
+                self._end()
+            except EdgeRTError as error:
+                self._connection.abandon()
+                self._suspect()
+                self._note(error.code, f"{error.message}; reports stay on disk until the next connection")
+                # Two devices with one id disconnect each other at once, so they must also slow down.
+                # Half of the pause is random, so that a fleet does not reconnect in one wave.
+                select.select([stop], [], [], self._backoff.failed() * random.uniform(0.5, 1.0))
+
+    def _reset(self) -> None:
+        """Drop the state of messages in flight on the last connection; the spool still has them."""
+        self._last_id = 0
+        self._retained_version = 0
+        self._file = self._spool.file_id
+        self._in_flight: dict[int, int] = {}
+        self._acknowledged_ids: list[int] = []
+        self._refused_at: float | None = None  # None once the refused messages are sent again
+        self._refused = False  # False once the broker accepts one of those messages
+        self._progress_at = self._refilled_at = self._clock()
+        self._tokens = float(BURST_MAX)
+        self._sys_due_at = self._clock()
+        self._online_again_at: float | None = None
+
+    def _suspect(self) -> None:
+        """Hold back the message after which the broker closed the connection each time."""
+        message_id = self._held.hung_up(filter(None, self._in_flight.values()), self._clock())
+        self._in_flight = {}
+        if message_id is not None:
+            with contextlib.suppress(StorageFailed):
+                for message in self._spool.take(1, message_id - 1):
+                    if message.id == message_id:  # a full spool may have lost it
+                        self._hold(message)
+
+    def _hold(self, message: Spooled) -> None:
+        if self._held.add(message.id):
+            self._log(
+                f"telemetry: the broker {self._address} does not accept a message of {len(message.payload)} bytes; such "
+                "messages stay on disk, and are sent again a day later: let the broker accept 64 KiB "
+                "(mosquitto: max_packet_size, message_size_limit), then restart the daemon"
+            )
+
+    def _announce(self) -> None:
+        self._reset()
+        self._held.connected(self._clock())
+        self._connection.publish(self._topics.info, self._payload(self._settings.info), 1, retain=True)
+        self._connection.publish(self._topics.status, b"online", 1, retain=True)
+        self._online_again_at = self._clock() + ONLINE_AGAIN_S
+        if self._settings.hint_topic:
+            try:
+                self._connection.subscribe((self._settings.hint_topic,), 1)
+            except BrokerRefused as error:  # the device then reads its channel only at the interval
+                self._log(f"telemetry: {error.message}")
+
+    def _hinted(self, topic: str, payload: bytes, retained: bool) -> None:
+        """Pass on a new hint. The broker sends the retained one again at each connection."""
+        if topic == self._settings.hint_topic and payload[:HINT_BYTES_MAX] != self._hint:
+            self._hint = payload[:HINT_BYTES_MAX]
+            self._on_hint()
+
+    def _forward_until(self, stop: Stop) -> None:
+        while not stop.is_set():
+            more = self._step()
+            idle_s = max(0.0, min(LOOK_S, self._sys_due_at - self._clock()))
+            self._connection.pump(1 / self._settings.rate_per_s if more else idle_s, (stop.fileno(),))
+        gives_up_at = self._clock() + DRAIN_ON_STOP_S
+        while self._clock() < gives_up_at and (self._step() or self._in_flight):
+            self._connection.pump(0.02)
+
+    def _step(self) -> bool:
+        """Send the messages that may be sent now; return True if the rate limit alone prevents sending more.
+
+        A disk error does not end the connection: without a spool, the device still reports that it is online.
+        """
+        try:
+            more = self._send_due()
+        except StorageFailed as error:
+            self._note(error.code, error.message)
+            return False
+        if not self._refused:
+            self._note(CONNECTED, f"connected to {self._address} (MQTT {self._connection.protocol})")
+        return more
+
+    def _send_due(self) -> bool:
+        if self._acknowledged_ids:
+            self._spool.delete_acknowledged(self._acknowledged_ids)
+            self._acknowledged_ids = []
+        now = self._clock()
+        if now >= self._sys_due_at:
+            self._sys_due_at = now + self._settings.sys_interval_s
+            self._connection.publish(self._topics.sys, self._payload(self._sys_now()), 0)
+        if self._online_again_at is not None and now >= self._online_again_at:
+            self._online_again_at = None
+            self._connection.publish(self._topics.status, b"online", 1, retain=True)
+        self._send_retained()
+        if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
+            raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")
+        if self._refused_at is not None and now - self._refused_at > REFUSED_RETRY_S:
+            self._refused_at, self._last_id = None, 0
+        return self._send(now)
+
+    def _send_retained(self) -> None:
+        retained = self._spool.retained(self._retained_version)
+        if self._spool.file_id != self._file:
+            self._file, self._last_id, self._retained_version = self._spool.file_id, 0, 0
+            retained = self._spool.retained()
+        for each in retained:
+            self._retained_version = each.version
+            if each.topic != self._topics.deploy:  # a topic of this device's earlier site
+                continue
+            self._connection.publish(each.topic, each.payload, 1, retain=True)
+            if prefix := self._settings.home_assistant:
+                models, window_s = messages.models_of(each.payload), self._settings.sys_interval_s
+                topic, payload = discovery(self._topics, prefix, models, self._settings.info, window_s)
+                self._connection.publish(topic, payload, 1, retain=True)
+
+    def _send(self, now: float) -> bool:
+        self._tokens = min(BURST_MAX, self._tokens + (now - self._refilled_at) * self._settings.rate_per_s)
+        self._refilled_at = now
+        free = (1 if self._held.one_at_a_time else IN_FLIGHT_MAX) - len(self._in_flight)
+        allowed = min(free, int(self._tokens))
+        if allowed < 1:
+            return free > 0
+        in_flight = set(self._in_flight.values())
+        batch = self._spool.take(allowed, self._last_id)
+        for message in batch:
+            self._last_id = message.id
+            if message.id in in_flight or message.id in self._held:
+                continue
+            if len(message.topic) + len(message.payload) + PUBLISH_BYTES > self._connection.packet_bytes_max:
+                self._hold(message)
+                continue
+            self._tokens -= 1
+            number = self._connection.publish(message.topic, message.payload, message.qos)
+            if number is None:
+                self._acknowledged_ids.append(message.id)
+            else:
+                if not self._in_flight:
+                    self._progress_at = now
+                self._in_flight[number] = message.id
+        return len(batch) == allowed < free
+
+    def _acknowledged(self, number: int, refused_because: str | None) -> None:
+        message_id = self._in_flight.pop(number, None)
+        self._progress_at = self._clock()
+        if refused_because is None:
+            self._refused &= self._refused_at is not None
+            if message_id is not None:  # status, info, sys and retained topics are not in the spool
+                self._acknowledged_ids.append(message_id)
+                self._held.acknowledged(message_id)
+        elif self._refused_at is None:
+            self._refused_at, self._refused = self._clock(), True
+            self._note(
+                REFUSED,
+                f"the broker {self._address} refuses messages ({refused_because}); they stay on disk and are sent "
+                f"again in {REFUSED_RETRY_S:.0f} s; let this user write (an access list: docs/telemetry.md)",
+            )
+
+    def _end(self) -> None:
+        """Publish `offline`, wait briefly for the acknowledgement, and disconnect."""
+        number = self._connection.publish(self._topics.status, b"offline", 1, retain=True)
+        if number is not None:
+            self._in_flight[number] = 0  # no row has id 0
+        gives_up_at = self._clock() + GOODBYE_S
+        while number in self._in_flight and self._clock() < gives_up_at:
+            self._connection.pump(0.05)
+        self._connection.close()
+        self._note(STOPPED, "stopped")
+
+    def _sys_now(self) -> dict[str, object]:
+        stats = self._spool.stats()
+        lost = {f"spool_lost_{kind}_total": count for kind, count in sorted(stats.lost.items())}
+        waiting = {"spool_rows": stats.rows, "spool_bytes": stats.size_bytes, "spool_lost_total": stats.lost_total}
+        return {**self._sys_fields(), **waiting, **lost}
+
+    def _payload(self, values: Mapping[str, object]) -> bytes:
+        common = messages.envelope(ts_ms=messages.wall_ms(), boot=self._settings.boot)
+        return messages.dump({**common, **values})
+
+    def _note(self, state: str, text: str) -> None:
+        """Log a change of the connection's state and store it for `edgertd status`."""
+        if state != self._state:
+            self._state = state
+            write_broker_connection(self._spool.path.parent, state, text)
+            self._log(f"telemetry: {text}")
 
 
-def broker_settings(config: DeviceConfig) -> MqttSettings:
-    """Return the settings in `[mqtt]`, with the password from the service manager if it has one."""
-    mqtt = config.mqtt
-    login = {**mqtt.login, "password_file": credential(PASSWORD_CREDENTIAL, mqtt.password_file)}
-    return MqttSettings(mqtt.host, mqtt.port, **login)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def retained_topics(topics: Topics, home_assistant: str) -> list[str]:
+    """Return the topics that the broker retains of a device."""
+    retained = [topics.status, topics.info, topics.deploy]
+    return [*retained, discovery_topic(topics, home_assistant)] if home_assistant else retained

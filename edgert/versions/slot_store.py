@@ -5,8 +5,8 @@ folder, so a crash at any time leaves the old state or the new one. A slot's fol
 does not name it.
 
 A rollback must work on a full disk, but writing a new `state.json` needs a free block. So a version on trial is valid
-only while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`; the next trial creates
-it again.
+only while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`; the next trial
+creates it again.
 """
 
 from __future__ import annotations

@@ -133,7 +133,9 @@ class Worker:
         self._pipeline = pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
         self._recorder = WindowRecorder(manifest.model)
         self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
-        self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._window_facts, pipeline.rest)
+        self._reporter = _reporter(
+            order.boot, state, config, model, self._recorder, self._window_facts, pipeline.release_memory
+        )
         frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
         welcome = {
             "model": manifest.model,
@@ -275,7 +277,7 @@ class Worker:
             connections=len(self._connections),
             reactor_connections=self._connections.in_reactor,
             waiting=self._batcher.waiting,
-            batches_closed=dict(self._batcher.closed),
+            batches_closed=dict(self._batcher.close_reasons),
             runs=dict(self._batcher.runs),
             batcher=self._batcher.status(),
             cache=self._cache.status(),
@@ -302,11 +304,11 @@ def _reporter(
     model: LoadedModel,
     recorder: WindowRecorder,
     window_facts: Callable[[], Mapping[str, object]],
-    rest: Callable[[], None],
+    release_memory: Callable[[], None],
 ) -> Reporter | None:
     """Return the thread that reports; None without a spool: a full disk must not stop serving.
 
-    It calls `rest` in each window, as silent clients may not have given back the memory of large runs.
+    It calls `release_memory` in each window, as silent clients may not have given back the memory of large runs.
     """
     try:
         return Reporter(
@@ -322,7 +324,7 @@ def _reporter(
                 config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
             ),
             facts=lambda: {**window_facts(), **machine_facts()},
-            window_ended=rest,
+            window_ended=release_memory,
             log=log,
         )
     except EdgeRTError as error:

@@ -32,7 +32,7 @@ WRITERS = {
     # They run as processes whose output another module reads.
     "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "a child of the build",
     "deploy/edgert_deploy/packager/sources/formats/converters/from_keras.py": "a child of the build",
-    "edgert/telemetry/forwarder.py": "a number, for the uninstallation",
+    "edgert/telemetry/forwarder_process.py": "a number, for the uninstallation",
 }
 
 

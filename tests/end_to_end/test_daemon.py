@@ -415,7 +415,7 @@ def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
     ("module", "heavy"),
     [
         ("edgert.daemon.supervisor", {"numpy", "cryptography", "sqlite3"}),
-        ("edgert.telemetry.forwarder", {"numpy", "cryptography"}),
+        ("edgert.telemetry.forwarder_process", {"numpy", "cryptography"}),
         ("edgert.worker.worker", {"cryptography", "onnxruntime", "paho"}),
     ],
 )

@@ -23,7 +23,7 @@ from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
 from edgert.environment import install_hint
 from edgert.errors import DeviceError, EdgeRTError, EngineMissing, RolledBack
-from edgert.telemetry.link import CONNECTED, STOPPED, Link
+from edgert.telemetry.broker_connection import CONNECTED, STOPPED, BrokerConnection
 from edgert_deploy.bootstrap.plan import (
     BootstrapOptions,
     BootstrapPlan,
@@ -133,7 +133,7 @@ class _Work:
         # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
         if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
             self.progress("starting the daemon")
-            before = self._link() if plan.config.mqtt.host else Link()
+            before = self._connection() if plan.config.mqtt.host else BrokerConnection()
             service.restart(self.transport, self.device, unit)
             unnamed = unnamed_files(plan.config, self.device.state)
             self.transport.run(["rm", "-f", restart_marker(self.device), *unnamed], QUICK_S_MAX)
@@ -216,14 +216,14 @@ class _Work:
                     return
             time.sleep(POLL_S)
 
-    def _link(self) -> Link:
+    def _connection(self) -> BrokerConnection:
         """Return the state of the device's connection to the broker."""
         try:
-            return RemoteDaemon(self.transport, self.device).status().telemetry.link
+            return RemoteDaemon(self.transport, self.device).status().telemetry.connection
         except EdgeRTError:  # nothing is installed yet
-            return Link()
+            return BrokerConnection()
 
-    def _with_broker(self, before: Link) -> DeviceStatus:
+    def _with_broker(self, before: BrokerConnection) -> DeviceStatus:
         """Wait until the restarted daemon connects to its broker, fails, or time is up; return the status.
 
         `before` is the connection state of the previous daemon.
@@ -232,8 +232,8 @@ class _Work:
         while True:
             status = RemoteDaemon(self.transport, self.device).status()
             telemetry = status.telemetry
-            failed = telemetry.link != before and telemetry.link.state not in ("", STOPPED)
-            if not telemetry.broker or telemetry.link.state == CONNECTED or failed or time.monotonic() >= until:
+            failed = telemetry.connection != before and telemetry.connection.state not in ("", STOPPED)
+            if not telemetry.broker or telemetry.connection.state == CONNECTED or failed or time.monotonic() >= until:
                 return status
             time.sleep(POLL_S)
 

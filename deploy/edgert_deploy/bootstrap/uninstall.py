@@ -87,7 +87,7 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
 def _retained(device: Device, transport: Transport, mode: str) -> Removal:
     """Have the device clear or show its retained messages at the broker; its runtime may be gone."""
     python = f"{device.home}/venv/bin/python" if device.kind.needs_runtime else device.python
-    words = [python, "-m", "edgert.telemetry.forwarder", "--state", device.state, "--clear", mode]
+    words = [python, "-m", "edgert.telemetry.forwarder_process", "--state", device.state, "--clear", mode]
     return _removal(device, transport.run(words, QUICK_S_MAX))
 
 

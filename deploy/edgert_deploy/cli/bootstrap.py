@@ -10,7 +10,7 @@ import click
 
 from edgert.cli.output import json_option
 from edgert.engines import FOR_TESTS
-from edgert.telemetry.link import CONNECTED
+from edgert.telemetry.broker_connection import CONNECTED
 from edgert_deploy.bootstrap.bootstrap import BootstrapResult, use_previous_runtime
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.plan import BootstrapOptions, plan_bootstrap
@@ -124,8 +124,8 @@ def _line(result: BootstrapResult, python: str) -> str:
     engines += "".join(f"; without {name}" for name in result.lacking)
     telemetry = status.telemetry
     ready = "ready"
-    if telemetry.broker and telemetry.link.state != CONNECTED:
-        reason = telemetry.link.text or "no connection yet"
+    if telemetry.broker and telemetry.connection.state != CONNECTED:
+        reason = telemetry.connection.text or "no connection yet"
         ready = f"set up, but without its broker {telemetry.broker} ({reason})"
     return (
         f"{result.device}: {ready}, kept running by {result.service}; engines {engines}; changed: {changed}\n"

@@ -12,7 +12,7 @@ from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.engines import system_package
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
-from edgert.telemetry.link import CONNECTED, REFUSED
+from edgert.telemetry.broker_connection import CONNECTED, REFUSED
 from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
@@ -309,15 +309,19 @@ def _channel(report: _Report, status: DeviceStatus) -> None:
 def _telemetry(report: _Report, status: DeviceStatus) -> None:
     name, telemetry = report.device.name, status.telemetry
     waiting = f"reports: {telemetry.waiting} waiting, {telemetry.lost} lost"
-    link = telemetry.link
+    connection = telemetry.connection
     if not telemetry.broker:
         report.ok("telemetry", f"no broker is configured; {waiting}")
-    elif link.state == CONNECTED and telemetry.waiting <= WAITING_WARN:
-        report.ok("telemetry", f"{link.text}; {waiting}")
+    elif connection.state == CONNECTED and telemetry.waiting <= WAITING_WARN:
+        report.ok("telemetry", f"{connection.text}; {waiting}")
     else:
-        text = f"{telemetry.broker}: {link.text or 'never connected'}; {waiting}"
+        text = f"{telemetry.broker}: {connection.text or 'never connected'}; {waiting}"
         login = "--mqtt-username USER --mqtt-password-file FILE, and --broker unless edgert.toml has it"
-        other = f"another login: edgert bootstrap {name} {login}" if link.state in (REFUSED, BrokerRefused.code) else ""
+        other = (
+            f"another login: edgert bootstrap {name} {login}"
+            if connection.state in (REFUSED, BrokerRefused.code)
+            else ""
+        )
         other = other or f"another broker: edgert bootstrap {name} --broker HOST"
         report.warn("telemetry", text, f"edgert logs {name} --since 1h; {other}")
 

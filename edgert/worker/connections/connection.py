@@ -163,7 +163,7 @@ class Connection:
                     count = sock.recv_into(frames.room)
                 except BlockingIOError:  # an idle client may stay, and its thread sleeps
                     self.shrink()
-                    self._pipeline.rest()
+                    self._pipeline.release_memory()
                     self._wait_until_readable()
                     continue
                 began_ns = now()

@@ -14,9 +14,9 @@ many connections moves them here. The reactor has one of two forms, by `RunLimit
 While the threads are busy, none of them sees a request arrive. It arrived between one poll and the next, so the middle
 of that time counts as its arrival: the error is at most half a turn, and none on average.
 
-The reactor never waits for a client. A connection leaves for a thread of its own when few connections are left or the others are
-silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with high priority
-or in large frames, or ends.
+The reactor never waits for a client. A connection leaves for a thread of its own when few connections are left or the
+others are silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with
+high priority or in large frames, or ends.
 """
 
 from __future__ import annotations

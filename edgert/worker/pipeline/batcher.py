@@ -1,12 +1,13 @@
-"""The micro-batcher: a request's thread leads a batch; there is no thread of its own and no timer.
+"""The micro-batcher: one request's thread runs the whole batch; there is no own thread and no timer.
 
 A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
-instances are busy wait; when a run ends, the first of them is woken as the next leader and takes the others along, up
-to the cap. So a lone request pays nothing for batching, and no batch is waited for. If a model leaves an axis of its
-items open, only requests of one shape share a batch.
+instances are busy wait. When a run ends, the first of them is woken as the leader of the next batch, which contains the
+other requests up to the cap. So batching costs a lone request nothing, and no request waits for a batch to fill. If a
+model leaves an axis of its items open, only requests of one shape share a batch.
 
-One exception: after a batch of several requests, their clients are about to ask again. The next leader lingers for
-them, for at most a tenth of the last run's time, and only while fewer wait than took part in that batch.
+There is one exception. After a batch of several requests, their clients will soon send the next ones. The next leader
+waits for them (it lingers) for at most a tenth of the last run's time, and only while fewer requests wait than the last
+batch had.
 
 There are two priorities. High requests go first; a low one is bypassed by at most BYPASS_MAX batches, then the oldest
 of them leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A
@@ -35,7 +36,7 @@ from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
 LINGER_S_MAX = 0.002
 LINGER_STEP_S = 20e-6
 BYPASS_MAX = 4
-REST_S = 5.0  # without a run of several items, until engines may give back what it took
+RELEASE_AFTER_S = 5.0  # after this time without a run of several items, engines may release its memory
 
 Arrays = list[NDArray[Any]]
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
@@ -109,7 +110,7 @@ class Batcher:
     ) -> None:
         self.cap = cap if batchable((*session.inputs, *session.outputs)) else 1
         self.tuner = LatencyTuner(p95_ms, self.cap) if p95_ms else None
-        self.closed: Counter[str] = Counter()
+        self.close_reasons: Counter[str] = Counter()
         self.runs: dict[int, tuple[int, int]] = {}
         self.is_open = any(-1 in spec.item_shape for spec in session.inputs)
         self._queue_max = queue_max
@@ -167,7 +168,7 @@ class Batcher:
         return [_new(EngineAnswer, (own, queue_ns, engine_ns, total)) for own in shares]
 
     def close(self, error: EdgeRTError) -> None:
-        """End the waiting requests with `error`, and let none wait any more. Runs under way end by themselves."""
+        """End the waiting requests with `error`, and refuse later ones. Runs in progress end by themselves."""
         with self._mutex:
             self._refusal = error
             waiting = [*self._high, *self._low]
@@ -177,13 +178,13 @@ class Batcher:
             request.error = error
             request.gate.release()
 
-    def rest(self, sample: Callable[[], Arrays]) -> bool:
-        """Let idle engines give back the memory of large runs, none of which was lately.
+    def release_memory(self, sample: Callable[[], Arrays]) -> bool:
+        """Let idle engines release the memory of large runs if none ran for RELEASE_AFTER_S.
 
-        They may run `sample`, one item, for it; a request that comes meanwhile waits for that. Returns whether there
-        was something to give back.
+        For that an engine may run `sample`, one item, and a request that arrives meanwhile waits. Returns whether there
+        was memory to release.
         """
-        if self._large_at_s is None or self._clock() - self._large_at_s < REST_S:
+        if self._large_at_s is None or self._clock() - self._large_at_s < RELEASE_AFTER_S:
             return False
         self._large_at_s = None
         taken: list[_Instance] = []
@@ -193,7 +194,7 @@ class Batcher:
             for instance in taken:
                 instance.arena.clear()
                 for session in instance.sessions:
-                    session.rest(inputs)
+                    session.release_memory(inputs)
         for instance in taken:
             self._release(instance)
         return True
@@ -220,7 +221,7 @@ class Batcher:
         try:
             outputs = (instance.reactor_run if in_reactor else instance.run)(inputs)
             engine_ns = time.perf_counter_ns() - began_ns
-            self.closed["cap" if items >= self.cap > 1 else "idle"] += 1
+            self.close_reasons["cap" if items >= self.cap > 1 else "idle"] += 1
             self._count_run(instance, 1, items, engine_ns)
         except EdgeRTError:
             raise
@@ -279,7 +280,7 @@ class Batcher:
             if cap > 1:
                 reason = self._linger(instance, own, cap)
                 batch += self._take_waiting(cap - own.items, own.shapes)
-            self.closed["cap" if _items(batch) >= cap > 1 else reason] += 1
+            self.close_reasons["cap" if _items(batch) >= cap > 1 else reason] += 1
             self._run(instance, batch)
         finally:
             self._release(instance)

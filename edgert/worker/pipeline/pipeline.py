@@ -104,9 +104,9 @@ class Pipeline:
         self._bare = self._post is None and not self._in_turn
         self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Give back memory that requests of many items took. Called for silent clients and in each window."""
-        if self._batcher.rest(lambda: next(golden.samples(self._model.version))):
+        if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:

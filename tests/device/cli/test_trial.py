@@ -48,4 +48,4 @@ def test_limits_that_held_wait_for_the_host(capsys: pytest.CaptureFixture[str]) 
         assert slots.limits is not None
         store.commit(replace(slots, limits=replace(slots.limits, started=True, passed=True)))
         assert main(["--state", str(device.state.root), "trial", "echo", "--wait"]) == 0
-        assert "kept all limits; mark it good with: edgertd mark-good echo" in capsys.readouterr().out
+        assert "stayed within all limits; mark it good with: edgertd mark-good echo" in capsys.readouterr().out

@@ -266,7 +266,7 @@ def test_a_session_at_rest_gives_back_the_memory_of_a_large_one(tmp_path: Path) 
     one = models.random(1, 256, 256)
     small_mb, large_mb = after(session.run, [one]), after(session.run, [np.zeros((256, 256, 256), np.float32)])
     assert large_mb > small_mb + 60
-    assert after(session.rest, [one]) < small_mb + 0.3 * (large_mb - small_mb)
+    assert after(session.release_memory, [one]) < small_mb + 0.3 * (large_mb - small_mb)
     session.close()
 
 

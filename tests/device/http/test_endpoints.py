@@ -92,7 +92,7 @@ def test_after_inferences_the_connections_and_their_memory_go_back(site: Site) -
         body = memoryview(json.dumps({"inputs": [json_input(np.zeros((1, 4), np.float32))]}).encode())
         assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
         assert site.device.serving()["connections"] == before + 1
-        assert [endpoints.rest(), endpoints.rest()] == [False, True]
+        assert [endpoints.release_memory(), endpoints.release_memory()] == [False, True]
         wait_until(lambda: site.device.serving()["connections"] == before, "its connection is closed")
         assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
 

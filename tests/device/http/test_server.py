@@ -20,7 +20,7 @@ pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[
 
 from edgert.http.server import HttpServer
 
-LIMITS = Limits(body_bytes_max=1000, connections_max=8, rest_s=0.02)
+LIMITS = Limits(body_bytes_max=1000, connections_max=8, release_after_s=0.02)
 
 
 class Rests:

@@ -1,33 +1,38 @@
-"""The forwarder's process, at a real broker or none."""
+"""A forwarder at a real broker: nothing that was appended is lost, and the status is always true."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
+import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
-from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig
-from edgert.errors import ConfigInvalid
-from edgert.state_dir import StateDir
-from edgert.stop import STOP_S_MAX
-from edgert.telemetry.forwarder import broker_settings
-from edgert.telemetry.forwarding import LOOK_S
+from edgert.telemetry.broker_connection import REFUSED, read_broker_connection
+from edgert.telemetry.forwarder import BURST_MAX, ONLINE_AGAIN_S
+from edgert.telemetry.held_back import HANG_UPS_MAX
+from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
+    BrokerRefused,
+    BrokerTlsFailed,
+    BrokerUnreachable,
+    Connection,
     MqttSettings,
+    Will,
 )
 from edgert.telemetry.spool import Spool
-from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.devices import wait_until
+from tests.support.fleet import retained
+from tests.support.paths import ROOT
 from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
-from tests.support.stand_ins.forwarding import TOPICS, Listener, append_to
+from tests.support.stand_ins.forwarder import HIST, TOPICS, ForwardingDevice, Listener, append_to
 
 
 @pytest.fixture
@@ -36,115 +41,323 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
+        yield running
+
+
 @pytest.fixture
-def listener(broker: Broker) -> Iterator[Listener]:
-    listening = Listener(broker.settings)
-    yield listening
-    listening.stop()
+def listen(broker: Broker) -> Iterator[Callable[..., Listener]]:
+    started: list[Listener] = []
+
+    def start(*topics: str) -> Listener:
+        started.append(Listener(broker.settings, *topics))
+        return started[-1]
+
+    yield start
+    for listener in started:
+        listener.stop()
 
 
-def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_process_reports(
-    tmp_path: Path, broker: Broker, listener: Listener
+@pytest.fixture
+def device(tmp_path: Path, broker: Broker) -> Iterator[ForwardingDevice]:
+    running = ForwardingDevice(tmp_path, broker.settings)
+    yield running
+    running.stop()
+
+
+def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_stopped(
+    device: ForwardingDevice, listen: Callable[[], Listener]
 ) -> None:
-    forwarder = start_forwarder(tmp_path, broker.settings)
-    wait_until(lambda: listener.payloads(TOPICS.sys), "it is connected")
+    listener = listen()
+    device.append(3)
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_active": "r1"})
+    device.start()
+    wait_until(lambda: len(listener.seqs()) == 3, "three reports")
+    wait_until(lambda: listener.payloads(TOPICS.sys), "a sys message")
+    device.stop()
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"offline"], "online, then offline")
+    info, sys_said = (json.loads(listener.payloads(topic)[0]) for topic in (TOPICS.info, TOPICS.sys))
+    assert (info["boot"], info["edgert_version"]) == ("b1", "0.1.0")
+    assert (sys_said["temp_c"], sys_said["spool_lost_total"]) == (40.5, 0)
+    assert listener.payloads(TOPICS.deploy) == [b'{"v":1,"digits_active":"r1"}']
+    assert device.spool.stats().rows == 0
 
-    def is_idle() -> bool:
-        before, began = _cpu_s(forwarder.pid), time.monotonic()
-        time.sleep(2 * LOOK_S)
-        return _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
-
-    wait_until(is_idle, "it has begun, and costs nothing from then on")
-    append_to(Spool(StateDir(tmp_path).spool), 1)
-    wait_until(lambda: listener.seqs() == [1], "the report")
-    stop(forwarder)
+    later = listen()
+    wait_until(lambda: len(later.heard) == 3, "the retained messages")
+    assert {(topic, retained) for topic, _, retained in later.heard} == {
+        (TOPICS.status, True),
+        (TOPICS.info, True),
+        (TOPICS.deploy, True),
+    }
 
 
-def _cpu_s(pid: int) -> float:
-    """The processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: Path) -> None:
+    # A session that the broker keeps over its own restarts hears what came while nobody listened.
+    store = ("persistence true", f"persistence_location {tmp_path}/")
+    broker = Broker.in_folder(tmp_path / "broker", extra=store)
+    broker.start()
+    heard = heard_in_session(broker)  # before the first report
+    broker.stop()
+    device = ForwardingDevice(tmp_path, broker.settings)
+    device.append(50)
+    device.start()
+    wait_until(lambda: device.said, "the log says that the broker is down")
+    for _ in range(2):
+        broker.start()
+        heard += heard_in_session(broker)
+        wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        broker.stop()
+        wait_until(lambda: "stay on disk" in device.said[-1], "the log says that the broker is down again")
+        device.append(50)
+        time.sleep(0.3)  # several attempts fail meanwhile
+    broker.start()
+    wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    device.stop()
+
+    def all_are_heard() -> bool:
+        heard.extend(heard_in_session(broker))
+        return set(heard) == set(range(1, 151))
+
+    wait_until(all_are_heard, "every report has arrived")
+    broker.stop()
+    # Down, up, down, up, down, up and the end, however many attempts there were.
+    assert len(device.said) == 7, device.said
 
 
-def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost(
-    tmp_path: Path, broker: Broker, listener: Listener
+def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
+    device: ForwardingDevice, listen: Callable[..., Listener], tmp_path: Path
 ) -> None:
-    spool = Spool(StateDir(state_folder(tmp_path, broker.settings)).spool)
-    sent = 0
-    while not spool.stats().rows:  # on a busy machine, all may have arrived before the kill
-        append_to(spool, 400)
-        sent += 400
-        first = start_forwarder(tmp_path, broker.settings)
-        wait_until(lambda: len(listener.seqs()) >= sent - 340, "reports begin to arrive")  # noqa: B023
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        wait_until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"lost"], "online, then lost")
-    second = start_forwarder(tmp_path, broker.settings)
-    wait_until(lambda: spool.stats().rows == 0, "the spool is empty")
-    wait_until(lambda: set(listener.seqs()) == set(range(1, sent + 1)), "every report, some perhaps twice")
-    stop(second)
-    wait_until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"offline"], "online, then offline")
+    listener, worker = listen(), Spool(tmp_path / "telemetry.db")
+    device.start()
+    append_to(worker, 30)
+    worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "on trial"})
+    wait_until(lambda: len(listener.seqs()) == 30, "the first reports arrived")
+    wait_until(lambda: len(listener.payloads(TOPICS.deploy)) == 1, "and the last word on the slots")
+    for file in tmp_path.glob("telemetry.db*"):
+        if file.suffix != ".lock":
+            with file.open("r+b") as spoilt:
+                spoilt.write(b"\xa5" * file.stat().st_size)
+    worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "live"})
+    append_to(worker, 20)
+    wait_until(lambda: len(listener.seqs()) == 50, "and so did those after them")
+    wait_until(lambda: len(listener.payloads(TOPICS.deploy)) == 2, "and the last word on the slots")
+    wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    worker.close()
 
 
-def test_the_process_stops_within_two_seconds_while_its_broker_is_down(tmp_path: Path) -> None:
-    forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", free_port()))
-    assert forwarder.stderr is not None
-    assert b"no broker answers" in forwarder.stderr.readline()
-    stop(forwarder)
+def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Broker) -> None:
+    device = ForwardingDevice(tmp_path, broker.settings, rate_per_s=20)
+    device.append(200)
+    began = time.monotonic()
+    device.start()
+    wait_until(lambda: device.spool.stats().rows < 200, "the backlog begins to go")
+    time.sleep(0.5)
+    device.stop()
+    assert 200 - device.spool.stats().rows <= BURST_MAX + 20 * (time.monotonic() - began)
 
 
-def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", silent.getsockname()[1]))
-        accepted, _ = silent.accept()
-        with accepted:
-            stop(forwarder)
+def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broker) -> None:
+    listener = Listener(secured.settings)
+    device = ForwardingDevice(tmp_path, secured.settings)
+    device.append(30)
+    device.start()
+    wait_until(lambda: set(listener.seqs()) == set(range(1, 31)), "thirty reports over TLS")
+    device.stop()
+    listener.stop()
+    assert "MQTT 5" in device.said[0]
 
 
-def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(tmp_path: Path) -> None:
-    ended = start_forwarder(tmp_path, MqttSettings("127.0.0.1", 1883), device="7")
-    _, said = ended.communicate()
-    assert ended.returncode == ConfigInvalid.exit_code
-    assert b"'d7'" in said
-    assert b"Traceback" not in said
+def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    access = tmp_path / "access"
+    access.write_text(f"user {TOPICS.device}\ntopic write edgert/v1/plant-a/{TOPICS.device}/#\n")
+    wants = (
+        f"cafile {folder}/ca.pem",
+        "require_certificate true",
+        "use_identity_as_username true",
+        f"acl_file {access}",
+    )
+    with Broker.in_folder(folder, secured=True, extra=wants) as broker:
+        plain = replace(broker.settings, username="", password_file="")
+        with pytest.raises((BrokerTlsFailed, BrokerRefused, BrokerUnreachable), match="certificate"):
+            Connection(plain).open()
+        own = replace(plain, cert=f"{folder}/client.pem", key=f"{folder}/client.key")
+        device = ForwardingDevice(tmp_path, own)
+        device.append(5)
+        device.start()
+        wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        device.stop()
+    assert not any("refuses" in line for line in device.said), device.said
 
 
-@pytest.mark.parametrize("credential", [False, True])
-def test_the_password_of_the_service_manager_comes_before_the_configured_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credential: bool
+def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tmp_path: Path) -> None:
+    access = tmp_path / "access"
+    access.write_text(f"topic readwrite edgert/v1/+/+/status\ntopic readwrite {HIST}\n")
+    with Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",)) as broker:
+        device = ForwardingDevice(tmp_path, broker.settings)
+        device.spool.append("event", TOPICS.event, lambda seq: {"v": 1}, 1, "event")
+        device.append(5)
+        device.start()
+        wait_until(lambda: device.spool.stats().rows == 1, "all but the event has gone")
+        wait_until(lambda: len(device.said) == 2, "the refusal is said once")
+        connection = read_broker_connection(device.spool.path.parent)
+        device.stop()
+    assert device.spool.take(1)[0].kind == "event"
+    assert "refuses messages" in device.said[1]
+    assert (connection.state, f"telemetry: {connection.text}") == (
+        REFUSED,
+        device.said[1],
+    )  # what edgert doctor reports
+
+
+def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path) -> None:
+    access = Path(shutil.copy(ROOT / "examples/telemetry/mosquitto.acl", tmp_path / "access"))
+    with Broker.in_folder(tmp_path / "broker", secured=True, extra=(f"acl_file {access}",)) as broker:
+        device = ForwardingDevice(tmp_path, broker.settings)
+        device.append(5)
+        device.spool.append("event", TOPICS.event, lambda seq: {"v": 1}, 1, "event")
+        device.start()
+        wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        device.stop()
+    assert not any("refuses" in line for line in device.said), device.said
+
+
+def test_a_device_that_moved_to_another_site_sends_what_waited_and_says_nothing_more_of_the_former_one(
+    tmp_path: Path, broker: Broker
 ) -> None:
-    config = DeviceConfig("d1", "p", mqtt=MqttConfig(host="h", username="u", password_file="/etc/password"))
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    if credential:
-        (tmp_path / PASSWORD_CREDENTIAL).write_text("secret\n")
-    wanted = str(tmp_path / PASSWORD_CREDENTIAL) if credential else "/etc/password"
-    assert broker_settings(config) == MqttSettings("h", username="u", password_file=wanted)
+    former = Topics("plant-z", TOPICS.device)
+    before = ForwardingDevice(tmp_path, broker.settings, topics=former)
+    before.spool.retain(former.deploy, {"v": 1, "digits_state": "steady"})
+    before.start()
+    wait_until(lambda: former.deploy in retained(broker), "the slots at the former site")
+    before.stop()
+    before.spool.append("hist", former.hist("digits"), lambda seq: {"v": 1}, 1, "hist")
+    listener = Listener(broker.settings)
+    moved = ForwardingDevice(tmp_path, broker.settings)
+    moved.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
+    moved.start()
+    wait_until(lambda: TOPICS.deploy in retained(broker), "the slots at the new site")
+    wait_until(lambda: moved.spool.stats().rows == 0, "all is acknowledged")
+    moved.stop()
+    listener.stop()
+    assert listener.payloads(former.hist("digits")) == [b'{"v":1}']
+    assert listener.payloads(former.status) == [b"offline"]
+    assert len(listener.payloads(former.deploy)) == 1  # what the broker retains
 
 
-def state_folder(folder: Path, settings: MqttSettings, device: str = TOPICS.device) -> Path:
-    """A state folder with a configuration for the broker of `settings`."""
-    lines = [
-        f'device = "{device}"',
-        f'site = "{TOPICS.site}"',
-        'profile = "raspberry-pi-5"',
-        "[serving]",
-        "window_s = 30.0",
-    ]
-    lines += ["[mqtt]", *(f"{name} = {json.dumps(value)}" for name, value in vars(settings).items())]
-    (folder / "config.toml").write_text("\n".join(lines))
-    StateDir(folder).make()
-    return folder
+def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    device = ForwardingDevice(tmp_path, broker.settings, home_assistant="homeassistant")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady", "faces_state": "trial"})
+    device.start()
+    topic = "homeassistant/device/edgert_plant-a_pi-07/config"
+    listener = listen("homeassistant/#")
+    wait_until(lambda: listener.payloads(topic), "the discovery message")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
+    wait_until(lambda: len(listener.payloads(topic)) == 2, "a second one")
+    device.stop()
+    both, one = (json.loads(payload) for payload in listener.payloads(topic))
+    assert {name.partition("_")[0] for name in both["components"]} - {
+        name.partition("_")[0] for name in one["components"]
+    } == {"faces"}
+    p99 = both["components"]["faces_lat_p99_ms"]
+    assert (p99["state_topic"], p99["value_template"]) == (
+        TOPICS.metrics("faces"),
+        "{{ value_json.get('lat_p99_ms') }}",
+    )
+    assert both["availability_topic"] == TOPICS.status
 
 
-def start_forwarder(folder: Path, settings: MqttSettings, device: str = TOPICS.device) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "edgert.telemetry.forwarder", "--boot", "b1", "--state"]
-    return subprocess.Popen([*command, str(state_folder(folder, settings, device))], stderr=subprocess.PIPE)
+def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    later = [0.0]
+    device = ForwardingDevice(tmp_path, broker.settings, clock=lambda: time.monotonic() + later[0])
+    listener = listen()
+    old = Connection(broker.settings, "edgert-plant-a-pi-07", will=Will(TOPICS.status, b"lost"))
+    old.open()
+    device.start()
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online"], "online")
+    old.abandon()
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
+    later[0] = ONLINE_AGAIN_S
+    device.append()  # wakes it
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
+    device.stop()
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop it by a signal. It keeps STOP_S_MAX itself; a supervisor waits that long before it kills."""
-    assert STOP_S_MAX < 2
-    process.terminate()
-    assert process.wait(WAIT_S_MAX) == 0
-    if process.stderr:
-        process.stderr.close()
+def heard_in_session(broker: Broker) -> list[int]:
+    """Return what arrived for a subscriber with a kept session; the first call begins the session."""
+    heard: list[int] = []
+    subscribed = threading.Event()
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="auditor", clean_session=False)
+    client.on_message = lambda _client, _data, message: heard.append(json.loads(message.payload)["seq"])
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.connect("127.0.0.1", broker.port)
+    client.subscribe(HIST, qos=1)
+    wait_until(lambda: client.loop(0.05) or subscribed.is_set(), "the broker knows the session")
+    quiet_until = time.monotonic() + 0.3
+    while time.monotonic() < quiet_until:
+        before = len(heard)
+        client.loop(0.05)
+        if len(heard) > before:
+            quiet_until = time.monotonic() + 0.3
+    client.disconnect()
+    return heard
+
+
+def test_a_hint_is_passed_on_once_though_the_broker_sends_it_at_each_connection(tmp_path: Path, broker: Broker) -> None:
+    device = ForwardingDevice(tmp_path, broker.settings, hint_topic="edgert/hint/stable")
+    publisher = Connection(broker.settings)
+    device.start()
+    try:
+        for number in (1, 2):
+            publisher.open()
+            publisher.publish("edgert/hint/stable", b"%d" % number, 0, retain=True)
+            publisher.close()
+            wait_until(lambda: device.hints == number, f"hint {number}")  # noqa: B023
+        broker.stop()
+        broker.start()
+        publisher.open()
+        publisher.publish("edgert/hint/stable", b"2", 0, retain=True)
+        publisher.close()
+        wait_until(lambda: "connected" in device.said[-1] and len(device.said) >= 3, "it is connected again")
+        assert device.hints == 2
+    finally:
+        device.stop()
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+@pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit"])
+def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
+    tmp_path: Path, limit: str, protocol: str
+) -> None:
+    with Broker.in_folder(tmp_path / "broker", extra=(f"{limit} 2000",)) as broker:
+        device = ForwardingDevice(tmp_path, replace(broker.settings, protocol=protocol))
+        device.append(3)
+        device.spool.append("hist/digits", HIST, lambda seq: {"v": 1, "seq": seq, "x": "y" * 3000}, 1, "hist")
+        device.append(30)
+        listener = Listener(broker.settings)
+        device.start()
+        wait_until(lambda: set(listener.seqs()) == {*range(1, 35)} - {4}, "all but the large one")
+        wait_until(lambda: device.spool.stats().rows <= 1, "they are acknowledged")
+        device.stop()
+        listener.stop()
+    lost = (limit, protocol) == ("message_size_limit", "3.1.1")  # the broker acknowledges it and drops it
+    assert device.spool.stats().rows == (0 if lost else 1)
+    assert sum("does not accept a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
+
+
+def test_a_message_that_a_full_spool_lost_meanwhile_is_not_held_back(tmp_path: Path) -> None:
+    device = ForwardingDevice(tmp_path, MqttSettings("127.0.0.1", free_port()), clock=lambda: 0.0)
+    device.append(2)
+    first, second = device.spool.take(2)
+    device.spool.delete_acknowledged([first.id])
+    for lost in (first.id, second.id + 1):
+        for _ in range(HANG_UPS_MAX):
+            device.forwarder._in_flight = {1: lost}
+            device.forwarder._suspect()
+    assert device.said == []

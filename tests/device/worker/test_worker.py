@@ -18,7 +18,7 @@ from edgert.protocol import wire
 from edgert.tensors import TensorSpec
 from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.loading.model import load_model
-from edgert.worker.pipeline.batcher import REST_S
+from edgert.worker.pipeline.batcher import RELEASE_AFTER_S
 from edgert.worker.worker import Worker
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
@@ -28,19 +28,19 @@ from tests.support.stand_ins.loaded_models import installed
 
 
 class RestingSession(Session):
-    """A session that notes when it was told to rest."""
+    """A session that notes when it was told to release memory."""
 
     def __init__(self, within: Session) -> None:
         self.inputs: tuple[TensorSpec, ...] = within.inputs
         self.outputs: tuple[TensorSpec, ...] = within.outputs
-        self.rested_at_s: list[float] = []
+        self.released_at_s: list[float] = []
         self._within = within
 
     def run(self, tensors: Any) -> Any:
         return self._within.run(tensors)
 
-    def rest(self, sample: Any) -> None:
-        self.rested_at_s.append(time.monotonic())
+    def release_memory(self, sample: Any) -> None:
+        self.released_at_s.append(time.monotonic())
 
     def close(self) -> None:
         self._within.close()
@@ -124,8 +124,8 @@ def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: St
         asked_s = time.monotonic()
         client.sendall(request(1, np.repeat(ITEM, 4, axis=0)))
         assert read_frame(client).kind == wire.RESULT
-    wait_until(lambda: started.session.rested_at_s, "the engine rests")
-    assert started.session.rested_at_s[0] > asked_s + REST_S / 2
+    wait_until(lambda: started.session.released_at_s, "the engine releases memory")
+    assert started.session.released_at_s[0] > asked_s + RELEASE_AFTER_S / 2
 
 
 def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(started: Started) -> None:

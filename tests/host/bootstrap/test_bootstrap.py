@@ -15,7 +15,7 @@ import tomlkit
 from edgert.bundle.signing import new_key
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
-from edgert.telemetry.link import CONNECTED
+from edgert.telemetry.broker_connection import CONNECTED
 from edgert_deploy.bootstrap.bootstrap import BootstrapResult, bootstrap
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.devices.device_files import Broker, check_settings
@@ -125,14 +125,14 @@ def test_a_dead_broker_is_told_in_the_status(device: Device) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     done = do(device, new_key().public, broker=Broker("127.0.0.1", port))
-    link = status_of(done).telemetry.link
-    assert (link.state, f"127.0.0.1:{port}" in link.text) == ("telemetry.broker_unreachable", True)
+    connection = status_of(done).telemetry.connection
+    assert (connection.state, f"127.0.0.1:{port}" in connection.text) == ("telemetry.broker_unreachable", True)
 
 
 def test_a_bootstrap_ends_once_the_device_is_connected_to_its_broker(device: Device, tmp_path: Path) -> None:
     with RunningBroker.in_folder(tmp_path / "broker") as broker:
         done = do(device, new_key().public, broker=Broker("127.0.0.1", broker.port))
-        assert status_of(done).telemetry.link.state == CONNECTED
+        assert status_of(done).telemetry.connection.state == CONNECTED
 
 
 def test_an_engine_that_does_not_exist_is_refused_before_a_device_is_asked() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
-from edgert.telemetry.link import CONNECTED, REFUSED, read_link
+from edgert.telemetry.broker_connection import CONNECTED, REFUSED, read_broker_connection
 from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
@@ -103,10 +103,10 @@ def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: 
     broker = Broker.in_folder(tmp_path / "broker")
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
         spool = device.state.spool.parent
-        wait_until(lambda: read_link(spool).state == CONNECTED, "it connects")
+        wait_until(lambda: read_broker_connection(spool).state == CONNECTED, "it connects")
         assert levels(check_device(as_known(device), {}), "telemetry") == [OK]
         broker.stop()
-        wait_until(lambda: read_link(spool).state != CONNECTED, "it notices")
+        wait_until(lambda: read_broker_connection(spool).state != CONNECTED, "it notices")
         found = check_device(as_known(device), {})
         assert levels(found, "telemetry") == [WARN]
         assert f"127.0.0.1:{broker.port}" in text_of(found, "telemetry")
@@ -117,7 +117,7 @@ def test_a_broker_that_refuses_the_login_has_the_login_as_its_next_step(inventor
     settings = f'[mqtt]\nhost = "localhost"\nport = {broker.port}\ntls = true\nca = "{broker.folder}/ca.pem"\n'
     with broker, a_device(settings) as device:
         spool = device.state.spool.parent
-        wait_until(lambda: read_link(spool).state == BrokerRefused.code, "the broker refuses the login")
+        wait_until(lambda: read_broker_connection(spool).state == BrokerRefused.code, "the broker refuses the login")
         found = check_device(as_known(device), {})
     assert "edgert bootstrap d-test --mqtt-username USER" in text_of(found, "telemetry")
 
@@ -127,7 +127,9 @@ def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inven
     access.write_text("topic read edgert/v1/#\n")  # as of a login that is made for people
     broker = Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",))
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
-        wait_until(lambda: read_link(device.state.spool.parent).state == REFUSED, "the broker refuses a message")
+        wait_until(
+            lambda: read_broker_connection(device.state.spool.parent).state == REFUSED, "the broker refuses a message"
+        )
         found = check_device(as_known(device), {})
     assert levels(found, "telemetry") == [WARN]
     assert "let this user write" in text_of(found, "telemetry")

@@ -1,4 +1,4 @@
-"""The same work on several devices at a time: a failure does not delay the other devices, and Ctrl-C ends all."""
+"""The same work on several devices at a time: a failure does not delay the others, Ctrl-C ends all."""
 
 from __future__ import annotations
 

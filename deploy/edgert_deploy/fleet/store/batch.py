@@ -1,8 +1,8 @@
 """A batch of reports on its way into the store, each with its origin.
 
-A report belongs to the minute in which its window ended by the device's clock. The time of receipt replaces the device's
-clock if the device itself calls its clock not synchronised, if the clock is more than TRUSTED_AHEAD_S ahead, or if the
-report is older than the store keeps reports.
+A report belongs to the minute in which its window ended by the device's clock. The time of receipt counts instead if
+the device itself calls its clock not synchronised, if that clock is more than TRUSTED_AHEAD_S ahead, or if the report
+is older than the store keeps reports.
 """
 
 from __future__ import annotations

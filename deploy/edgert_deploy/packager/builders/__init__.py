@@ -1,7 +1,7 @@
 """The builder seam: one source model in, one artifact of one engine out. One file a builder.
 
-To add an engine, write its builder in a file here, name it in `BUILDERS`, and give it a row in the contract test
-(`tests/host/packager/builders/test_builders.py`).
+To add an engine, write its builder in a file here, name it in `BUILDERS`, and give it a profile in
+`tests/support/builders.py` for the contract test.
 """
 
 from __future__ import annotations
@@ -155,33 +155,35 @@ class Builder(Protocol):
         """Yield the layers of the artifact at `path`."""
         ...
 
-    def takes(self, source: SourceModel) -> bool:
-        """Whether an artifact can be built from `source`; `check_source` tells the user why not."""
-        known = takes_operators(source, self.engine)
-        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and known
 
-    def made(
-        self, spec: BuildSpec, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
-    ) -> Artifact:
-        """Return the artifact of `spec`; its files are already written."""
-        return Artifact(
-            self.engine,
-            spec.precision,
-            path,
-            companions,
-            self.judged_by,
-            tools,
-            tuple(layer.name for layer in spec.float_layers),
-            qat=keeps_quantization(spec, source),
-            int8_share=self._int8_share(path),
-        )
+def artifact_of(
+    builder: Builder,
+    spec: BuildSpec,
+    source: SourceModel,
+    path: Path,
+    tools: dict[str, str],
+    companions: tuple[Path, ...] = (),
+) -> Artifact:
+    """Return the artifact of `spec` that `builder` has written to `path` and `companions`."""
+    return Artifact(
+        builder.engine,
+        spec.precision,
+        path,
+        companions,
+        builder.judged_by,
+        tools,
+        tuple(layer.name for layer in spec.float_layers),
+        qat=keeps_quantization(spec, source),
+        int8_share=_int8_share(builder, path),
+    )
 
-    def _int8_share(self, path: Path) -> float | None:
-        try:
-            share = int8_share(self.layers(path))
-        except Exception:  # noqa: BLE001 - a reader that does not know an operator must not fail a build
-            return None
-        return None if share is None else round(share, 3)
+
+def _int8_share(builder: Builder, path: Path) -> float | None:
+    try:
+        share = int8_share(builder.layers(path))
+    except Exception:  # noqa: BLE001 - a reader that does not know an operator must not fail a build
+        return None
+    return None if share is None else round(share, 3)
 
 
 def keeps_quantization(spec: BuildSpec, source: SourceModel) -> bool:
@@ -217,7 +219,14 @@ def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
     """Return the engine that must build `source`: the first, else the first that accepts it."""
     if source.kind == "onnx" and takes_operators(source, engines[0]):
         return engines[0]
-    return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])
+    return next((engine for engine in engines if takes(source, engine)), engines[0])
+
+
+def takes(source: SourceModel, engine: str) -> bool:
+    """Whether an artifact of `engine` can be built from `source`; `check_source` tells the user why not."""
+    builder = builder_for(engine)
+    kept = source.fold is None or builder.takes_folded
+    return source.kind in builder.source_kinds and kept and takes_operators(source, engine)
 
 
 def takes_operators(source: SourceModel, engine: str) -> bool:

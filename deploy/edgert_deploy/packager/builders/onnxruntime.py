@@ -13,7 +13,7 @@ from typing import Any
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, keeps_quantization, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -57,7 +57,7 @@ class ONNXRuntimeBuilder(Builder):
                 )
             proto = qdq.to_fp16(proto, source) if spec.precision == "fp16" else proto
         qdq.write_proto(proto, out_dir / "model.onnx")
-        return self.made(spec, source, out_dir / "model.onnx", qdq.tool_versions())
+        return artifact_of(self, spec, source, out_dir / "model.onnx", qdq.tool_versions())
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
         ops = qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, as_taken, keeps_quantization
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
@@ -59,7 +59,7 @@ class OpenVINOBuilder(Builder):
         with vendor_tool(f"openvino could not build {source.path.name}", advice):
             versions = _write(spec, source, calibration, path)
         _strip_notes(path)
-        return self.made(spec, source, path, versions, (path.with_suffix(".bin"),))
+        return artifact_of(self, spec, source, path, versions, (path.with_suffix(".bin"),))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, as_taken, keeps_quantization, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -65,7 +65,7 @@ class TensorRTBuilder(Builder):
             proto = qdq.to_fp16(qdq.raised(proto, HALF_OPSET) if spec.precision == "int8fp16" else proto, source)
         audit(proto)
         qdq.write_proto(proto, out_dir / "model.onnx")
-        return self.made(spec, source, out_dir / "model.onnx", qdq.tool_versions())
+        return artifact_of(self, spec, source, out_dir / "model.onnx", qdq.tool_versions())
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
         return qdq.Recipe("int8", qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)

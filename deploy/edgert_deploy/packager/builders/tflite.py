@@ -18,7 +18,15 @@ from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
 from edgert.printable import counted
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, BuildSpec, as_taken, keeps_quantization
+from edgert_deploy.packager.builders import (
+    FIRST_RECIPE,
+    Artifact,
+    Builder,
+    BuildSpec,
+    artifact_of,
+    as_taken,
+    keeps_quantization,
+)
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
@@ -68,13 +76,13 @@ class TFLiteBuilder(Builder):
         path = out_dir / FILE_NAME
         if source.buckets is None:
             write(source, calibration, path)
-            return self.made(spec, source, path, tools)
+            return artifact_of(self, spec, source, path, tools)
         # TFLite plans memory and folds shapes for one length, so each bucket is a file with its own scales.
         paths = {size: path_for(path, size, source.buckets) for size in source.buckets.sizes}
         for size, own_path in paths.items():
             progress(f"tflite: bucket {size}")
             write(at_length(source, size), calibration.rows(calibration.sizes == size).cut(size), own_path)
-        return self.made(spec, source, path, tools, tuple(other for other in paths.values() if other != path))
+        return artifact_of(self, spec, source, path, tools, tuple(other for other in paths.values() if other != path))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from edgert.errors import AccuracyTooLow, ConfigInvalid, EdgeRTError, EngineMissing
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import BuildSpec, builder_for, check_source, first_engine, takes_operators
+from edgert_deploy.packager.builders import BuildSpec, builder_for, check_source, first_engine, takes, takes_operators
 from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import Measurer, Timings, fastest
@@ -169,7 +169,7 @@ def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> l
         if target.with_reference:
             wanted.append(BuildSpec(target.engines[0], "fp32", target.profile))
         for spec in wanted:
-            if builder_for(spec.engine).takes(evaluation.source):  # `choose` refuses the others
+            if takes(evaluation.source, spec.engine):  # `choose` refuses the others
                 specs.setdefault(spec.id, spec)
     return list(specs.values())
 

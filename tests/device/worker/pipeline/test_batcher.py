@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgert.engines import Session
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec
-from edgert.worker.pipeline.batcher import BYPASS_MAX, LINGER_STEP_S, REST_S, Batcher, EngineAnswer
+from edgert.worker.pipeline.batcher import BYPASS_MAX, LINGER_STEP_S, RELEASE_AFTER_S, Batcher, EngineAnswer
 from edgert.worker.pipeline.tuning import WINDOW, LatencyTuner
 from tests.support.devices import WAIT_S_MAX, wait_until
 
@@ -27,7 +27,7 @@ class GatedSession(Session):
         self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (batch_axis, 2)),)
         self.outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (batch_axis, 2)),)
         self.sizes: list[int] = []
-        self.rested = 0
+        self.releases = 0
         self.first: list[float] = []  # the first value of each run
         self.running = threading.Semaphore(0)
         self.permits = threading.Semaphore(10_000 if open_gate else 0)
@@ -42,9 +42,9 @@ class GatedSession(Session):
             raise self.failure
         return [tensors[0] * 2]
 
-    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
+    def release_memory(self, sample: Sequence[NDArray[Any]]) -> None:
         self.run(sample)
-        self.rested += 1
+        self.releases += 1
 
     def close(self) -> None:
         return None
@@ -200,7 +200,7 @@ def test_many_threads_each_get_their_own_answer() -> None:
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(many, range(0, 16_000, 1000)))
     assert batcher.waiting == 0
-    assert sum(batcher.closed.values()) == len(session.sizes)
+    assert sum(batcher.close_reasons.values()) == len(session.sizes)
 
 
 # --- two classes --------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
         two = ask_all(pool, batcher, [1, 2])
         session.permits.release(1)
         session.running.acquire()
-        batcher.closed.clear()
+        batcher.close_reasons.clear()
         late: list[Future[EngineAnswer]] = []
         if joined:
             patience.on_sleep = lambda: late or late.__iadd__(ask_all(pool, batcher, [4, 5]))
@@ -300,7 +300,7 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
         patience.now_s = 1000.0 - 1e-9
         session.permits.release(10)
         [future.result(WAIT_S_MAX) for future in (first, *two, *leader, *late)]
-    return dict(batcher.closed)
+    return dict(batcher.close_reasons)
 
 
 def test_a_batch_that_waited_in_vain_closed_by_lingering() -> None:
@@ -468,7 +468,7 @@ def test_requests_of_one_thread_share_a_run_and_get_their_own_answers() -> None:
         assert [a.outputs[0].tolist() for a in answers] == [(2 * item(i, n)).tolist() for i, n in enumerate(rows)]
         assert {answer.batch for answer in answers} == {sum(rows)}
     assert session.sizes == [4, 3, 6]
-    assert batcher.closed == {"cap": 2, "idle": 1}
+    assert batcher.close_reasons == {"cap": 2, "idle": 1}
 
 
 def test_requests_of_one_thread_do_not_run_after_all_their_deadlines() -> None:
@@ -498,29 +498,29 @@ def test_requests_of_one_thread_fail_together() -> None:
     assert len(batcher.infer_together([([item(1)], 1), ([item(2)], 1)])) == 2
 
 
-# --- rest ---------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_after_large_runs_each_idle_engine_gives_back_their_memory_once() -> None:
     now_s, sessions = 0.0, [GatedSession(open_gate=True) for _ in range(2)]
     batcher = Batcher(sessions[0], cap=8, clock=lambda: now_s, more_sessions=sessions[1:])
     batcher.infer([item(1)], 1)
-    assert not batcher.rest(lambda: [item(0)])  # nothing was large
+    assert not batcher.release_memory(lambda: [item(0)])  # nothing was large
     batcher.infer([item(1, 4)], 4)
-    now_s = REST_S - 1
-    assert not batcher.rest(lambda: [item(0)])  # a moment ago
-    now_s = REST_S
-    assert batcher.rest(lambda: [item(0)])
-    assert not batcher.rest(lambda: [item(0)])
-    assert [session.rested for session in sessions] == [1, 1]
+    now_s = RELEASE_AFTER_S - 1
+    assert not batcher.release_memory(lambda: [item(0)])  # a moment ago
+    now_s = RELEASE_AFTER_S
+    assert batcher.release_memory(lambda: [item(0)])
+    assert not batcher.release_memory(lambda: [item(0)])
+    assert [session.releases for session in sessions] == [1, 1]
     assert batcher.infer([item(3)], 1).outputs[0].tolist() == [[6, 6]]
 
 
-def test_an_engine_that_fails_to_rest_serves_on() -> None:
+def test_an_engine_that_cannot_release_memory_serves_on() -> None:
     now_s, session = 0.0, GatedSession(open_gate=True)
     batcher = Batcher(session, cap=8, clock=lambda: now_s)
     batcher.infer([item(1, 4)], 4)
-    now_s, session.failure = REST_S, EngineFailed("no")
-    batcher.rest(lambda: [item(0)])
+    now_s, session.failure = RELEASE_AFTER_S, EngineFailed("no")
+    batcher.release_memory(lambda: [item(0)])
     session.failure = None
     assert batcher.infer([item(3)], 1).outputs[0].tolist() == [[6, 6]]

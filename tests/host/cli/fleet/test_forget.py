@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid, DeviceError
-from edgert.telemetry import forwarder
+from edgert.telemetry import forwarder_process
 from edgert.telemetry.home_assistant import discovery
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.cli.fleet.forget import forget
@@ -120,10 +120,10 @@ def test_an_uninstall_clears_what_the_broker_retains_or_says_how_to(
         shown = uninstall(device, LocalTransport(device), purge=True, dry_run=True)
         assert any(f"the broker 127.0.0.1:{broker.port} retains of plant-a/pi-1" in what for what in shown.removed)
         assert len(retained(broker)) == 4
-        assert forwarder.main(["--state", str(state), "--clear", "remove"]) == 0
+        assert forwarder_process.main(["--state", str(state), "--clear", "remove"]) == 0
         assert capsys.readouterr().out.startswith("removed the messages that the broker")
         assert retained(broker) == set()
-    assert forwarder.main(["--state", str(state), "--clear", "remove"]) == 0
+    assert forwarder_process.main(["--state", str(state), "--clear", "remove"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("left the messages")
     assert "`edgert fleet forget pi-1` clears them" in said

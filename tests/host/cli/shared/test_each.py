@@ -1,4 +1,4 @@
-"""Work on several devices: a failure does not delay the others, and what fails on the first is not tried again."""
+"""Work on several devices: no failure delays the others, and none is repeated on the next device."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from edgert.durable import replace_file
 from edgert.typed_json import json_bytes, read_json
 
 CONNECTED, REFUSED, STOPPED = "connected", "refused", "stopped"
-_NAME = "link.json"
+_NAME = "connection.json"
 
 
 @dataclass(frozen=True)
-class Link:
+class BrokerConnection:
     """The connection to the broker. `state` is "" before the first attempt; `at` is seconds since 1970."""
 
     state: str = ""
@@ -23,13 +23,15 @@ class Link:
     at: int = 0
 
 
-def write_link(folder: Path, state: str, text: str) -> None:
+def write_broker_connection(folder: Path, state: str, text: str) -> None:
     """Keep `state` (CONNECTED, REFUSED, STOPPED or an error's code) and its text, unless the disk is full."""
     with contextlib.suppress(OSError):
-        replace_file(folder / _NAME, json_bytes(Link(state, text, int(time.time()))), durable=False)
+        replace_file(folder / _NAME, json_bytes(BrokerConnection(state, text, int(time.time()))), durable=False)
 
 
-def read_link(folder: Path) -> Link:
+def read_broker_connection(folder: Path) -> BrokerConnection:
     """Return the last note of the forwarder."""
-    link = read_json(Link, folder / _NAME)
-    return link if link is not None and link.at else Link()  # each note has a time: without one it is damaged
+    connection = read_json(BrokerConnection, folder / _NAME)
+    return (
+        connection if connection is not None and connection.at else BrokerConnection()
+    )  # each note has a time: without one it is damaged

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgert.stop import Stop
-from edgert.telemetry.forwarding import Forwarder, ForwarderSettings
+from edgert.telemetry.forwarder import Forwarder, ForwarderSettings
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings
 from edgert.telemetry.spool import Spool
