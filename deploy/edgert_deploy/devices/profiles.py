@@ -64,7 +64,7 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return the profiles of the first folder, in the order of look-up, that contains any. Raises ConfigInvalid."""
+    """Return the profiles of the first folder that contains any. Raises ConfigInvalid."""
     for folder in _folders(profiles_dir):
         if paths := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_checked(path) for path in paths]
