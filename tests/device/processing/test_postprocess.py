@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.rules import Classify, Smooth
@@ -63,7 +64,7 @@ def test_smoothing_needs_the_last_windows_but_one(manifest: Manifest) -> None:
     manifest = replace(manifest, series=Series("x", channels=1, length=4, step=4))
     for windows, kept in ((2, 1), (3, 2)):
         added = scored(manifest, softmax=False, smooth=Smooth("mean", windows))
-        before = np.zeros((0, 4), np.float32)
+        before: NDArray[np.float32] = np.zeros((0, 4), np.float32)
         for _ in range(4):
             before = added.last_shares([np.ones((1, 4), np.float32)], before)
         assert before.shape == (kept, 4)

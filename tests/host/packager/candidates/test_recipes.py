@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -59,7 +60,7 @@ def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
         likeness = MatMul (rows, columns)  small = Mul (likeness, factor)  shares = Softmax <axis = -1> (small)
         mixed = MatMul (shares, rows)  y = ReduceMean <axes = [2], keepdims = 0> (mixed)
     """
-    weights = {"first": models.random(8, 3, 3, 3), "second": 0.2 * models.random(8, 8, 3, 3)}
+    weights: dict[str, ArrayLike] = {"first": models.random(8, 3, 3, 3), "second": 0.2 * models.random(8, 8, 3, 3)}
     weights |= {"flat": np.array([0, 8, 64]), "factor": np.float32(0.001)}
     proto = models.model("float[N,3,8,8] x) => (float[N,8] y", body, {k: np.asarray(v) for k, v in weights.items()})
     samples = [CalibrationSet({"x": models.random(60, 3, 8, 8, seed=seed)}, None) for seed in (1, 2)]
