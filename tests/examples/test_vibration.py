@@ -46,7 +46,8 @@ def bundle(shell: Shell) -> Built:
 @pytest.fixture(scope="module", params=ENGINES)
 def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
     row = bundle.targets[request.param]
-    assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
+    assert (row["precision"], row["fp32"]) == ("int8", 1.0)
+    assert row["artifact_accuracy"] >= 0.99
     with served(bundle, request.param) as device:
         yield device
 

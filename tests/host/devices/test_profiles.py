@@ -98,7 +98,7 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('name = "box"', 'name = "other"', "that of the file"),
+        ('name = "box"', 'name = "other"', "must be 'box', the file's name"),
         ('name = "box"', "", "lacks 'name'"),
         ("memory_mb", "memory", "unknown key 'memory'"),
         ("512", '"512"', "memory_mb is '512', not of type int"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgert.errors import SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
@@ -58,7 +60,12 @@ def test_each_engine_computes_a_spectrogram(tmp_path: Path, engine: str, form: d
 
 
 def test_a_complex_signal_is_left_to_onnx_runtime(tmp_path: Path) -> None:
-    source = load_source(models.write(spectrogram(one_sided=0, channels=2), tmp_path / "m.onnx"))
+    path = models.write(spectrogram(one_sided=0, channels=2), tmp_path / "m.onnx")
+    if sys.version_info < (3, 11):  # ONNX Runtime 1.23, the last for Python 3.10, crashes on it
+        with pytest.raises(SourceInvalid, match="crash"):
+            load_source(path)
+        return
+    source = load_source(path)
     assert [node.op_type for node in source.proto.graph.node] == ["STFT"]
 
 
