@@ -122,7 +122,10 @@ def wanted_files(
     }
     if has_unit and facts.uid == 0:
         ours["socket"] = profile.socket  # systemd makes its folder under /run
+    document = _parsed(config_text(state, transport))
     if broker is not None:
+        _check_tls_stays(_table(document, "mqtt"), broker, settings)
+        _forget_old_broker(_table(document, "mqtt"), broker, state)
         ours["mqtt"], secrets = _broker_files(broker, state)
         files_of_device += secrets
     if following is not None:
@@ -133,9 +136,6 @@ def wanted_files(
         files_of_device += named
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    document = _parsed(config_text(state, transport))
-    if broker is not None:
-        _forget_old_broker(_table(document, "mqtt"), broker, state)
     if following is not None:
         _forget_old_registry(_table(document, "follow"), following, state)
     text = merged_config(document, ours)
@@ -208,7 +208,7 @@ def own_user(broker: Broker, present: str) -> str:
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
         return ""
-    if (table.get("host"), table.get("port")) != (broker.host, broker.port):
+    if not _is_at(table, broker):
         return ""
     return user if user != broker.username else ""
 
@@ -219,10 +219,19 @@ def _table(document: tomlkit.TOMLDocument, name: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
+def _check_tls_stays(table: Mapping[str, Any], broker: Broker, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigInvalid if the device would send reports and login to the same host without TLS, unlike before."""
+    same_host = table.get("host") == broker.host
+    if same_host and table.get("tls") is True and not broker.tls and "tls" not in settings.get("mqtt", {}):
+        raise ConfigInvalid(
+            f"the device reports to {broker.host} with TLS: add --mqtt-tls or --mqtt-ca FILE, "
+            "or turn TLS off with --set mqtt.tls=false"
+        )
+
+
 def _forget_old_broker(table: dict[str, Any], broker: Broker, state: str) -> None:
     """Remove the login and the CA certificate that a bootstrap wrote for a broker at another address."""
-    elsewhere = (table.get("host"), table.get("port")) != (broker.host, broker.port)
-    if elsewhere and "password_file" in _forget_files(table, _OF_BROKER, state):
+    if not _is_at(table, broker) and "password_file" in _forget_files(table, _OF_BROKER, state):
         table.pop("username", None)
 
 
@@ -252,9 +261,14 @@ def unnamed_files(config: DeviceConfig, state: str) -> list[str]:
     return [f"{state}/{name}" for _, name in (*_OF_BROKER, *_OF_REGISTRY) if name not in named]
 
 
+def _is_at(table: Mapping[str, Any], broker: Broker) -> bool:
+    """Return whether the table [mqtt] of a device names the address of `broker`."""
+    return (table.get("host"), table.get("port")) == (broker.host, broker.port)
+
+
 def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
     """Return the table [mqtt] and the files that it names."""
-    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
+    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls}
     if broker.username:
         table["username"] = broker.username
     files = ((broker.password, PASSWORD_NAME, "password_file", 0o600), (broker.ca, BROKER_CA_NAME, "ca", 0o644))

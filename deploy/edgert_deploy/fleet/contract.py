@@ -38,6 +38,9 @@ class _Rule:
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> _Rule:
         assert _KEYWORDS.issuperset(schema), f"{sorted(schema)} has a keyword that is not checked"
+        pattern = schema.get("pattern", "^$")
+        assert pattern.startswith("^"), f"{pattern} is not about the whole text"
+        assert pattern.endswith("$"), f"{pattern} is not about the whole text"
         text = schema["type"] == "string"
         return cls(
             types=_TYPES[schema["type"]],
@@ -52,7 +55,7 @@ class _Rule:
         if type(value) not in self.types or (self.values and value not in self.values):
             return False
         if isinstance(value, str):
-            return self.low <= len(value) <= self.high and (self.pattern is None or bool(self.pattern.search(value)))
+            return self.low <= len(value) <= self.high and (self.pattern is None or bool(self.pattern.fullmatch(value)))
         return math.isfinite(value) and self.low <= value <= self.high and (not self.is_integer or value == int(value))
 
 

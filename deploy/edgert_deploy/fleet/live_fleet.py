@@ -24,7 +24,6 @@ P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
 _ALARMS = "_alarms"  # the end of the field of `deploy` with a model's
 _OWN_ALARMS = "alarms"  # the field with the device's
-_ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 
 
 @dataclass(slots=True)
@@ -192,9 +191,9 @@ def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
         model = "" if key == _OWN_ALARMS else key.removesuffix(_ALARMS)
         named = key == _OWN_ALARMS or (key.endswith(_ALARMS) and _is_id(model))
         if named and isinstance(value, str) and len(alarms) < MODELS_PER_DEVICE_MAX:
-            names = {intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if _is_id(name)}
+            names = {intern(name) for name in value.split(",", ALARMS_MAX)[:ALARMS_MAX] if _is_id(name)}
             if names:
-                alarms[intern(model)] = tuple(sorted(names)[:ALARMS_MAX])
+                alarms[intern(model)] = tuple(sorted(names))
     return alarms
 
 

@@ -86,6 +86,18 @@ def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_pa
     assert not {"username", "password_file"} & set(tomlkit.parse(config.read_text()).unwrap()["mqtt"])
 
 
+def test_tls_to_the_same_broker_is_not_turned_off_by_an_option_that_is_missing(device: Device) -> None:
+    key, config = new_key().public, Path(device.state) / "config.toml"
+    do(device, key, broker=Broker("127.0.0.1", 8883, tls=True))
+    before = config.read_text()
+    for port in (8883, 1883):
+        with pytest.raises(ConfigInvalid, match="with TLS: add --mqtt-tls"):
+            do(device, key, broker=Broker("127.0.0.1", port, "edge", b"xyzzy7"))
+    assert config.read_text() == before
+    do(device, key, broker=Broker("127.0.0.1", 1883), settings={"mqtt": {"tls": False}})
+    assert tomlkit.parse(config.read_text()).unwrap()["mqtt"]["tls"] is False
+
+
 def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -> None:
     key = new_key().public
     do(device, key)

@@ -35,6 +35,11 @@ def test_the_check_is_that_of_the_schema(kind: str) -> None:
             assert allows(kind, {name: value}) == validator.is_valid({name: value}), (name, value)
 
 
+def test_an_id_has_no_newline_at_its_end() -> None:
+    assert allows("hist", {"model_version": "r7"})
+    assert not allows("hist", {"model_version": "r7\n"})
+
+
 def test_numbers_that_json_does_not_have_are_refused() -> None:
     for value in (math.nan, math.inf, -math.inf):
         for name in ("req_total", "lat_p99_ms", "temp_c", "a_field_of_later"):
