@@ -17,7 +17,7 @@ from edgert.versions.slots import State
 
 STALE_MS = 15 * 60_000  # a device that sends no report for longer is stale
 EVENTS_MS = 90 * 86_400_000  # how far back events count
-FAILED_SHOWN_MAX = 200  # so many failed devices of a release are named
+FAILED_SHOWN_MAX = 200  # the most failed devices of a release that are named
 _ACTIVE = "_active"  # the end of the field of `deploy` that names a model's live release
 
 

@@ -1,7 +1,8 @@
 """Checks the fields of a message against the JSON Schema of its kind (edgert/telemetry/schemas).
 
-The schemas are flat, so a rule per field is enough, and takes a few microseconds a message. Fields that a schema
-requires are not demanded here: the code that needs one says so. So a device of another version is still heard.
+The schemas are flat, so a rule per field is enough, and takes a few microseconds a message. The check accepts messages
+without fields that a schema requires, because a device may have another version. The code that needs such a field
+refuses the message.
 """
 
 from __future__ import annotations

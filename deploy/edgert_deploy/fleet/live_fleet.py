@@ -62,7 +62,7 @@ class ReportedModel:
         self.batch_mean, self.rss_bytes = metrics.reading("batch_mean"), int(metrics.number("rss_bytes"))
 
     def _note_p99(self, requests: int, metrics: MetricsMessage) -> None:
-        """Keep the p99 of this window. A few requests say nothing; a window without any begins anew."""
+        """Keep the p99 of this window if it has enough requests. A window without any clears the list."""
         if metrics.model_version != self.version or requests <= 0:
             self.p99s = ()
         p99_ms = metrics.reading("lat_p99_ms")
@@ -183,8 +183,8 @@ class Fleet(FleetListener):
 def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
     """Return the alarms of each model in a `deploy` message, and of the device itself as "".
 
-    A device names models and alarms as it likes, so there are limits, and what is no id is left out: one label that
-    an exporter cannot write would keep the whole fleet from being scraped.
+    A device may send any names, so their number is limited, and names that are not ids are left out: one label that an
+    exporter cannot write would end every scrape of the fleet.
     """
     alarms: dict[str, tuple[str, ...]] = {}
     for key, value in deploy.items():

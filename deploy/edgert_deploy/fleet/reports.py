@@ -84,9 +84,9 @@ def increase(
 ) -> tuple[int, ...]:
     """Return the growth of the counters since `before`; those that fell began at 0 (docs/telemetry.md).
 
-    Without `before`, nobody knows when they grew: all of it counts if they began within this window, else nothing. The
-    same holds if they fell over a lost spool (`anew`): the worker may have begun again in what was lost, or a report
-    of the older spool comes late.
+    Without `before`, it is unknown when they grew: all of it counts if they began within this window, else nothing. The
+    same applies if they fell over a lost spool (`anew`): the worker may have started again during the lost part, or a
+    report of the older spool arrives late.
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
     if before is None or (fell and anew):

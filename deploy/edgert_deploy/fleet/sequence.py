@@ -1,4 +1,4 @@
-"""Tells new messages of a stream from missing ones, by their `seq`, which grows by one."""
+"""Finds new and missing messages of a stream by their `seq`, which grows by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_order(seqs: Sequence[int]) -> list[int]:
 
 
 class SeqTracker:
-    """Tells new messages of one stream and boot from repeated ones, and counts missing ones.
+    """Distinguishes new messages of one stream and boot from repeated ones, and counts missing ones.
 
     Counting starts with the first message, or after `before`: earlier numbers are neither new nor missing.
     """
@@ -77,7 +77,7 @@ class SeqTracker:
         del gaps[:-GAPS_MAX]
 
     def fill(self, seq: int) -> bool:
-        """Return whether a gap held `seq`; it holds it no more."""
+        """Remove `seq` from the gap that contains it; return whether one did."""
         gaps = self._gaps or []
         at = bisect_right(gaps, seq, key=lambda gap: gap[0]) - 1
         if at < 0 or seq >= gaps[at][1]:
@@ -92,8 +92,8 @@ class SeqTracker:
 class Numbers:
     """The numbers of one stream over a device's boots, of which the last BOOTS_KEPT_MAX are remembered.
 
-    A boot goes on where the one before ended, so what is between them is missing too; after a power cut it may use the
-    last numbers again.
+    A boot continues the numbers of the boot before, so a gap between them is of missing reports, too. After a power cut
+    it may use the last numbers again.
     """
 
     __slots__ = ("_lost", "_trackers")

@@ -26,9 +26,9 @@ class Listener(Protocol):
 class FleetSubscriber:
     """Passes everything that `site` (None: every site) reports to each listener.
 
-    The first connection must succeed. A lost one is made again, and `log` receives a line about it. With a `session`
-    the broker keeps messages meanwhile, and drops one when `settled`, the number of messages that the listeners are
-    done with, says so.
+    The first connection must succeed. A lost one is made again, and `log` receives a line about it. With a `session`,
+    the broker keeps the messages meanwhile; `settled` returns the number of messages that it may drop, because the
+    listeners have processed them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FleetSubscriber:
     def listen(self, seconds: float) -> None:
         """Apply what arrives within `seconds`, and connect again if the connection is lost.
 
-        Returns early if the broker sends no more before something that came is settled.
+        Returns early if the broker waits until messages that have arrived are settled.
         """
         ends_at, began = time.monotonic() + seconds, self._connection.taken
         while (left := ends_at - time.monotonic()) > 0:

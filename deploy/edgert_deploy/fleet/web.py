@@ -40,7 +40,7 @@ class WebServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests; wait a few seconds for those under way."""
+        """Accept no more requests; wait a few seconds for those in progress."""
         self._stop.close()
         self._thread.join()
 

@@ -101,7 +101,7 @@ def abandoned(request: DeployRequest, device: Device) -> Outcome:
 
 
 class _Deployment:
-    """One deployment under way."""
+    """One deployment in progress."""
 
     def __init__(self, request: DeployRequest, device: Device, transport: Transport, progress: LineSink) -> None:
         self.request, self.device, self.transport, self.progress = request, device, transport, progress

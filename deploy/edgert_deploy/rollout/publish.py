@@ -93,9 +93,9 @@ def put_release(
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
-    `paths_of` returns the paths of the contents that `files` name. A release that is there already stays as it is, but
-    files that the registry lost are sent again. A broken transfer is repeated. Raises ConfigInvalid if the registry has
-    the release with other content, and RegistryError.
+    `paths_of` returns the paths of the contents that `files` name. A release that the registry has already does not
+    change, but files that the registry lost are sent again. A broken transfer is repeated. Raises ConfigInvalid if the
+    registry has the release with other content, and RegistryError.
     """
     tag, sent = release_tag(model, number), 0
     try:

@@ -1,7 +1,7 @@
 """Decides which reports count, and by how much their counters grew. Pure.
 
-A device sends a report again when the broker did not acknowledge it, so every stream remembers which numbers came.
-Counters are totals of a worker: a report counts by what they grew since the newest report before it.
+A device sends a report again when the broker did not acknowledge it, so every stream remembers the numbers that
+arrived. Counters are totals of a worker: a report counts by what they grew since the newest report before it.
 """
 
 from __future__ import annotations

@@ -159,6 +159,6 @@ class Exporter(Fleet):
         return group
 
     def _forget(self, now: float) -> None:
-        """Remove groups without reports for long: of a renamed device, or of a version that no device runs."""
+        """Remove groups whose last report is old, as of a renamed device or a version that no device runs."""
         for labels in [key for key, group in self.groups.items() if now - group.changed_at > FORGET_AFTER_S]:
             del self.groups[labels]

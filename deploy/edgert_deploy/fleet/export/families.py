@@ -94,7 +94,7 @@ def _exporter_families(exporter: Exporter) -> Iterator[Family]:
     figures: tuple[tuple[str, str, Type, float], ...] = (
         ("edgert_exporter_duplicates_total", "Repeated reports, which were not counted.", "counter", exporter.counting.duplicates),
         ("edgert_exporter_refused_total", "Messages that were not understood or exceeded a limit.", "counter", exporter.refused),
-        ("edgert_exporter_missing_reports", "Histograms and events that were sent and never came.", "gauge", exporter.counting.missing),
+        ("edgert_exporter_missing_reports", "Histograms and events that were sent and never arrived.", "gauge", exporter.counting.missing),
         ("edgert_exporter_streams", "Streams of reports.", "gauge", exporter.counting.streams),
         ("edgert_exporter_cpu_seconds_total", "Processor time of this exporter.", "counter", time.process_time()),
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """Prometheus remote write: every report as a point at its own time, also a late one.
 
-A scrape sees what came since the scrape before: hours that a device delivers at once look like a burst. Here each
-report is a point of its device's own series, at the time of the report. The series are those of the exporter, with
-`job` "edgert-reports". A report that is not newer than the last point of its series is part of the next point.
-(https://prometheus.io/docs/concepts/remote_write_spec/, version 1.0)
+A scrape shows the reports that arrived since the scrape before it, so hours of reports that a device delivers at once
+look like a burst. Here each report is a point of its device's own series, at the time of the report. The series are
+those of the exporter, with `job` "edgert-reports". A report that is not newer than the last point of its series is part
+of the next point. (https://prometheus.io/docs/concepts/remote_write_spec/, version 1.0)
 """
 
 from __future__ import annotations

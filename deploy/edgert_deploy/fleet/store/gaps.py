@@ -4,10 +4,10 @@ Theory of operation: `seq` grows by one with each report of a model on a device,
 So a report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the
 stream of the report after it. Versions share the numbers: after a rollback the older stream goes on behind the newer
 one's last. A late report closes its part of the gap, whatever its version and boot: a broker may delay it beyond both.
-A number that is no more than the last one of another boot leaves none: after a power cut a device uses its last
-numbers again. A lost spool held an unknown number of reports, and counts as one.
+A number that is not above the last one of another boot leaves no gap: after a power cut a device uses its last numbers
+again. A lost spool held an unknown number of reports, and counts as one.
 
-Nobody knows when exactly a missing report was made: they are spread evenly over the time between its neighbours.
+The time of a missing report is unknown: the missing ones count evenly over the time between their neighbours.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class Question:
 class Answer:
     """One group's pooled windows. `start_ms` is the start of the step, or of the period.
 
-    `missing` is how many reports of each device (SITE/DEVICE) were sent and never came. `stages` are the times of the
-    stages, if the question asked for them and devices reported them.
+    `missing` is how many reports of each device (SITE/DEVICE) were sent and never arrived. `stages` are the times of
+    the stages, if the question asked for them and devices reported them.
     """
 
     group: dict[str, str]

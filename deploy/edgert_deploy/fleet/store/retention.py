@@ -1,10 +1,9 @@
 """The removal of old rows, and of streams, groups and devices without reports.
 
-Theory of operation: the rows of windows and hours are keyed by time first, so that asking them for a stream's last
-report would read them all. So the last hour of each stream and group is in a table of its own, indexed by hour and
-updated once an hour. An owner is removed only after all rows that name it. SQLite may give a removed number to another
-owner: `forgotten` changes with each turn that removed any, and a writer that remembers numbers reads it before it uses
-them.
+Theory of operation: the keys of windows and hours begin with the time, so a query for a stream's last report would read
+all rows. So the last hour of each stream and group is in a separate table, indexed by hour and updated once an hour. An
+owner is removed only after all rows that name it. SQLite may give a removed number to another owner: `forgotten`
+changes with each turn that removed any, and a writer that remembers numbers reads it before it uses them.
 """
 
 from __future__ import annotations

@@ -330,7 +330,7 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
         name = shown(url)
         return StoreFailed(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
     is_other = "not a database" in reason or os.path.isdir(url.database or "")
-    advice = "it is no store: give another file" if is_other else "check that it exists, is writable and has room"
+    advice = "it is not a store: give another file" if is_other else "check that it exists, is writable and has room"
     if "malformed" in reason:
         advice = "the file is damaged: move it away, and a new one begins; or restore a copy (docs/sql.md)"
     return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")

@@ -1,8 +1,8 @@
 """The store: the fleet's reports, each written once, kept for a stated time.
 
-Theory of operation of `write`: one transaction for each batch. The key (stream, seq) tells new windows from repeated
-ones, and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one store.
-Only new windows are added to the merged rows (merged_rows.py).
+Theory of operation of `write`: one transaction for each batch. The key (stream, seq) distinguishes new windows from
+repeated ones, and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one
+store. Only new windows are added to the merged rows (merged_rows.py).
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class Store:
             yield connection
 
     def _follow_the_file(self) -> None:
-        """Open the file that is there now, or a new one: what was open is removed, and would be lost."""
+        """Open the present file, or a new one: reports in the open file, which was removed, would be lost."""
         self._engine.dispose()
         self._engine = schema.open_engine(self._url, writes=True, log=self._log)
         self._file = schema.file_of(self._engine)
         self._forget_numbers()
-        self._log(f"the store {self.name} was removed or replaced: reports go to the file that is there now")
+        self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
 
     def _forget_numbers(self) -> None:
         for remembered in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):

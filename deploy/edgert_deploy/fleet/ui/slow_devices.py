@@ -1,7 +1,7 @@
 """Finds slow devices: their p99 is above the model's target, or far above its usual p99. Pure.
 
 Theory of operation: a model with a target is slow above it. Any other has a baseline for each profile: the lower one of
-what it took in the last week, by the store, and what the middle device takes now. It is slow above SLOW_FACTOR times
+its p99 in the last week, by the store, and the present p99 of the median device. It is slow above SLOW_FACTOR times
 the baseline. A device is slow when all of its last P99S_KEPT windows with enough requests are above the limit.
 """
 
@@ -13,7 +13,7 @@ from statistics import median_low
 from edgert_deploy.fleet.live_fleet import P99S_KEPT, DeviceState
 
 SLOW_FACTOR = 2.0
-PEERS_MIN = 3  # the fewest devices that have a middle one
+PEERS_MIN = 3  # the fewest devices for a median
 COMPARED_EVERY_S = 5.0
 
 
@@ -28,7 +28,7 @@ class SlowDevices:
         self._compared_at = float("-inf")
 
     def compare(self, devices: Iterable[DeviceState], now: float) -> None:
-        """Find the middle device of each model and profile, at most every COMPARED_EVERY_S."""
+        """Find the median device of each model and profile, at most every COMPARED_EVERY_S."""
         if now - self._compared_at < COMPARED_EVERY_S:
             return
         self._compared_at = now

@@ -1,4 +1,4 @@
-"""A report that was sent and never came shows in every answer: how many, when, and of which device."""
+"""A report that was sent and never arrived shows in every answer: how many, when, and of which device."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def test_a_damaged_store_is_told_from_one_that_lacks_room(tmp_path: Path) -> Non
     [
         ("/nowhere/fleet.db", "there is no store /nowhere/fleet.db"),
         ("mysql://db/fleet", "postgresql"),
-        (__file__, "it is no store: give another file"),
-        ("/tmp", "it is no store: give another file"),
+        (__file__, "it is not a store: give another file"),
+        ("/tmp", "it is not a store: give another file"),
         ("postgresql://ops:secret@127.0.0.1:1/fleet", "cannot be used"),
     ],
 )
