@@ -220,7 +220,7 @@ def _table(document: tomlkit.TOMLDocument, name: str) -> dict[str, Any]:
 
 
 def _check_tls_stays(table: Mapping[str, Any], broker: Broker, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigInvalid if the device would send reports and login to the same host without TLS, unlike before."""
+    """Raise ConfigInvalid if `broker` would turn off the TLS that the device uses with this host."""
     same_host = table.get("host") == broker.host
     if same_host and table.get("tls") is True and not broker.tls and "tls" not in settings.get("mqtt", {}):
         raise ConfigInvalid(
