@@ -1,4 +1,4 @@
-"""A client of the local socket without any feature, like the peers' clients: its frames are made beforehand."""
+"""A minimal client of the local socket, like those of the peers: it sends prepared frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULT = wire.MAGIC + bytes((wire.VERSION, wire.RESULT))
 def frame_asker(path: Path, model: str, form: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
     """Return a function that sends an array like `form`, past the cache, and returns the answer, one FP32 tensor.
 
-    It asserts only that each answer is one: a RESULT as large as the first.
+    It only asserts that each answer is a RESULT of the first one's size.
     """
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.checks.trial_preparation import fit_for
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
@@ -21,10 +22,10 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
 @click.option(
     "--trial",
     "trial_s",
-    type=Duration(1),
+    type=Duration(1, TRIAL_S_MAX),
     default="60s",
     show_default=True,
-    help="Time for mark-good, after which the device rolls back; with limits, it begins when their watch ends.",
+    help="Without mark-good within this time, the device rolls back. With limits, it counts from the end of their watch.",
 )
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help=f"Watch a limit: {', '.join(LIMIT_NAMES)}."

@@ -125,7 +125,8 @@ class Conversation:
     def received(self, frame: wire.Frame) -> Event:
         """Return the meaning of `frame` for the hello or the current request: an answer, an error or a Retry.
 
-        The answer to a hello is the content of the WELCOME. Raises ProtocolError, EdgeRTError; then `over` is true.
+        The answer to a hello is the content of the WELCOME. Raises ProtocolError and EdgeRTError: then close the
+        connection.
         """
         interface = self._interface
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:

@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
     action.add_argument(
-        "--clear", choices=("show", "remove"), help="clear the messages that the broker retains of this device, and end"
+        "--clear",
+        choices=("show", "remove"),
+        help="clear the messages that the broker retains of this device, or show what would be cleared, and end",
     )
     args = parser.parse_args(argv)
     if args.clear:
@@ -85,7 +87,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
 
 
 def _cleared(state: StateDir, *, remove: bool) -> str:
-    """Clear the messages that the broker retains of this device, without a daemon; return a line about it."""
+    """Clear or only name the messages that the broker retains of this device; return a line for uninstall."""
     config = read_config(state)
     if not config.mqtt.host:
         return ""

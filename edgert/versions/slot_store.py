@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import time
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, store_file, storing, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
@@ -29,7 +29,6 @@ from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotSt
 from edgert.versions.trial_limits import TrialLimits
 
 STAGE_NAME = "stage"
-TRIAL_S_MAX = 24 * 3600.0
 NOT_WRITTEN = "it failed its trial, and the reason could not be written: the disk was full"
 
 
@@ -116,7 +115,7 @@ class SlotStore:
 
     def activate(self, trial_s: float, limits: TrialLimits | None = None) -> SlotState:
         """Make the staged version live, on trial for `trial_s` seconds plus the watch of `limits`."""
-        if not (math.isfinite(trial_s) and trial_s > 0):
+        if not 0 < trial_s <= TRIAL_S_MAX:
             raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
         trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
         with self.locked():

@@ -33,8 +33,8 @@ def collect_runtime(
 ) -> tuple[RuntimeRelease, dict[str, Path]]:
     """Collect the wheels for each processor of `profiles` and Python; return release and files.
 
-    The wheels are those of a bootstrap with the engines and extras of `options`. A profile for any processor stands for
-    MACHINES. The keys of the files are their SHA-256. Raises ConfigInvalid and EngineMissing.
+    The wheels are those of a bootstrap with the engines and extras of `options`. A profile without `machines` gets
+    wheels for all MACHINES. The keys of the files are their SHA-256. Raises ConfigInvalid and EngineMissing.
     """
     targets, files = [], {}
     for profile in profiles:

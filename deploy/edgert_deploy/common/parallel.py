@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-AT_ONCE_MAX = 8
+AT_ONCE_DEFAULT = 8
 # A deployment mostly waits for its device: 16 at a time use about a sixth of a core (bench/rollout.py).
-AT_ONCE_PER_CORE, AT_ONCE_MOST = 16, 128
+AT_ONCE_PER_CORE, AT_ONCE_MAX = 16, 128
 FILES_EACH = 8  # open at once for a connection: its socket, pipes, the bundle
 POLL_S = 0.1  # how soon a second Ctrl-C takes effect
 
@@ -67,12 +67,12 @@ def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
     cores = cores or len(os.sched_getaffinity(0))
     if files_max is None:
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    by_files = AT_ONCE_MOST if files_max == resource.RLIM_INFINITY else files_max // FILES_EACH // 2
-    return max(1, min(AT_ONCE_PER_CORE * cores, AT_ONCE_MOST, by_files))
+    by_files = AT_ONCE_MAX if files_max == resource.RLIM_INFINITY else files_max // FILES_EACH // 2
+    return max(1, min(AT_ONCE_PER_CORE * cores, AT_ONCE_MAX, by_files))
 
 
 def for_each(
-    items: Sequence[Item], work: Callable[[Item], Answer], stop: UserStop, at_once: int = AT_ONCE_MAX
+    items: Sequence[Item], work: Callable[[Item], Answer], stop: UserStop, at_once: int = AT_ONCE_DEFAULT
 ) -> list[Answer | None]:
     """Run `work(item)` for each item, `at_once` at a time; return the answers in the order of `items`.
 

@@ -22,8 +22,8 @@ STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
-_ALARMS = "_alarms"  # the end of the field of `deploy` with a model's
-_OWN_ALARMS = "alarms"  # the field with the device's
+_ALARMS = "_alarms"  # the end of the name of a `deploy` field with a model's alarms
+_OWN_ALARMS = "alarms"  # the field with the device's own alarms
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class DeviceState:
         return None if self.heard_at is None else now - self.heard_at
 
     def is_stale(self, now: float) -> bool:
-        """Return whether it is online by its status and sent nothing for too long."""
+        """Return whether it should be online (its status is online or unknown) but sent nothing for too long."""
         heard_at = self.known_since if self.heard_at is None else self.heard_at
         return self.status in ("online", "unknown") and now - heard_at > STALE_AFTER_WINDOWS * self.window_s
 

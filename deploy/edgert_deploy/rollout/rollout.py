@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgert.printable import counted
-from edgert_deploy.common.parallel import AT_ONCE_MAX, for_each
+from edgert_deploy.common.parallel import AT_ONCE_DEFAULT, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.rollout.deployment import Outcome, Result, abandoned, deploy_one
 from edgert_deploy.rollout.request import DeployRequest
@@ -81,7 +81,7 @@ def deploy_each(
     devices: Sequence[Device],
     progress: Progress,
     *,
-    at_once: int = AT_ONCE_MAX,
+    at_once: int = AT_ONCE_DEFAULT,
     may_begin: Callable[[], bool] = lambda: True,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.common.parallel import AT_ONCE_MAX
+from edgert_deploy.common.parallel import AT_ONCE_DEFAULT
 
 PARALLEL_MAX = 256
 WAVES_MAX = 100
@@ -61,7 +61,7 @@ class Strategy:
     canary: int = 0
     waves: tuple[Share, ...] = ()
     failures_max: Share | None = None
-    parallel: int = AT_ONCE_MAX
+    parallel: int = AT_ONCE_DEFAULT
     pause_s: float = 0.0
 
     @classmethod

@@ -4,7 +4,7 @@ A `TrialWatch` starts when the version on trial serves. After each period it req
 worker's memory and the device's temperature, and judges them (edgert.versions.trial_limits). A limit that is broken
 LOOKS_TO_BREAK times in a row ends the watch at once; at the end, one judgement decides. If apps sent too few requests
 for a p99 or an error rate, the worker first sends itself golden samples, through the socket like an app. A worker that
-ends, hangs or is replaced during the watch fails the trial; `Trial` does this.
+ends or hangs during the watch fails the trial (`ModelService.ended`), and so does one that is replaced (`Trial`).
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def _runs_at_once(
 ) -> int:
     """Return how many runs at once keep the processors busy; one for a quick model, which has a reactor.
 
-    It is also one where they would take more than LEARN_MB_MAX, or there is no time to find out.
+    The result is also one if they would take more than LEARN_MB_MAX, or there is no time to find out.
     """
     count = max(2, cpus // threads)
     if cpus == 1 or item_us <= QUICK_US_MAX or clock() + RATE_S + 2 * count * item_us / 1e6 > until_s:

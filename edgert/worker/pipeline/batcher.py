@@ -1,4 +1,4 @@
-"""The micro-batcher: one request's thread runs the whole batch; there is no own thread and no timer.
+"""The micro-batcher: one request's thread runs the whole batch. It has no thread of its own, no timer.
 
 A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
 instances are busy wait. When a run ends, the first of them is woken as the leader of the next batch, which contains the
@@ -92,9 +92,9 @@ class Batcher:
     for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
     are stated on it.
 
-    `closed` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader waited
-    for the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the number
-    of items in a run, how many such runs there were and their engine time in ns.
+    `close_reasons` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader
+    waited for the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the
+    number of items in a run, how many such runs there were and their engine time in ns.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def test_a_good_version_that_fails_gives_way_to_a_good_one_that_is_trusted(store
         store.fail(ONE.digest, "it crashed: what is staged stays")
 
 
-@pytest.mark.parametrize("trial_s", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("trial_s", [math.nan, math.inf, 0.0, 24 * 3600.0 + 1])
 def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
     stage(store, ONE)
     with pytest.raises(ConfigInvalid, match="at most 86400 s"):

@@ -38,6 +38,7 @@ FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_
     [
         (("device", "add", "x"), 2),
         (("device", "add", "x", "host", "--local", "d"), 2),
+        (("device", "add", "x", "--local", "d", "--sudo"), 2),
         (("device", "add", "X", "--local", "d"), 4),
         (("device", "add", "x", "--local", "d", "--profile", "no-such"), 4),
         (("device", "add", "x", "--local", "d" * 120), 4),

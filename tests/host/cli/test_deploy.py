@@ -66,7 +66,7 @@ class SlowInstall:
                     told += line
                     if line.strip() == "[here] waiting":
                         process.send_signal(signal.SIGINT)
-                    if "stopping at the next step" in line:
+                    if "stopping: unfinished devices" in line:
                         break
                 if presses == 1:
                     self.go_on()

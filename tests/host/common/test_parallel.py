@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from edgert_deploy.common.parallel import AT_ONCE_MOST, POLL_S, UserStop, at_once_here, for_each
+from edgert_deploy.common.parallel import AT_ONCE_MAX, POLL_S, UserStop, at_once_here, for_each
 from tests.support.devices import WAIT_S_MAX, wait_until
 
 
@@ -82,7 +82,7 @@ def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_as_many_at_a_time_as_the_cores_and_the_open_files_allow() -> None:
     assert at_once_here(cores=2, files_max=1024) == 32
-    assert at_once_here(cores=64, files_max=65_536) == AT_ONCE_MOST
+    assert at_once_here(cores=64, files_max=65_536) == AT_ONCE_MAX
     assert at_once_here(cores=64, files_max=256) == 16
     assert at_once_here(cores=1, files_max=8) == 1
-    assert 1 <= at_once_here() <= AT_ONCE_MOST
+    assert 1 <= at_once_here() <= AT_ONCE_MAX

@@ -269,7 +269,7 @@ def test_folders_that_bootstrap_made_for_the_state_are_removed_with_it(
 
 
 @pytest.mark.parametrize("place", ["home", "state"])
-def test_folders_that_hold_that_hold_other_things_are_left_alone(
+def test_folders_that_hold_other_things_are_left_alone(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
     """--state /var/lib would give all of it to the daemon's user, and remove `cache` one day."""

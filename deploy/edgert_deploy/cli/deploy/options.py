@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.cli.quantity import Duration
 from edgert.versions.trial_limits import TrialLimits, parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered, section
@@ -67,7 +68,7 @@ trial_options = gathered(
         click.option(
             "--trial",
             "trial_s",
-            type=Duration(1, 86_400),
+            type=Duration(1, TRIAL_S_MAX),
             default="60s",
             show_default=True,
             help="Time after which a version that was not marked good rolls back.",

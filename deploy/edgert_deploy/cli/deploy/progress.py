@@ -22,7 +22,7 @@ from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.plan import Step
 
-FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
+FIRST = "stopping: unfinished devices keep or return to their old version. Ctrl-C again detaches at once"
 SECOND = "detached: a device in progress rolls back on its own when the trial ends"
 STEPS = frozenset(step.value for step in Step)
 DRAWN_PER_S = 4

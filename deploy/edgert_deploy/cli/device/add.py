@@ -14,7 +14,7 @@ from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.state_dir import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert_deploy.cli.device.host_keys import identity_path, pinned
-from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
+from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, given_option, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
@@ -123,8 +123,8 @@ def add(
         load_profile(profile_name, profiles_dir)
     chosen: dict[str, Any] = {"site": site, "groups": groups, "tags": tags, "same_machine": same_machine}
     if folder is not None:
-        if jump:
-            raise click.UsageError("--jump needs a device that is reached over SSH")
+        if option := given_option("jump", "jump_fingerprint", "wanted", "identity", "sudo", "home", "state"):
+            raise click.UsageError(f"{option} is for a device over SSH: omit it with --local")
         draft = replace(_local(name, folder), **chosen)
         inventory.check_new(draft)
     else:

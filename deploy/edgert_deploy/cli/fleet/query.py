@@ -136,7 +136,7 @@ def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
     if missing:
         lost, came = sum(missing.values()), answer["windows"]
         yield (
-            f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) never came, from "
+            f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) missing, from "
             f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"
         )
     if unsynced:

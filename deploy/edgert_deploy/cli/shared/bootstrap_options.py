@@ -12,6 +12,7 @@ import click
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.cli.quantity import Duration
 from edgert.durations import duration_text
@@ -211,7 +212,7 @@ runtime_options = gathered(
         click.option(
             "--trial",
             "trial_s",
-            type=Duration(10, 86_400),
+            type=Duration(10, TRIAL_S_MAX),
             default=duration_text(TRIAL_S),
             show_default=True,
             help="Time on trial after which the device restores the old runtime if the new one does not work.",

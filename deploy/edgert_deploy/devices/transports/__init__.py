@@ -1,4 +1,4 @@
-"""The transport interface: run a command on a device, copy a file there. It knows nothing of EdgeRT.
+"""The transport interface: run a command on a device, copy a file there.
 
 A new transport is one file here, one entry in `TRANSPORTS` and one case in `tests/host/devices/test_transports.py`.
 """
@@ -112,7 +112,7 @@ def full_disk(device: Device, reason: str) -> str:
     if not (found := [text for text in _FULL_TEXTS if text in reason]):
         return ""
     return (
-        f"the disk of {device.name} is full ({found[0]}), so nothing was written. Free some space there: "
+        f"the disk of {device.name} is full ({found[0]}), so the file was not stored. Free some space there: "
         f"{device.state}/cache may be removed at any time, and journalctl --vacuum-size=50M shrinks the system's log"
     )
 

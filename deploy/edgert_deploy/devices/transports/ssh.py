@@ -1,4 +1,4 @@
-"""SSH through Fabric: one connection, its host key pinned (`ssh_login`), deadlines everywhere.
+"""SSH through Fabric: one connection, its host key pinned (`ssh_login`), each wait with a limit.
 
 Files go through `dd` over an ordinary command channel, because many small systems lack SFTP.
 

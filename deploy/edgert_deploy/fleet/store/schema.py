@@ -27,7 +27,7 @@ from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
-# Of PostgreSQL's client library: a link that is lost fails within about a minute, even if a connection only waits.
+# Options of libpq: a lost link is reported within about a minute, also on an idle connection.
 LINK_LIMITS = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -135,7 +135,7 @@ STAGES = {table.name: _stages(f"{table.name}_stages") for table in (group_minute
 
 
 def _last_heard(name: str, owner: str) -> sa.Table:
-    """`hour`, since 1970, is not before the hour of any row of the owner."""
+    """`hour`, since 1970, is at least the hour of the owner's newest row."""
     return sa.Table(
         name,
         _metadata,

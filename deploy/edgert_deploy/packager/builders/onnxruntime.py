@@ -36,7 +36,7 @@ class ONNXRuntimeBuilder(Builder):
         (1, {}),
         (0, {}),
         (1, {"graph_optimization_level": "ORT_ENABLE_BASIC"}),
-        (1, {"graph_optimization_level": "ORT_DISABLE_ALL"}),  # unfused Q/DQ: float arithmetic between
+        (1, {"graph_optimization_level": "ORT_DISABLE_ALL"}),  # Q/DQ is not fused, so the layers compute in float
     )
 
     def build(

@@ -107,7 +107,7 @@ def test_ctrl_c_is_told_in_the_table(tmp_path: Path) -> None:
     assert lines[0] == "the user's own line"
     terminal.type("\n")
     _, lines = terminal.end()
-    assert (lines[:3], lines[3][:25], lines[-1]) == (ABOVE, "stopping at the next step", "the result")
+    assert (lines[:3], lines[3][:25], lines[-1]) == (ABOVE, "stopping: unfinished devi", "the result")
 
 
 def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(

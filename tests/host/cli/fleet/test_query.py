@@ -67,7 +67,7 @@ def test_what_is_missing_old_or_placed_by_receipt_is_told_with_the_answer(
     said = cli(url)
     assert [line.split()[2:4] for line in said.stdout.splitlines()] == [["windows", "missing"], ["5", "2"]]
     for words in (
-        "2 of 7 reports (28.6%) never came, from plant-a/pi-1 (2)",
+        "2 of 7 reports (28.6%) missing, from plant-a/pi-1 (2)",
         "times of receipt, because the clock is not synchronised: plant-a/pi-2",
         "the newest report in the store is 10 min old",
     ):

@@ -136,7 +136,7 @@ def test_holes_old_stores_and_clocks_are_shown(browser: Browser, tmp_path: Path,
         page = browser.open(at, width=width, scheme="light")
         assert page.evaluate("document.querySelector('header .alerts').href") == "http://alerts.lan/?%22"
         for words in (
-            "7 of 21 reports (33.3 %) never came, from plant-a/pi-1 (7)",
+            "7 of 21 reports (33.3 %) missing, from plant-a/pi-1 (7)",
             "The newest report in the store came 10 min ago",
             "live, curves end 10 min ago",
             "Times of receipt, because the clock is not synchronised: plant-a/pi-2",
@@ -157,7 +157,7 @@ def test_the_overview_is_whole_and_readable_on_any_screen(
 ) -> None:
     page = opened("", width, scheme)
     seen(page, "Where the time goes")
-    for words in ("plant-a", "4 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices took it", HOSTILE):
+    for words in ("plant-a", "4 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices kept it", HOSTILE):
         seen(page, words)
     assert page.overflow_px() == 0
     ratio, text = page.contrast_min()
@@ -247,7 +247,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
     wait_until(lambda: page.evaluate("document.querySelectorAll('tbody tr').length") == 1, "one device is left")
     page.tab.locator("tbody a").focus()
     page.tab.keyboard.press("Enter")
-    seen(page, "What it says of itself")
+    seen(page, "Facts")
     assert page.evaluate("document.activeElement.id") == "main"
     page.tab.go_back()
     seen(page, "1 device")

@@ -1,4 +1,4 @@
-// The page: what is shown follows from the address alone, what is true comes over one stream of events.
+// The page: its address selects the view, and one stream of events delivers the data.
 
 import {empty, h, replace} from "./dom.js";
 import {ago, moment} from "./format.js";
@@ -7,7 +7,12 @@ import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
 import {Period, fixed, periodTools} from "./period.js";
 import {BREAKDOWNS} from "./breakdown.js";
 
-const PAGES = {"": ["Overview", Overview], devices: ["Devices", Devices], events: ["Events", Events], rollouts: ["Rollouts", RolloutsPage]};
+const PAGES = {
+  "": ["Overview", Overview],
+  devices: ["Devices", Devices],
+  events: ["Events", Events],
+  rollouts: ["Rollouts", RolloutsPage],
+};
 const FILTERS = {site: "All sites", model: "All models", version: "All versions", profile: "All profiles"};
 const STORE_OLD_MS = 150_000; // two and a half windows of 60 s
 const KEPT = [...Object.keys(FILTERS), "window", "from", "to", "by"];
@@ -19,49 +24,83 @@ class App {
     this.skew_ms = 0;
     addEventListener("popstate", () => this.open());
     document.addEventListener("click", (event) => this.clicked(event));
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.view?.refresh(); });
-    setInterval(() => { if (!document.hidden) this.view?.refresh(); }, 20_000);
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) this.view?.refresh();
+    });
+    setInterval(() => {
+      if (!document.hidden) this.view?.refresh();
+    }, 20_000);
     this.open(true);
   }
 
-  get params() { return new URLSearchParams(location.search); }
-  get period() { return new Period(this.params); }
-  get by() { return BREAKDOWNS[this.params.get("by")] ? this.params.get("by") : this.compared ?? "device"; }
-  get filtered() { return Object.keys(FILTERS).some((name) => this.params.get(name)); }
-  get now_ms() { return Date.now() + this.skew_ms; }
+  get params() {
+    return new URLSearchParams(location.search);
+  }
+  get period() {
+    return new Period(this.params);
+  }
+  get by() {
+    return BREAKDOWNS[this.params.get("by")] ? this.params.get("by") : (this.compared ?? "device");
+  }
+  get filtered() {
+    return Object.keys(FILTERS).some((name) => this.params.get(name));
+  }
+  get now_ms() {
+    return Date.now() + this.skew_ms;
+  }
 
-  // The words of the address that every page has in common, and `more`.
+  // The parameters of the address that every page has, and `more`.
   query(more = {}) {
-    const kept = new URLSearchParams(KEPT.filter((name) => this.params.get(name)).map((name) => [name, this.params.get(name)]));
+    const kept = new URLSearchParams(
+      KEPT.filter((name) => this.params.get(name)).map((name) => [name, this.params.get(name)]),
+    );
     for (const [name, value] of Object.entries(more)) value ? kept.set(name, value) : kept.delete(name);
     const text = kept.toString();
     return text ? `?${text}` : "";
   }
 
-  link(path, more) { return path + this.query(more); }
-  deviceLink(site, device) { return this.link(`/device/${encodeURIComponent(site)}/${encodeURIComponent(device)}`); }
+  link(path, more) {
+    return path + this.query(more);
+  }
+  deviceLink(site, device) {
+    return this.link(`/device/${encodeURIComponent(site)}/${encodeURIComponent(device)}`);
+  }
 
   async ask(what, more = {}) {
     const response = await fetch(`/api/v1/${what}${this.query(more)}`);
-    const value = response.headers.get("Content-Type")?.startsWith("application/json") ? await response.json() : {error: {message: await response.text()}};
+    const value = response.headers.get("Content-Type")?.startsWith("application/json")
+      ? await response.json()
+      : {error: {message: await response.text()}};
     if (value.error) throw new Error(value.error.message);
     return value;
   }
 
-  // Links to the same answer as files. `about` says to a screen reader what they hold.
+  // Links to the same answer as files. `about` describes them to a screen reader.
   exports(what, more, about, title = "") {
-    const file = (format) => h("a", {href: `/api/v1/${what}${this.query({...more, format})}`, download: `edgert-${what}.${format}`, "aria-label": `${about} as ${format.toUpperCase()}`, "data-key": `${about}-${what}-${format}`}, format.toUpperCase());
+    const file = (format) =>
+      h(
+        "a",
+        {
+          href: `/api/v1/${what}${this.query({...more, format})}`,
+          download: `edgert-${what}.${format}`,
+          "aria-label": `${about} as ${format.toUpperCase()}`,
+          "data-key": `${about}-${what}-${format}`,
+        },
+        format.toUpperCase(),
+      );
     return h("span", {class: "export small"}, title, " ", file("csv"), " ", file("json"));
   }
 
-  zoom(since_ms, until_ms) { this.set(fixed(since_ms, until_ms)); }
+  zoom(since_ms, until_ms) {
+    this.set(fixed(since_ms, until_ms));
+  }
 
   go(address, {quiet = false, replaces = false} = {}) {
     history[replaces ? "replaceState" : "pushState"](null, "", address);
     this.open(false, quiet);
   }
 
-  // Change words of the address, and stay where the keyboard is.
+  // Change parameters of the address, and keep the focus.
   set(words, {replaces = false} = {}) {
     const params = this.params;
     for (const [name, value] of Object.entries(words)) value ? params.set(name, value) : params.delete(name);
@@ -71,7 +110,18 @@ class App {
 
   clicked(event) {
     const link = event.target.closest?.("a[href]");
-    if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.origin !== location.origin || link.hash || link.download) return;
+    if (
+      !link ||
+      event.defaultPrevented ||
+      event.button ||
+      event.metaKey ||
+      event.ctrlKey ||
+      event.shiftKey ||
+      link.origin !== location.origin ||
+      link.hash ||
+      link.download
+    )
+      return;
     event.preventDefault();
     this.go(link.getAttribute("href") === "/" ? this.link("/") : link.href);
   }
@@ -91,36 +141,93 @@ class App {
       this.view = View ? new View(this, site, device) : new Nowhere();
       this.main.replaceChildren(this.view.element);
       document.title = `${this.view.title} · EdgeRT fleet`;
-      if (!first && !quiet) { this.main.focus({preventScroll: true}); scrollTo(0, 0); }
+      if (!first && !quiet) {
+        this.main.focus({preventScroll: true});
+        scrollTo(0, 0);
+      }
       if (this.fleet.heard) this.view.changed();
     } else if (this.fleet.heard) this.view.changed();
     this.view.refresh(true);
   }
 
   drawNav(here) {
-    replace(document.querySelector("#nav"), h("ul", null, Object.entries(PAGES).map(([name, [title]]) =>
-      h("li", null, h("a", {href: this.link(`/${name}`), "aria-current": name === here ? "page" : null, "data-key": `nav-${name}`}, title)))));
+    replace(
+      document.querySelector("#nav"),
+      h(
+        "ul",
+        null,
+        Object.entries(PAGES).map(([name, [title]]) =>
+          h(
+            "li",
+            null,
+            h(
+              "a",
+              {href: this.link(`/${name}`), "aria-current": name === here ? "page" : null, "data-key": `nav-${name}`},
+              title,
+            ),
+          ),
+        ),
+      ),
+    );
   }
 
   drawFilters() {
-    const form = document.querySelector("#filters"), words = this.fleet.words;
+    const form = document.querySelector("#filters"),
+      words = this.fleet.words;
     const page = location.pathname.split("/")[1];
     form.hidden = page === "rollouts";
-    // A device has one site and one profile; they stay in the address for the way back.
-    const selects = Object.entries(FILTERS).filter(([name]) => page !== "device" || name === "model" || name === "version").map(([name, all]) => {
-      const chosen = this.params.get(name) ?? "";
-      const offered = [...new Set([...(words[name] ?? []), ...(chosen ? [chosen] : [])])];
-      return h("label", {class: chosen ? "set" : null}, h("span", {class: "hidden"}, name), h("select", {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})},
-        h("option", {value: ""}, all), offered.map((word) => h("option", {value: word, selected: word === chosen}, word))));
-    });
-    const clear = this.filtered ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
-    const here = page + location.search, drawn = JSON.stringify([words, here]);
-    // A list that is open is not taken from under the hand because a device came.
-    if (drawn === this.drawnFilters || here === this.drawnFor && form.contains(document.activeElement) && document.activeElement.matches("select")) return;
+    // A device has one site and one profile; they stay in the address, so that the way back keeps them.
+    const selects = Object.entries(FILTERS)
+      .filter(([name]) => page !== "device" || name === "model" || name === "version")
+      .map(([name, all]) => {
+        const chosen = this.params.get(name) ?? "";
+        const offered = [...new Set([...(words[name] ?? []), ...(chosen ? [chosen] : [])])];
+        return h(
+          "label",
+          {class: chosen ? "set" : null},
+          h("span", {class: "hidden"}, name),
+          h(
+            "select",
+            {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})},
+            h("option", {value: ""}, all),
+            offered.map((word) => h("option", {value: word, selected: word === chosen}, word)),
+          ),
+        );
+      });
+    const clear = this.filtered
+      ? h(
+          "button",
+          {
+            type: "button",
+            class: "plain",
+            "data-key": "clear",
+            onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""]))),
+          },
+          "Clear",
+        )
+      : null;
+    const here = page + location.search,
+      drawn = JSON.stringify([words, here]);
+    // Do not redraw a list that the user has open when a device is added.
+    if (
+      drawn === this.drawnFilters ||
+      (here === this.drawnFor && form.contains(document.activeElement) && document.activeElement.matches("select"))
+    )
+      return;
     [this.drawnFilters, this.drawnFor] = [drawn, here];
     const chosen = selects.filter((each) => each.classList.contains("set")).length;
-    // On a phone only the chosen ones show, until the button is pressed.
-    const more = h("button", {type: "button", class: "phone", "data-key": "filters", "aria-expanded": String(form.classList.contains("open")), onclick: (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open")))}, chosen ? `Filters (${chosen})` : "Filters");
+    // On a phone, only the chosen filters show until the button is pressed.
+    const more = h(
+      "button",
+      {
+        type: "button",
+        class: "phone",
+        "data-key": "filters",
+        "aria-expanded": String(form.classList.contains("open")),
+        onclick: (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open"))),
+      },
+      chosen ? `Filters (${chosen})` : "Filters",
+    );
     replace(form, more, selects, clear);
   }
 
@@ -133,17 +240,25 @@ class App {
   // --- the stream -------------------------------------------------------------------------
 
   listen() {
-    const words = Object.keys(FILTERS).filter((name) => this.params.get(name)).map((name) => [name, this.params.get(name)]);
+    const words = Object.keys(FILTERS)
+      .filter((name) => this.params.get(name))
+      .map((name) => [name, this.params.get(name)]);
     const address = `/api/v1/live?${new URLSearchParams(words)}`;
     if (address === this.address) return;
     this.address = address;
     this.source?.close();
-    const source = this.source = new EventSource(address);
+    const source = (this.source = new EventSource(address));
     source.addEventListener("open", () => this.pulse("live"));
     source.addEventListener("error", () => {
       this.pulse("lost");
-      // A refusal ends an event source for good; it is tried again all the same.
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => { if (this.source === source) { this.address = null; this.listen(); } }, 5000);
+      // After a refusal, the browser does not connect an event source again, so this does.
+      if (source.readyState === EventSource.CLOSED)
+        setTimeout(() => {
+          if (this.source === source) {
+            this.address = null;
+            this.listen();
+          }
+        }, 5000);
     });
     source.addEventListener("fleet", (event) => this.take(JSON.parse(event.data), true));
     source.addEventListener("change", (event) => this.take(JSON.parse(event.data), false));
@@ -157,7 +272,8 @@ class App {
     if (whole) this.fleet.sites = new Map(sites.map((site) => [site.site, site]));
     const bySite = Map.groupBy ? Map.groupBy(changed ?? [], ([site]) => site) : grouped(changed ?? []);
     for (const [name, changes] of bySite) {
-      const site = this.fleet.sites.get(name), letters = [...site.states];
+      const site = this.fleet.sites.get(name),
+        letters = [...site.states];
       for (const [, number, letter] of changes) letters[number] = letter;
       this.fleet.sites.set(name, {...site, states: letters.join("")});
     }
@@ -167,20 +283,32 @@ class App {
     if (JSON.stringify(before) !== JSON.stringify(said.revisions) || whole || changed?.length) this.view?.refresh();
   }
 
-  // A store that nothing new reaches makes every curve old, however live the broker is.
+  // If the store gets no new reports, every curve is old, although the broker is live.
   noteStore(newest_ms) {
     this.newest_ms = newest_ms;
     this.drawTrouble();
     this.pulse(this.heartbeat);
   }
 
-  get storeAge() { return this.newest_ms && this.now_ms - this.newest_ms > STORE_OLD_MS ? ago(this.newest_ms, this.now_ms) : ""; }
+  get storeAge() {
+    return this.newest_ms && this.now_ms - this.newest_ms > STORE_OLD_MS ? ago(this.newest_ms, this.now_ms) : "";
+  }
 
   drawTrouble() {
-    const place = document.querySelector("#trouble"), {trouble, refused, last_refusal} = this.fleet, {storeAge} = this;
-    const words = storeAge && !trouble ? [h("b", null, `The newest report in the store came ${storeAge}: curves and events end there.`), "Check that edgert fleet record runs and reaches the broker and the store."]
-      : trouble ? [h("b", null, "The broker is out of reach: states are as they were last heard."), trouble]
-      : refused ? `${refused} ${refused === 1 ? "message was" : "messages were"} not understood; the last: ${last_refusal}` : "";
+    const place = document.querySelector("#trouble"),
+      {trouble, refused, last_refusal} = this.fleet,
+      {storeAge} = this;
+    const words =
+      storeAge && !trouble
+        ? [
+            h("b", null, `The newest report in the store came ${storeAge}: curves and events end there.`),
+            "Check that edgert fleet record runs and reaches the broker and the store.",
+          ]
+        : trouble
+          ? [h("b", null, "The broker is out of reach: states are as they were last heard."), trouble]
+          : refused
+            ? `${refused} ${refused === 1 ? "message was" : "messages were"} not understood; the last: ${last_refusal}`
+            : "";
     const said = trouble || storeAge || String(refused);
     if (said === this.troubleSaid) return;
     this.troubleSaid = said;
@@ -189,7 +317,8 @@ class App {
   }
 
   pulse(state) {
-    const pulse = document.querySelector("#pulse"), old = this.storeAge;
+    const pulse = document.querySelector("#pulse"),
+      old = this.storeAge;
     if (!state) return; // the stream has not begun
     this.heartbeat = state;
     pulse.className = `pulse ${old ? "lost" : state}`;
@@ -200,7 +329,12 @@ class App {
 
 class Nowhere {
   title = "Not found";
-  element = h("div", null, h("h1", null, "There is no such page"), empty("Nothing is here", h("a", {href: "/"}, "Go to the overview")));
+  element = h(
+    "div",
+    null,
+    h("h1", null, "There is no such page"),
+    empty("Nothing is here", h("a", {href: "/"}, "Go to the overview")),
+  );
   changed() {}
   refresh() {}
   close() {}

@@ -1,4 +1,4 @@
-// Which device, profile or site of a model is slow: each beside the rest of the model, the farthest first.
+// The slow devices, profiles or sites of a model: each beside the rest of the model, the slowest first.
 
 import {h, replace, table} from "./dom.js";
 import {count, digits, share} from "./format.js";
@@ -15,30 +15,117 @@ export class Breakdown {
     this.element = h("div", {class: "breakdown"}, this.tools, this.list);
   }
 
-  // `model` is undefined where nothing was answered; `by` is what its groups are.
+  // `model` is undefined if it answered no request; `by` is the kind of its groups.
   show(model, by) {
     Object.assign(this, {model, by});
     const {app, name} = this;
-    replace(this.tools, h("h3", null, "Which is slow"), h("div", {class: "segments", role: "group", "aria-label": `${name} by`}, Object.entries(BREAKDOWNS).map(([key, title]) =>
-      h("button", {type: "button", "data-key": `by-${name}-${key}`, "aria-pressed": String(key === app.by), onclick: () => { app.set({by: key}); this.show(this.model, this.by); }}, title))), app.exports("breakdown", {by: app.by, model: name}, `${name} by ${app.by}`));
+    replace(
+      this.tools,
+      h("h3", null, "Which is slow"),
+      h(
+        "div",
+        {class: "segments", role: "group", "aria-label": `${name} by`},
+        Object.entries(BREAKDOWNS).map(([key, title]) =>
+          h(
+            "button",
+            {
+              type: "button",
+              "data-key": `by-${name}-${key}`,
+              "aria-pressed": String(key === app.by),
+              onclick: () => {
+                app.set({by: key});
+                this.show(this.model, this.by);
+              },
+            },
+            title,
+          ),
+        ),
+      ),
+      app.exports("breakdown", {by: app.by, model: name}, `${name} by ${app.by}`),
+    );
     const groups = model?.groups ?? [];
-    if (groups.length < 2) return replace(this.list, h("p", {class: "soft small"}, groups.length ? `One ${by} alone answered: there is none to compare it with.` : "No request was answered in this time."));
-    const shown = this.all ? groups : groups.slice(0, FEW), targeted = groups[0].within_target !== undefined;
-    const columns = [[by], ["p99 ms", "n"], ["the rest", "n"], ["times", "n"], ...(targeted ? [["in target", "n"]] : []), ["p50", "n"], ["requests", "n"], ["errors", "n"], ["missing", "n"]];
-    replace(this.list, table(`p99 beside all other ${BREAKDOWNS[by]}, the slowest first`, columns, shown.map((each) => [
-      this.link(by, each), digits(each.p99_ms), digits(each.rest_p99_ms), h("span", {class: each.distance > FAR ? "far" : null}, each.distance === null ? "–" : each.distance.toFixed(1)),
-      ...(targeted ? [each.within_target === null ? "–" : share(each.within_target, 1)] : []), digits(each.p50_ms), count(each.answered), share(each.errors, each.answered + each.errors), each.missing ? count(each.missing) : "0"])),
-      this.more(groups.length, model.groups_count));
+    if (groups.length < 2)
+      return replace(
+        this.list,
+        h(
+          "p",
+          {class: "soft small"},
+          groups.length
+            ? `One ${by} alone answered: there is none to compare it with.`
+            : "No request was answered in this time.",
+        ),
+      );
+    const shown = this.all ? groups : groups.slice(0, FEW),
+      targeted = groups[0].within_target !== undefined;
+    const columns = [
+      [by],
+      ["p99 ms", "n"],
+      ["the rest", "n"],
+      ["times", "n"],
+      ...(targeted ? [["in target", "n"]] : []),
+      ["p50", "n"],
+      ["requests", "n"],
+      ["errors", "n"],
+      ["missing", "n"],
+    ];
+    replace(
+      this.list,
+      table(
+        `p99 beside all other ${BREAKDOWNS[by]}, the slowest first`,
+        columns,
+        shown.map((each) => [
+          this.link(by, each),
+          digits(each.p99_ms),
+          digits(each.rest_p99_ms),
+          h(
+            "span",
+            {class: each.distance > FAR ? "far" : null},
+            each.distance === null ? "–" : each.distance.toFixed(1),
+          ),
+          ...(targeted ? [each.within_target === null ? "–" : share(each.within_target, 1)] : []),
+          digits(each.p50_ms),
+          count(each.answered),
+          share(each.errors, each.answered + each.errors),
+          each.missing ? count(each.missing) : "0",
+        ]),
+      ),
+      this.more(groups.length, model.groups_count),
+    );
   }
 
   link(by, each) {
-    if (by !== "device") return h("a", {href: this.app.link("/", {[by]: each[by]}), "data-key": `${this.name}/${each[by]}`}, each[by]);
-    return [h("a", {href: this.app.deviceLink(each.site, each.device), "data-key": `${this.name}/${each.site}/${each.device}`}, each.device), h("span", {class: "soft small block"}, `${each.site} · ${each.profile}`)];
+    if (by !== "device")
+      return h("a", {href: this.app.link("/", {[by]: each[by]}), "data-key": `${this.name}/${each[by]}`}, each[by]);
+    return [
+      h(
+        "a",
+        {href: this.app.deviceLink(each.site, each.device), "data-key": `${this.name}/${each.site}/${each.device}`},
+        each.device,
+      ),
+      h("span", {class: "soft small block"}, `${each.site} · ${each.profile}`),
+    ];
   }
 
   more(given, total) {
     if (total <= FEW) return null;
     const words = this.all && total > given ? `These are the ${given} slowest of ${count(total)}; CSV has all.` : "";
-    return h("p", {class: "small"}, h("button", {type: "button", class: "plain", "data-key": `all-${this.name}`, onclick: () => { this.all = !this.all; this.show(this.model, this.by); }}, this.all ? "Show few" : `Show ${Math.min(given, total)} of ${count(total)}`), h("span", {class: "soft"}, words));
+    return h(
+      "p",
+      {class: "small"},
+      h(
+        "button",
+        {
+          type: "button",
+          class: "plain",
+          "data-key": `all-${this.name}`,
+          onclick: () => {
+            this.all = !this.all;
+            this.show(this.model, this.by);
+          },
+        },
+        this.all ? "Show few" : `Show ${Math.min(given, total)} of ${count(total)}`,
+      ),
+      h("span", {class: "soft"}, words),
+    );
   }
 }

@@ -1,4 +1,4 @@
-// Elements without markup: whatever a device says is text here, never HTML.
+// Elements without markup: everything that a device sends becomes text, never HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,40 +17,76 @@ function fill(element, props, children) {
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-// Put `children` in the place of what is there, and leave the focus where it was.
+// Replace the content by `children`, and keep the focus.
 export function replace(container, ...children) {
   const focused = container.contains(document.activeElement) ? document.activeElement : null;
   const key = focused?.dataset.key ?? focused?.getAttribute("href") ?? focused?.id;
-  container.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  container.replaceChildren(
+    ...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   if (focused && key && !container.contains(focused)) {
-    const same = [...container.querySelectorAll("a, button, [tabindex], input, select")].find((each) =>
-      (each.dataset.key ?? each.getAttribute("href") ?? each.id) === key);
+    const same = [...container.querySelectorAll("a, button, [tabindex], input, select")].find(
+      (each) => (each.dataset.key ?? each.getAttribute("href") ?? each.id) === key,
+    );
     same?.focus({preventScroll: true});
   }
 }
 
-// The value of a colour named in style.css, for what is painted on a canvas.
+// The value of a colour named in style.css, for painting on a canvas.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // A plain table. `columns`: [heading, "n" for numbers]; a cell is text or an element.
 export function table(caption, columns, rows) {
   const kind = (i) => columns[i][1] || null;
-  return h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption}, h("table", null, h("caption", null, caption),
-    h("thead", null, h("tr", null, columns.map(([title, type]) => h("th", {scope: "col", class: type || null}, title)))),
-    h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, i) => h(i ? "td" : "th", {class: kind(i), scope: i ? null : "row"}, cell)))))));
+  return h(
+    "div",
+    {class: "scroll", tabindex: "0", role: "region", "aria-label": caption},
+    h(
+      "table",
+      null,
+      h("caption", null, caption),
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          columns.map(([title, type]) => h("th", {scope: "col", class: type || null}, title)),
+        ),
+      ),
+      h(
+        "tbody",
+        null,
+        rows.map((row) =>
+          h(
+            "tr",
+            null,
+            row.map((cell, i) => h(i ? "td" : "th", {class: kind(i), scope: i ? null : "row"}, cell)),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 export function empty(title, ...words) {
-  return h("div", {class: "empty"}, h("p", {class: "empty-title"}, title), words.map((each) => h("p", null, each)));
+  return h(
+    "div",
+    {class: "empty"},
+    h("p", {class: "empty-title"}, title),
+    words.map((each) => h("p", null, each)),
+  );
 }
 
-// Elements of `items` by `draw`. One that cannot be drawn says so in its place, made by `place`, and the others are drawn.
+// Draw each of `items`. If one fails, `place` makes an element with the error, and the others are drawn.
 export function itemwise(items, draw, place = (words) => h("li", null, words)) {
   return items.map((item, i) => {
     try {
       return draw(item, i);
     } catch (error) {
-      return place(h("span", {class: "soft"}, `This cannot be shown: ${String(error?.message ?? error).slice(0, 200)}`));
+      return place(
+        h("span", {class: "soft"}, `This cannot be shown: ${String(error?.message ?? error).slice(0, 200)}`),
+      );
     }
   });
 }

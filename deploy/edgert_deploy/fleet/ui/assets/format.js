@@ -1,15 +1,16 @@
 // Numbers and times as people read them.
 
-// Three significant digits, which is what the histograms can promise.
+// Three significant digits: the histograms have no more.
 export function digits(value) {
   if (value === null || value === undefined) return "–";
-  if (typeof value !== "number") return String(value);  // a store may hold what an older server took
+  if (typeof value !== "number") return String(value); // a store may hold what an older server took
   const size = Math.abs(value);
   if (size >= 99.95) return Math.round(value).toLocaleString("en");
   return size >= 9.995 ? value.toFixed(1) : size >= 0.9995 ? value.toFixed(2) : value === 0 ? "0" : value.toFixed(3);
 }
 
-export const ms = (value) => value === null || value === undefined ? "–" : value >= 9995 ? `${digits(value / 1000)} s` : `${digits(value)} ms`;
+export const ms = (value) =>
+  value === null || value === undefined ? "–" : value >= 9995 ? `${digits(value / 1000)} s` : `${digits(value)} ms`;
 
 export function count(value) {
   if (value === null || value === undefined) return "–";
@@ -19,12 +20,14 @@ export function count(value) {
   return `${(value / size).toPrecision(3)} ${unit}`;
 }
 
-export const share = (part, whole) => !whole ? "–" : part === 0 ? "0 %" : part / whole < 0.0001 ? "< 0.01 %" : `${digits(100 * part / whole)} %`;
+export const share = (part, whole) =>
+  !whole ? "–" : part === 0 ? "0 %" : part / whole < 0.0001 ? "< 0.01 %" : `${digits((100 * part) / whole)} %`;
 
 export function bytes(value) {
   if (typeof value !== "number") return "–";
   const units = ["B", "KB", "MB", "GB", "TB"];
-  let size = value, unit = 0;
+  let size = value,
+    unit = 0;
   while (size >= 1000 && unit < units.length - 1) [size, unit] = [size / 1000, unit + 1];
   return `${unit ? digits(size) : size} ${units[unit]}`;
 }
@@ -39,7 +42,11 @@ export function ago(at_ms, now_ms) {
 
 export function lasting(seconds) {
   if (typeof seconds !== "number") return "–";
-  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
+  return seconds < 5400
+    ? `${Math.round(seconds / 60)} min`
+    : seconds < 172_800
+      ? `${Math.round(seconds / 3600)} h`
+      : `${Math.round(seconds / 86_400)} d`;
 }
 
 const two = (number) => String(number).padStart(2, "0");
@@ -61,22 +68,25 @@ export function date(at_ms) {
   return `${at.getDate()} ${MONTHS[at.getMonth()]}`;
 }
 
-// As an address has it: to the minute, in UTC.
+// The form of an address: to the minute, in UTC.
 export const isoMinute = (at_ms) => `${new Date(at_ms).toISOString().slice(0, 16)}Z`;
 
-// As an input for date and time has it: to the minute, in the zone of this browser.
+// The form of an input for date and time: to the minute, in this browser's zone.
 export const localMinute = (at_ms) => moment(at_ms).slice(0, 16).replace(" ", "T");
 
-// The milliseconds of `90s`, `15m`, `1.5h` or `7d`; NaN for other words.
+// The milliseconds of `90s`, `15m`, `1.5h` or `7d`; NaN for other text.
 export function duration_ms(words) {
   const [, number, unit] = /^(\d+(?:\.\d+)?)([smhd])$/.exec(words) ?? [];
   return Number(number) * {s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000}[unit];
 }
 
 export function zone() {
-  const minutes = -new Date().getTimezoneOffset(), size = Math.abs(minutes);
+  const minutes = -new Date().getTimezoneOffset(),
+    size = Math.abs(minutes);
   const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  return name === "UTC" ? name : `${name} (UTC${minutes < 0 ? "−" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)})`;
+  return name === "UTC"
+    ? name
+    : `${name} (UTC${minutes < 0 ? "−" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)})`;
 }
 
 export function moment(at_ms) {

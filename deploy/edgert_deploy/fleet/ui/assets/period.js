@@ -1,13 +1,14 @@
-// The time that is shown: the last minutes or days, or from one moment to another; earlier, later, wider, and kept.
+// The shown period: the last minutes or days, or between two times; buttons for earlier, later, wider, and fixed.
 
 import {h} from "./dom.js";
 import {duration_ms, isoMinute, localMinute, moment, zone} from "./format.js";
 
 export const WINDOW = "1h";
 const WINDOWS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
-const MINUTE_MS = 60_000, LEAST_MS = 300_000;
+const MINUTE_MS = 60_000,
+  LEAST_MS = 300_000;
 
-// What an address asks for: `window`, or `from` and `to`. The server refuses what it cannot show.
+// The period of an address: `window`, or `from` and `to`. The server refuses an invalid one.
 export class Period {
   constructor(params) {
     for (const name of ["window", "from", "to"]) this[name] = params.get(name) ?? "";
@@ -15,34 +16,124 @@ export class Period {
     if (!this.fixed) this.window ||= WINDOW;
   }
 
-  // The beginning and the end in ms; NaN where the address is wrong.
+  // The beginning and the end in ms; NaN if the address is invalid.
   bounds(now_ms) {
     return this.fixed ? [Date.parse(this.from), Date.parse(this.to)] : [now_ms - duration_ms(this.window), now_ms];
   }
 }
 
-// The words of the address for a time from `since_ms` to `until_ms`, of five minutes at least.
+// The parameters of the address for `since_ms` to `until_ms`, at least five minutes.
 export function fixed(since_ms, until_ms) {
   const short = Math.max(0, LEAST_MS - (until_ms - since_ms)) / 2;
   return {window: "", from: isoMinute(since_ms - short), to: isoMinute(until_ms + short + 59_999)};
 }
 
 export function periodTools(app) {
-  const {period} = app, [since_ms, until_ms] = period.bounds(app.now_ms), length = until_ms - since_ms, known = Number.isFinite(length);
+  const {period} = app,
+    [since_ms, until_ms] = period.bounds(app.now_ms),
+    length = until_ms - since_ms,
+    known = Number.isFinite(length);
   const windows = {...WINDOWS, ...(period.fixed || WINDOWS[period.window] ? {} : {[period.window]: period.window})};
-  const button = (key, words, title, act) => h("button", {type: "button", "data-key": key, title, "aria-label": title, disabled: !known, onclick: act}, words);
+  const button = (key, words, title, act) =>
+    h("button", {type: "button", "data-key": key, title, "aria-label": title, disabled: !known, onclick: act}, words);
   const half = Math.max(MINUTE_MS, Math.round(length / 2 / MINUTE_MS) * MINUTE_MS);
-  // By halves of what is shown; a button acts on what is shown when it is pressed.
-  const move = (earlier, later) => () => { const [from_ms, to_ms] = app.period.bounds(app.now_ms); app.set(fixed(from_ms + earlier * half, to_ms + later * half)); };
-  const from = h("input", {type: "datetime-local", "aria-label": "From", required: true, "data-key": "from", value: known ? localMinute(since_ms) : ""});
-  const to = h("input", {type: "datetime-local", "aria-label": "To", required: true, "data-key": "to", value: known ? localMinute(until_ms) : ""});
-  const dates = h("form", {class: "dates", hidden: !app.datesOpen, onsubmit: (event) => { event.preventDefault(); app.datesOpen = false; app.set({window: "", from: isoMinute(Date.parse(from.value)), to: isoMinute(Date.parse(to.value))}); }}, from, " to ", to, h("button", null, "Show"));
-  const opener = h("button", {type: "button", "data-key": "dates", "aria-expanded": String(Boolean(app.datesOpen)), onclick: () => { app.datesOpen = dates.hidden; dates.hidden = !app.datesOpen; opener.setAttribute("aria-expanded", String(app.datesOpen)); }}, "From – to");
-  return [h("div", {class: "row"},
-    h("div", {class: "segments", role: "group", "aria-label": "Time"}, Object.entries(windows).map(([name, title]) =>
-      h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === period.window), onclick: () => app.set({window: name === WINDOW ? "" : name, from: "", to: ""})}, title))),
-    h("div", {class: "segments", role: "group", "aria-label": "Move in time"}, button("earlier", "‹", "Earlier", move(-1, -1)), button("later", "›", "Later", move(1, 1)), button("wider", "–", "Zoom out", move(-1, 1))),
-    opener,
-    period.fixed ? null : h("button", {type: "button", "data-key": "keep", disabled: !known, title: "The address then shows the same time to everyone, whenever it is opened", onclick: move(0, 0)}, "Keep this time"),
-    h("p", {class: "soft small"}, period.fixed && known ? `${moment(since_ms).slice(0, -3)} to ${moment(until_ms).slice(0, -3)}, ` : "times in ", zone())), dates];
+  // Each press moves by half of the period that is shown at that moment.
+  const move = (earlier, later) => () => {
+    const [from_ms, to_ms] = app.period.bounds(app.now_ms);
+    app.set(fixed(from_ms + earlier * half, to_ms + later * half));
+  };
+  const from = h("input", {
+    type: "datetime-local",
+    "aria-label": "From",
+    required: true,
+    "data-key": "from",
+    value: known ? localMinute(since_ms) : "",
+  });
+  const to = h("input", {
+    type: "datetime-local",
+    "aria-label": "To",
+    required: true,
+    "data-key": "to",
+    value: known ? localMinute(until_ms) : "",
+  });
+  const dates = h(
+    "form",
+    {
+      class: "dates",
+      hidden: !app.datesOpen,
+      onsubmit: (event) => {
+        event.preventDefault();
+        app.datesOpen = false;
+        app.set({window: "", from: isoMinute(Date.parse(from.value)), to: isoMinute(Date.parse(to.value))});
+      },
+    },
+    from,
+    " to ",
+    to,
+    h("button", null, "Show"),
+  );
+  const opener = h(
+    "button",
+    {
+      type: "button",
+      "data-key": "dates",
+      "aria-expanded": String(Boolean(app.datesOpen)),
+      onclick: () => {
+        app.datesOpen = dates.hidden;
+        dates.hidden = !app.datesOpen;
+        opener.setAttribute("aria-expanded", String(app.datesOpen));
+      },
+    },
+    "From – to",
+  );
+  return [
+    h(
+      "div",
+      {class: "row"},
+      h(
+        "div",
+        {class: "segments", role: "group", "aria-label": "Time"},
+        Object.entries(windows).map(([name, title]) =>
+          h(
+            "button",
+            {
+              type: "button",
+              "data-key": `window-${name}`,
+              "aria-pressed": String(name === period.window),
+              onclick: () => app.set({window: name === WINDOW ? "" : name, from: "", to: ""}),
+            },
+            title,
+          ),
+        ),
+      ),
+      h(
+        "div",
+        {class: "segments", role: "group", "aria-label": "Move in time"},
+        button("earlier", "‹", "Earlier", move(-1, -1)),
+        button("later", "›", "Later", move(1, 1)),
+        button("wider", "–", "Zoom out", move(-1, 1)),
+      ),
+      opener,
+      period.fixed
+        ? null
+        : h(
+            "button",
+            {
+              type: "button",
+              "data-key": "keep",
+              disabled: !known,
+              title: "The address then shows the same time to everyone, whenever it is opened",
+              onclick: move(0, 0),
+            },
+            "Keep this time",
+          ),
+      h(
+        "p",
+        {class: "soft small"},
+        period.fixed && known ? `${moment(since_ms).slice(0, -3)} to ${moment(until_ms).slice(0, -3)}, ` : "times in ",
+        zone(),
+      ),
+    ),
+    dates,
+  ];
 }
