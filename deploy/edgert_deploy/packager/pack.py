@@ -13,13 +13,14 @@ from pathlib import Path
 
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.signing import SigningKey
-from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsupported
+from edgert.errors import BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert.printable import counted
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.choice import Choice, certain_specs, check_gate, choose
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
@@ -63,6 +64,7 @@ def build_bundle(
     """
     check_request(request, out)
     targets = target_requests(request)
+    _check_targets(request, targets)
     with work_folder(_space_needed(request, targets)) as work:
         cache = request.cache or BuildCache(work / "cache")
         evaluation = evaluate_source(request)
@@ -92,6 +94,15 @@ def build_bundle(
     digest = hashlib.sha256(contents.manifest.to_bytes()).hexdigest()
     warnings += [warning for choice in choices for warning in choice.warnings]
     return BuildResult(out, out.stat().st_size, digest, key.public.key_id, choices, tuple(warnings))
+
+
+def _check_targets(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> None:
+    """Raise ConfigInvalid or OperatorUnsupported for a target that cannot be built, before others are built."""
+    for target in targets:
+        try:
+            check_source(request.source, first_engine(request.source, target.engines), target.profile.name)
+        except (ConfigInvalid, OperatorUnsupported) as error:
+            raise type(error)(_with_advice(request, target, error)) from error
 
 
 def _choose_all(

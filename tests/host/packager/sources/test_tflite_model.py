@@ -43,6 +43,21 @@ def test_it_is_described_as_its_onnx_model_is(digits_tflite: Path, digits_source
     assert (source.inputs, source.outputs) == (digits_source.inputs, digits_source.outputs)
 
 
+def test_a_target_without_tflite_is_refused_before_others_are_built(
+    digits_tflite: Path,
+    tmp_path: Path,
+    signing_key: SigningKey,
+    digits_calibration: CalibrationSet,
+    digits_holdout: CalibrationSet,
+) -> None:
+    targets = (load_profile("raspberry-pi-4"), load_profile("intel-nuc"))
+    request = BuildRequest(load_source(digits_tflite), digits_calibration, digits_holdout, targets, "digits")
+    lines: list[str] = []
+    with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.* omit --target intel-nuc$"):
+        build_bundle(request, signing_key, tmp_path / "d.edgert", lines.append, lambda choice: None)
+    assert lines == []
+
+
 def test_it_is_built_judged_and_packed_for_tflite(
     digits_tflite: Path,
     tmp_path: Path,
