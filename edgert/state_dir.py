@@ -1,5 +1,7 @@
 """The paths in a device's state folder, and the default places of that folder and of the apps' socket.
 
+The most important ones (docs/operations.md lists all):
+
 STATE/config.toml            the device's name, profile and broker (edgert.config)
 STATE/keys/*.pem             public keys of trusted signers of bundles
 STATE/models/<model>/        slots (edgert.versions.slot_store)
@@ -48,7 +50,7 @@ class StateDir:
         return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
     def find(self, socket: Path) -> Path:
-        """Return the socket that the daemon uses instead of `socket`, or `socket`."""
+        """Return the path where `socket` is: in memory if the storage is read-only."""
         try:
             instead = self.volatile(socket.name)
             return instead if _belongs(instead.parent, self.root) and instead.exists() else socket

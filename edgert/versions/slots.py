@@ -222,7 +222,7 @@ def _rolled_back(before: SlotState, after: State) -> SlotState:
 
 
 _ADVICE = {
-    Event.INSTALL: "mark-good or rollback the version on trial first",
+    Event.INSTALL: "mark the version on trial good or roll it back first",
     Event.ACTIVATE: "install a bundle first",
     Event.MARK_GOOD: "only a version on trial can be marked good: activate it first",
     Event.ROLLBACK: "there is nothing to roll back",

@@ -154,7 +154,7 @@ class Fleet(FleetListener):
             return  # a late or repeated report
         window_s, before_s = max(metrics.window_s, 1.0), model.window_s
         if not model.ts_ms or window_s > device.window_s or abs(window_s - before_s) < 0.1 * window_s:
-            device.window_s = window_s  # a shorter one alone was cut off: its worker ended
+            device.window_s = window_s  # a single shorter one only means that its worker ended during it
         model.update(metrics)
         synced = metrics.fields.get("clock_synced", 1)
         device.late_s = max(0.0, (wall_ms - metrics.ts_ms) / 1000) if synced else 0.0

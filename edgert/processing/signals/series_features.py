@@ -73,7 +73,7 @@ def completed(values: Values, rule: str) -> Values:
         return values
     if rule == "refuse":
         raise RequestError(
-            f"the series has {counted(int(missing.sum()), 'missing value')} (NaN), and its manifest has no rule for them: send all values"
+            f"the series has {counted(int(missing.sum()), 'missing value')} (NaN), and the model has no rule for them: send all values"
         )
     if rule == "zero":
         return np.asarray(np.where(missing, 0.0, values))

@@ -45,7 +45,7 @@ THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
 BATCH_GAIN_MAX = 1.5  # the most that the learned batch may gain for several runs at once: they share the requests, so batches are smaller
-QUICK_US_MAX = 100.0  # an engine run for one item that may delay the answers to others
+QUICK_US_MAX = 100.0  # the longest run for one item during which answers to others may wait
 REACTOR_US_MAX = 1000.0  # the longest run for one item of a model that the reactor serves one request at a time
 MORE_RUNS_GAIN = 0.10  # the least gain of runs of one thread for which the reactor gets a session of its own
 MORE_INSTANCES_GAIN = 0.10
@@ -350,7 +350,7 @@ def _fits_beside(load: Load, sample: Arrays, cpus: int, clock: Clock, memory_mb:
 
 
 def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
-    """Return how much less an item takes in a batch of `cap`; not measured: the most."""
+    """Return how many times cheaper an item is in a batch of `cap`; `cap` if that was not measured."""
     return cap * run_us[1] / run_us[cap] if cap in run_us else float(cap)
 
 

@@ -146,7 +146,7 @@ class Batcher:
         shapes = tuple(array.shape[1:] for array in inputs) if self.is_open else ()
         request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns(), shapes)
         self._queue(request)
-        # One may have become idle before the request could be seen.
+        # An instance may have become idle before its thread could see this request in the queue.
         if self._idle and (instance := self._idle_instance()) is not None:
             self._release(instance)
         return self._wait(request)

@@ -67,7 +67,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda v: v["models"][0]["trial_limits"]["bounds"].update(p99_ms=-1), "limit p99_ms is -1"),
     ],
 )
-def test_a_status_that_is_none_is_an_error_with_a_next_step(change: Callable[[Any], object], words: str) -> None:
+def test_an_invalid_status_is_an_error_with_a_next_step(change: Callable[[Any], object], words: str) -> None:
     with pytest.raises(DeviceError, match=words) as raised:
         DeviceStatus.from_json(spoil(change))
     assert "bootstrap it again" in raised.value.message

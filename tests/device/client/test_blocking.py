@@ -109,12 +109,12 @@ def test_memory_is_shared_with_the_daemon_once_a_request_is_large(quick: Device)
 
 
 @pytest.mark.parametrize("timeout_s", [None, "5", -1, math.nan])
-def test_a_time_out_that_is_none_is_refused_where_it_is_given(quick: Device, timeout_s: Any) -> None:
+def test_an_invalid_time_out_is_refused_at_once(quick: Device, timeout_s: Any) -> None:
     with pytest.raises(RequestError, match="give seconds"):
         Client(quick.socket, timeout_s=timeout_s)
 
 
-def test_a_time_out_of_one_request_that_is_none_is_refused(quick: Device) -> None:
+def test_an_invalid_time_out_of_one_request_is_refused(quick: Device) -> None:
     quick.put(model="totals", op="add", state_id="v1")
     none: list[Any] = ["5", -1, math.nan]
     with quick.client() as client, client.session("totals") as stream:

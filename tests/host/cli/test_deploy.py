@@ -228,7 +228,7 @@ def test_a_canary_is_a_number_of_devices(capsys: pytest.CaptureFixture[str]) -> 
     assert "'line-1' is not a number of devices. To choose the devices, deploy to them first" in message
 
 
-def test_a_rate_that_is_none_is_refused_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_rate_is_refused_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     for rate in ("fast", "0", "10B/s", "500KB"):
         assert main(["deploy", "none.edgert", "all", "--bwlimit", rate, "--json"]) == 2
         assert "KB/s" in json.loads(capsys.readouterr().out)["error"]["message"]

@@ -25,7 +25,7 @@ def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
     assert merged_config(tomlkit.parse(merged), {"device": "new", "site": "s"}) == merged
 
 
-def test_a_configuration_whose_table_is_none_is_said_so() -> None:
+def test_a_configuration_whose_table_is_not_a_table_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="mqtt = 3"):
         merged_config(tomlkit.parse("mqtt = 3\n"), {"mqtt": {"host": "b"}})
 

@@ -88,7 +88,7 @@ def test_times_that_may_be_given(text: str, since: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "10", "-5m", "$(reboot)", ""])
-def test_times_that_are_none(text: str) -> None:
+def test_invalid_times(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="--since"):
         parse_since(text)
 

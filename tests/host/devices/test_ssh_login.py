@@ -192,7 +192,7 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(
 
 
 @pytest.mark.parametrize("key", ["ssh-dss AAAA", "ssh-ed25519 AAAA"])
-def test_a_pinned_key_that_is_none_is_said_so(board: SshDevice, home: Home, key: str) -> None:
+def test_an_invalid_pinned_key_is_reported(board: SshDevice, home: Home, key: str) -> None:
     with pytest.raises(ConfigInvalid, match="--repin"):
         SshTransport(board.device(host_key=key)).run(["true"], 20)
 

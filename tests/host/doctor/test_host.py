@@ -92,7 +92,7 @@ def test_the_projects_registry_is_logged_in_to(inventory: Inventory, tmp_path: P
 
 
 @pytest.mark.parametrize("table", ["broker", "registry"])
-def test_an_address_that_is_none_is_repaired_in_its_table(table: str, inventory: Inventory, tmp_path: Path) -> None:
+def test_an_invalid_address_is_repaired_in_its_table(table: str, inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "conf" / "edgert.toml").write_text(f'[{table}]\naddress = "ftp://x/y"\n')
     found = [finding for finding in check_host(inventory) if finding.check == table]
     assert [(f.level, f.exit_code, f"[{table}]" in f.next_step) for f in found] == [(FAIL, 4, True)]

@@ -13,13 +13,15 @@ os.execvp(sys.argv[3], sys.argv[3:])'
 
 fail() { echo "$1" >&2; exit 1; }
 
-look() { # at the present folder: its owner's id; `shared` is yes if others than its owner and root's group may write there
+# Set `uid` to the owner of the current folder, and `shared` to yes if others than its owner and root's group may write there.
+look() {
   set -- $(ls -ldn .)
   uid=$3 shared=no
   case $1 in ????????w*) shared=yes ;; ?????w*) test "$4" = 0 || shared=yes ;; esac
 }
 
-look_for_name() { # of the owner of the present folder: not every `id` takes a number
+# Set `user` to the owner's name: not every `id` accepts a number.
+look_for_name() {
   set -- $(ls -ld .)
   user=$3
 }

@@ -118,7 +118,7 @@ def _merged(name: str) -> sa.Table:
 
 
 def _stages(name: str) -> sa.Table:
-    """Return the table of stage times; beside the counters, SQLite would take a page more for each row."""
+    """Return the table of stage times, which is separate: with them, a row would need one more page in SQLite."""
     return sa.Table(
         name,
         _metadata,
@@ -201,7 +201,7 @@ event = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# The possible buckets of a histogram; see views.py. `place` counts them from 0; `packed` begins a record of one.
+# The possible buckets of a histogram; see views.py. `place` counts them from 0; `packed` is the prefix of its record.
 bucket = sa.Table(
     "edgert_bucket",
     _metadata,

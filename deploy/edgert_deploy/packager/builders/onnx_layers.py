@@ -1,4 +1,4 @@
-"""The layers of an ONNX artifact: each one's precision, and multiply-accumulates by shapes."""
+"""The layers of an ONNX artifact: the precision and the multiply-accumulates of each, from the shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECURRENT = frozenset(["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"])
 WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
 # Between a DequantizeLinear and the layer that reads it, these do not change the values.
 MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
-UINT8, INT8 = 2, 3  # of TensorProto
+UINT8, INT8 = 2, 3  # values of TensorProto.DataType
 
 
 def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
@@ -79,7 +79,7 @@ def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[Artifa
 
 @dataclass(frozen=True)
 class _Graph:
-    """Each constant's type, each value's maker and readers, and the model's outputs."""
+    """Each constant's type, each value's producer and consumers, and the model's outputs."""
 
     types: Mapping[str, int]
     makers: Mapping[str, Any]

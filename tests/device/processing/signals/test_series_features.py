@@ -96,7 +96,7 @@ def test_missing_values_are_completed_by_the_rule(rule: str, wanted: list[float]
 
 
 def test_missing_and_infinite_values_are_refused_where_no_rule_helps() -> None:
-    with pytest.raises(RequestError, match=r"1 missing value \(NaN\), and its manifest has no rule"):
+    with pytest.raises(RequestError, match=r"1 missing value \(NaN\), and the model has no rule"):
         completed(np.array([[[NAN, 1.0]]]), "refuse")
     with pytest.raises(RequestError, match="without any value"):
         completed(np.array([[[NAN, NAN]]]), "hold")

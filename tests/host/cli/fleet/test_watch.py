@@ -210,7 +210,7 @@ def test_the_broker_s_address_is_taken_apart(broker_option: str, address: tuple[
 
 
 @pytest.mark.parametrize("bad", ["", ":1883", "b:port"])
-def test_an_address_that_is_none_is_refused(bad: str) -> None:
+def test_an_invalid_address_is_refused(bad: str) -> None:
     with pytest.raises(ConfigInvalid):
         host_and_port(bad, 1883)
 

@@ -205,7 +205,7 @@ def test_a_stretch_can_be_marked_by_keyboard(opened: Callable[..., Page]) -> Non
     assert 9 <= minutes_shown(page) <= 11
 
 
-def test_any_duration_is_a_window_and_what_is_none_is_refused(opened: Callable[..., Page]) -> None:
+def test_any_duration_is_a_window_and_other_text_is_refused(opened: Callable[..., Page]) -> None:
     page = opened("?window=95m")
     wait_until(lambda: "22.3 k" in answered(page), "all requests are in it")
     pressed = "document.querySelector('.period [aria-pressed=true]').textContent"
