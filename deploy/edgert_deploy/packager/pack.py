@@ -97,7 +97,7 @@ def build_bundle(
 
 
 def _check_targets(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> None:
-    """Raise ConfigInvalid or OperatorUnsupported for a target that cannot be built, before others are built."""
+    """Raise ConfigInvalid or OperatorUnsupported for a target that cannot be built from the source."""
     for target in targets:
         try:
             check_source(request.source, first_engine(request.source, target.engines), target.profile.name)

@@ -350,7 +350,7 @@ def _fits_beside(load: Load, sample: Arrays, cpus: int, clock: Clock, memory_mb:
 
 
 def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
-    """Return how many times cheaper an item is in a batch of `cap`; `cap` if that was not measured."""
+    """Return how many times cheaper an item is in a batch of `cap`; `cap` if it was not measured."""
     return cap * run_us[1] / run_us[cap] if cap in run_us else float(cap)
 
 

@@ -118,7 +118,7 @@ def _merged(name: str) -> sa.Table:
 
 
 def _stages(name: str) -> sa.Table:
-    """Return the table of stage times, which is separate: with them, a row would need one more page in SQLite."""
+    """Return the table of stage times. Beside the counters, they would cost SQLite one page more a row."""
     return sa.Table(
         name,
         _metadata,

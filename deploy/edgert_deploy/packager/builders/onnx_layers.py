@@ -1,4 +1,4 @@
-"""The layers of an ONNX artifact: the precision and the multiply-accumulates of each, from the shapes."""
+"""The layers of an ONNX artifact: precision and multiply-accumulates of each, from the shapes."""
 
 from __future__ import annotations
 
