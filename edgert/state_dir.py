@@ -1,15 +1,18 @@
 """The paths in a device's state folder, and the default places of that folder and of the apps' socket.
 
-The most important ones (docs/operations.md lists all):
-
 STATE/config.toml            the device's name, profile and broker (edgert.config)
 STATE/keys/*.pem             public keys of trusted signers of bundles
+STATE/revoked_keys.json      keys that no longer count (edgert.versions.trust)
+STATE/latest_time.json       the latest time that is certain (edgert.versions.latest_time)
+STATE/claims/                deployments in progress (edgert.versions.claims)
 STATE/models/<model>/        slots (edgert.versions.slot_store)
 STATE/incoming/              bundles and deltas that are being received
 STATE/cache/                 files that engines compiled; you may remove them at any time
 STATE/learned/               measurements of loaded models; you may remove them at any time
 STATE/follow/                the record of the channel's follower (edgert.follow.record)
 STATE/spool/telemetry.db     reports that the broker has not acknowledged
+STATE/control.sock           the daemon's socket for commands
+STATE/edgertd.log, .pid      log and process id of a daemon that the monitor runs
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class StateDir:
         self.config, self.log, self.pid = root / "config.toml", root / "edgertd.log", root / "edgertd.pid"
         self.keys, self.models, self.incoming = root / "keys", root / "models", root / "incoming"
         self.cache, self.learned, self.follow = root / "cache", root / "learned", root / "follow"
-        self.spool = root / "spool" / "telemetry.db"
+        self.claims, self.spool = root / "claims", root / "spool" / "telemetry.db"
+        self.revoked_keys, self.latest_time = root / "revoked_keys.json", root / "latest_time.json"
 
     @property
     def control_socket(self) -> Path:

@@ -98,7 +98,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
 
 
 def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
-    claims = Claims(state.root, config.device)
+    claims = Claims(state, config.device)
     return tuple(
         ClaimStatus(claim.model, claim.by, claim.since, round(claims.left_s(claim), 1)) for claim in claims.under_way()
     )

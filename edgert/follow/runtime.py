@@ -259,7 +259,7 @@ class RuntimeFollower:
             until = float(claim["until"]) if claim.get("until", "").isdecimal() else 0.0
             if BootClock().left_s(claim.get("boot", ""), until) > 0:
                 raise DeployUnderWay(f"a bootstrap is in progress on this device, by {claim.get('who')}")
-            for deployment in Claims(self._state.root, self._config.device).under_way():
+            for deployment in Claims(self._state, self._config.device).under_way():
                 raise DeployUnderWay(f"a deployment of {deployment.model} is in progress, by {deployment.by}")
             for model in self._state.model_names():
                 if SlotStore(self._state.models / model).read().on_trial:

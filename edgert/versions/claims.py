@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edgert.config import read_config
 from edgert.durable import locked, make_private, replace_file, storing
@@ -47,8 +46,8 @@ class Claim:
 class Claims:
     """The claims on the device `name`."""
 
-    def __init__(self, state: Path, name: str, clock: BootClock | None = None) -> None:
-        self.folder, self.name, self.clock = state / "claims", name, clock or BootClock()
+    def __init__(self, state: StateDir, name: str, clock: BootClock | None = None) -> None:
+        self.folder, self.name, self.clock = state.claims, name, clock or BootClock()
 
     def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
         """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
@@ -123,7 +122,7 @@ class Claims:
 @contextmanager
 def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
     """Claim `model` for the block. Raises DeployUnderWay if a deployment has it."""
-    claims = Claims(state.root, read_config(state).device)
+    claims = Claims(state, read_config(state).device)
     token = claims.take(model, by, CLAIMING_S).token
     try:
         with under_claim(state, token):
@@ -142,7 +141,7 @@ def under_claim(state: StateDir, token: str) -> Iterator[None]:
     if not token:
         yield
         return
-    claims, ended = Claims(state.root, read_config(state).device), threading.Event()
+    claims, ended = Claims(state, read_config(state).device), threading.Event()
     pause_s = claims.show(token).lasts_s / 3
 
     def renew() -> None:

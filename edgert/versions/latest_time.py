@@ -32,7 +32,7 @@ class LatestTime:
         wall_clock: Callable[[], float] = time.time,
         clock_synced: Callable[[], bool | None] = machine.clock_synced,
     ) -> None:
-        self._state, self._path = state, state.root / "latest_time.json"
+        self._state, self._path = state, state.latest_time
         self._wall_clock, self._clock_synced = wall_clock, clock_synced
 
     def now_s(self) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 from edgert.bundle.signing import Keyring, read_keyring
 from edgert.durable import store_file
@@ -33,7 +32,7 @@ def trusted_keys(state: StateDir) -> Keyring:
 def revoked_keys(state: StateDir) -> frozenset[str]:
     """Return the ids of the keys that channels revoked."""
     try:
-        return frozenset(str(each) for each in json.loads(_path(state).read_bytes()))
+        return frozenset(str(each) for each in json.loads(state.revoked_keys.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         return frozenset()
 
@@ -46,8 +45,4 @@ def revoke(state: StateDir, key_ids: Iterable[str]) -> None:
         return
     if len(after) > KEYS_MAX:
         raise StorageFailed(f"channels revoked more than {KEYS_MAX} keys: set this device up again")
-    store_file(_path(state), json.dumps(sorted(after)).encode())
-
-
-def _path(state: StateDir) -> Path:
-    return state.root / "revoked_keys.json"
+    store_file(state.revoked_keys, json.dumps(sorted(after)).encode())

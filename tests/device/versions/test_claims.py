@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import DeployUnderWay
+from edgert.state_dir import StateDir
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
 
@@ -27,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def claims(tmp_path: Path, clock: Clock) -> Claims:
-    return Claims(tmp_path, "board", clock)
+    return Claims(StateDir(tmp_path), "board", clock)
 
 
 def test_the_second_is_refused_with_who_and_since_when(claims: Claims) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert.cli import main as edgertd
+from edgert.state_dir import StateDir
 from edgert.versions.claims import Claims
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
@@ -173,13 +174,13 @@ def test_a_deployment_during_a_trial_is_told_what_helps(edgert: Edgert, here: Pa
     device = ["--state", str(tmp_path / "dev")]
     assert edgertd([*device, "install", str(here / "echo-2.edgert")]) == 0
     assert edgertd([*device, "activate", "echo"]) == 0
-    token = Claims(tmp_path / "dev", "here").take("echo", "ann@desk", 600).token
+    token = Claims(StateDir(tmp_path / "dev"), "here").take("echo", "ann@desk", 600).token
     code, answer = edgert("deploy", here / "echo-3.edgert", "here")
     refused = answer["devices"][0]["error"] if code == 7 and "devices" in answer else answer["error"]
     assert (refused["code"], "by ann@desk" in refused["message"]) == ("device.deploy_under_way", True)
     assert "rollback" not in refused["message"]
     assert edgert("rollback", "echo", "here")[0] == 7
-    Claims(tmp_path / "dev", "here").release(token)
+    Claims(StateDir(tmp_path / "dev"), "here").release(token)
     code, answer = edgert("deploy", here / "echo-3.edgert", "here")
     assert "end it with: edgert rollback echo here" in json.dumps(answer)
     assert edgert("rollback", "echo", "here")[0] == 0
