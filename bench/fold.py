@@ -1,6 +1,6 @@
 """Preprocessing by the device beside preprocessing folded into the model, by engine.
 
-A UINT8 frame of the model's size is normalised and run, FP32, one thread; both ways take turns, and a figure is the
+A UINT8 frame of the model's size is normalized and run, FP32, one thread; both ways take turns, and a figure is the
 median. The network is little more than a first convolution, so the share of preprocessing is as large as possible.
 """
 

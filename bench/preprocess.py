@@ -57,8 +57,8 @@ def main() -> None:
         ("1080p JPEG to 224x224 FP32", _files(picture, 224)),
         ("1080p JPEG to 640x640 FP32", _files(picture, 640)),
         ("1080p frame to 224x224 FP32", _frames(picture, 224)),
-        ("normalise 224x224", _normalise(224)),
-        ("normalise 640x640", _normalise(640)),
+        ("normalize 224x224", _normalize(224)),
+        ("normalize 640x640", _normalize(640)),
         ("best of 1000 classes", _classes()),
         ("boxes of [84, 8400], 60 candidates", _boxes()),
         ("text of 40 steps, 6,625 classes", _texts()),
@@ -274,7 +274,7 @@ def _frames(picture: NDArray[np.uint8], side: int) -> dict[str, Way]:
     return ways
 
 
-def _normalise(side: int) -> dict[str, Way]:
+def _normalize(side: int) -> dict[str, Way]:
     pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8)
     rule = Preprocess("image", 1 / 255, MEAN, STD, layout="nhwc")
     pre = Preprocessor(rule, TensorSpec("image", "FP32", (-1, 3, side, side)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 
-_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 _TIMESYNCD_MARK = Path("/run/systemd/timesync/synchronized")  # systemd-timesyncd.service(8)
 _TIMEX_BYTES = 512  # struct timex is 208 bytes on 64-bit Linux; zero bytes mean "read only"
 

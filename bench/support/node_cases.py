@@ -31,7 +31,7 @@ PROMISED_GROUPS = {
     "Comparison and logic": "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Where Xor",
     "Activation": "Celu Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu LogSoftmax Mish PRelu Relu Selu Sigmoid Softmax "
     "Softplus Softsign Swish Tanh ThresholdedRelu",
-    "Normalisation": "BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization "
+    "Normalization": "BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization "
     "MeanVarianceNormalization RMSNormalization",
     "Reduction": "ArgMax ArgMin CumSum ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
     "ReduceSum ReduceSumSquare TopK",

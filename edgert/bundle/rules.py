@@ -35,7 +35,7 @@ class Resize(Closed):
 
     "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that
     covers the model's size) and cuts out the middle. "letterbox" keeps the ratio, centres the image and fills the rest
-    with `pad_value` before normalisation.
+    with `pad_value` before normalization.
     """
 
     rule: str
@@ -136,7 +136,7 @@ class Detect(Closed):
     `boxes` names the output with A boxes per image. With `scores` empty it also holds the scores: [N, 4 + C, A] in form
     "channels_first", [N, A, 4 + C] in "anchors_first"; with `objectness` there is one value more between them, by which
     every score is multiplied. Else `scores` names an output with C scores per box, in the same form. `sigmoid` means
-    that scores are logits. `normalised` means that boxes are in 0 to 1 of the model's input, not in pixels.
+    that scores are logits. `normalized` means that boxes are in 0 to 1 of the model's input, not in pixels.
     """
 
     boxes: str
@@ -146,7 +146,7 @@ class Detect(Closed):
     objectness: bool = False
     sigmoid: bool = False
     box_format: str = "cxcywh"
-    normalised: bool = False
+    normalized: bool = False
     score_threshold: float = 0.25
     iou_threshold: float = 0.45
     detections_max: int = 300
@@ -300,7 +300,7 @@ def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> Ten
 
 
 def check_mean_and_std(what: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise BundleError unless `mean` and `std`, the keys of `what`, can normalise values."""
+    """Raise BundleError unless `mean` and `std`, the keys of `what`, can normalize values."""
     if not mean or not std or 0.0 in std or not all(-1e30 < value < 1e30 for value in (*mean, *std)):
         raise BundleError(f"{what} needs a finite mean and std, and no std may be 0")
 

@@ -91,7 +91,7 @@ class Series(Closed):
     The `features` of one channel follow each other: its "values"; the magnitude of its "spectrum" (as
     scipy.fft.rfft); the power within each of `bands` [low, high) Hz (as scipy.signal.periodogram); its "statistics".
     With `detrend` the spectrum and the bands are without the window's mean; `window` is "boxcar" or "hann".
-    `feature_mean` and `feature_std` then normalise the features. With `time_axis` "first", a window of values is [time,
+    `feature_mean` and `feature_std` then normalize the features. With `time_axis` "first", a window of values is [time,
     channels] for the model, else [channels, time]. Other features are [channels, features].
     """
 
@@ -136,7 +136,7 @@ def check_sound(rule: Sound, inputs: Sequence[TensorSpec]) -> None:
     _check_range("sound", "rate_hz", rule.rate_hz, RATE_HZ_MIN, RATE_HZ_MAX)
     _check_window("sound", rule.length, rule.step, 1)
     _check_range("sound", "lead", rule.lead, 0, rule.length - 1)
-    _check_normalisation("sound", rule.mean, rule.std, rule.bins, "band or coefficient")
+    _check_normalization("sound", rule.mean, rule.std, rule.bins, "band or coefficient")
     if rule.features != "samples":
         _check_range("sound", "n_fft", rule.n_fft, 2, FFT_MAX)
         _check_range("sound", "win_length", rule.win_length, 0, rule.n_fft)
@@ -170,13 +170,13 @@ def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
     _check_range("series", "scale", rule.scale, -1e30, 1e30)
     _check_range("series", "number of bands", len(rule.bands), 0, BINS_MAX)
     _check_window("series", rule.length, rule.step, rule.channels)
-    _check_normalisation("series", rule.mean, rule.std, rule.channels, "channel")
+    _check_normalization("series", rule.mean, rule.std, rule.channels, "channel")
     if not rule.features or not rule.features_per_channel or len(set(rule.features)) < len(rule.features):
         raise BundleError(f"series needs features, each once, of {', '.join(SERIES_FEATURES)}")
     for low, high in rule.bands:
         if not 0 <= low < high <= rule.rate_hz:
             raise BundleError(f"series has the band {low:g} to {high:g} Hz; give 0 <= low < high <= rate_hz")
-    _check_normalisation("series", rule.feature_mean, rule.feature_std, rule.features_per_channel, "feature")
+    _check_normalization("series", rule.feature_mean, rule.feature_std, rule.features_per_channel, "feature")
     if rule.features == ("values",):
         by_time = (rule.length, rule.channels)
         _check_shape(spec, by_time if rule.time_axis == "first" else by_time[::-1])
@@ -214,7 +214,7 @@ def _check_window(what: str, length: int, step: int, channels: int) -> None:
     _check_range(what, "step", step, 0, WINDOW_VALUES_MAX)
 
 
-def _check_normalisation(what: str, mean: Sequence[float], std: Sequence[float], count: int, per: str) -> None:
+def _check_normalization(what: str, mean: Sequence[float], std: Sequence[float], count: int, per: str) -> None:
     for values in (mean, std):
         if len(values) not in (1, count):
             raise BundleError(f"{what} has a mean or std of {len(values)} numbers; give 1, or {count}, one per {per}")

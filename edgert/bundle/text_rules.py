@@ -53,14 +53,14 @@ class Embed(Closed):
     """The rule that computes one vector for each item of `output`, as the output `<output>_embedding`.
 
     For token states [N, T, D], `pooling` "mean" is the mean over the tokens that the input `mask` marks with 1, and
-    "cls" is the first token's state. With "none" the output is already [N, D]. With `normalise` each vector has the
+    "cls" is the first token's state. With "none" the output is already [N, D]. With `normalize` each vector has the
     length 1.
     """
 
     output: str
     pooling: str = "mean"
     mask: str = ""
-    normalise: bool = True
+    normalize: bool = True
 
     @property
     def name(self) -> str:
@@ -119,7 +119,7 @@ def describe_text(rule: Text) -> str:
 def describe_embed(rule: Embed) -> str:
     """Return a description of the rule, in one line."""
     pooled = {"mean": f"the mean over {rule.mask}", "cls": "the first token's", "none": "as it is"}[rule.pooling]
-    return f"embedding, {pooled}{', of length 1' if rule.normalise else ''}"
+    return f"embedding, {pooled}{', of length 1' if rule.normalize else ''}"
 
 
 def _open_length(rule: Text, buckets: Buckets | None) -> int:

@@ -93,11 +93,11 @@ def test_frames_files_and_batches_give_the_right_amounts(answering: tuple[bool, 
 def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(answering: tuple[bool, Client]) -> None:
     fold, client = answering
     picture = tinted("green", 24, 32)
-    normalised = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]
+    normalized = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]
     if not fold:
-        np.testing.assert_allclose(client.infer("colour", normalised)["scores"][0], amounts(picture), atol=0.06)
+        np.testing.assert_allclose(client.infer("colour", normalized)["scores"][0], amounts(picture), atol=0.06)
     else:
         with pytest.raises(RequestError, match=r"takes UINT8"):
-            client.infer("colour", normalised)
+            client.infer("colour", normalized)
     with pytest.raises(RequestError, match=r"'image'.*takes"):
-        client.infer("colour", np.ascontiguousarray(normalised.transpose(0, 2, 3, 1)))  # FP32 in NHWC: garbage
+        client.infer("colour", np.ascontiguousarray(normalized.transpose(0, 2, 3, 1)))  # FP32 in NHWC: garbage

@@ -133,7 +133,7 @@ def test_a_device_without_tokenizers_refuses_before_anything_changes(
     assert SlotStore(device.state.models / "intents").read() == before
 
 
-def test_vectors_are_pooled_and_normalised_on_the_device(shell: Shell, tmp_path: Path) -> None:
+def test_vectors_are_pooled_and_normalized_on_the_device(shell: Shell, tmp_path: Path) -> None:
     (shell.folder / "embed.toml").write_text('[embed]\noutput = "states"\n')
     fixed = ("--input", "input_ids=1,16", "--input", "attention_mask=1,16")
     made = built_for(shell, ["onnxruntime"], *fixed, "--postprocess", "embed.toml", out="vectors")

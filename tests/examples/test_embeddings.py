@@ -72,7 +72,7 @@ def test_padding_changes_nothing_and_the_fixed_form_is_the_mean(weights: Path, t
     states = run(tmp_path / "open.onnx", ids, ones)
     np.testing.assert_allclose(run(tmp_path / "open.onnx", padded, mask)[:, :5], states, atol=1e-4)
     np.testing.assert_allclose(run(tmp_path / "fixed.onnx", padded, mask), states.mean(axis=1), atol=1e-4)
-    rule = Embed("y", mask="attention_mask", normalise=False)
+    rule = Embed("y", mask="attention_mask", normalize=False)
     np.testing.assert_allclose(embedded(rule, states, ones), states.mean(axis=1), atol=1e-5)
 
 

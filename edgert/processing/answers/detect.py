@@ -173,7 +173,7 @@ def _corners(rule: Detect, boxes: NDArray[np.float32], size: tuple[int, int]) ->
         else:
             columns = (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
         corners = np.stack(columns, axis=1)
-        if rule.normalised:
+        if rule.normalized:
             corners *= np.array([size[1], size[0]] * 2, np.float32)
     return corners
 

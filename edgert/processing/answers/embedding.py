@@ -24,6 +24,6 @@ def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> ND
         vectors = np.matmul(weights[:, None], states)[:, 0] / np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
     else:
         vectors = states
-    if rule.normalise:
+    if rule.normalize:
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), LENGTH_MIN)
     return np.ascontiguousarray(vectors, np.float32)

@@ -1,1 +1,1 @@
-"""Images and frames as a model's input: decoded, resized, normalised."""
+"""Images and frames as a model's input: decoded, resized, normalized."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert.bundle.rules import Preprocess
 from edgert.errors import RequestError
 from edgert.processing.images.image import ImageReader
-from edgert.processing.images.normalise import Normaliser
+from edgert.processing.images.normalize import Normalizer
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
@@ -37,7 +37,7 @@ class Preprocessor:
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
         self._rule, self._spec = rule, spec
-        self._normalise = Normaliser(rule, spec)
+        self._normalize = Normalizer(rule, spec)
         self._turn = _turn(rule)
         self._flip = rule.frame_colour not in ("model", rule.colour)
         self._reader: ImageReader | None = None
@@ -65,7 +65,7 @@ class Preprocessor:
             return self._from_images(_files(array), len(array), deadline_s)
         if self._rule.resize is None:
             turned = self._turned(array)
-            return self._normalise(turned), self._in_place(turned.shape)
+            return self._normalize(turned), self._in_place(turned.shape)
         return self._from_images(array, len(array), deadline_s)
 
     def wants(self, array: NDArray[Any]) -> bool:
@@ -90,7 +90,7 @@ class Preprocessor:
         assert self._reader is not None
         height, width = self._reader.size
         channels = 1 if self._rule.colour == "gray" else 3
-        size = count * height * width * channels * self._normalise.dtype.itemsize
+        size = count * height * width * channels * self._normalize.dtype.itemsize
         if count > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
                 f"{count} images become {size} bytes, at most {EXPANDED_BYTES_MAX} are allowed: split the request"
@@ -102,7 +102,7 @@ class Preprocessor:
         placements = []
         for row, image in zip(out, images, strict=True):
             pixels, placement = self._image(image, deadline_s)
-            self._normalise.write((pixels.transpose(2, 0, 1) if first else pixels)[None], row[None])
+            self._normalize.write((pixels.transpose(2, 0, 1) if first else pixels)[None], row[None])
             placements.append(placement)
         return out, placements
 

@@ -91,7 +91,7 @@ def test_a_full_disk_stops_an_install_but_not_the_daemon(clocks: Clocks) -> None
             clocks.latest.saw(NOW_S)
 
 
-def test_a_time_far_ahead_of_a_synchronised_clock_is_not_kept(clocks: Clocks) -> None:
+def test_a_time_far_ahead_of_a_synchronized_clock_is_not_kept(clocks: Clocks) -> None:
     """A host whose clock was years ahead signed it: the device would take no update for years."""
     clocks.latest.saw(NOW_S + 10 * 365 * 86_400)
     assert (clocks.latest.now_s(), clocks.kept.exists()) == (NOW_S, False)

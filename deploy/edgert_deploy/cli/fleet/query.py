@@ -131,8 +131,8 @@ def _nothing(answer: Mapping[str, Any], question: Question) -> str:
 
 
 def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
-    """Yield warnings about missing, unsynchronised and old reports."""
-    missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronised", "newest_ms"))
+    """Yield warnings about missing, unsynchronized and old reports."""
+    missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronized", "newest_ms"))
     if missing:
         lost, came = sum(missing.values()), answer["windows"]
         yield (
@@ -140,7 +140,7 @@ def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
             f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"
         )
     if unsynced:
-        yield f"times of receipt, because the clock is not synchronised: {some_of(unsynced, NAMED_MAX)}"
+        yield f"times of receipt, because the clock is not synchronized: {some_of(unsynced, NAMED_MAX)}"
     if newest_ms and now_ms - newest_ms > NEWEST_AGE_MS_MAX:
         yield (
             f"the newest report in the store is {(now_ms - newest_ms) // 60_000} min old: check that "

@@ -1,7 +1,7 @@
 """A batch of reports on its way into the store, each with its origin.
 
 A report belongs to the minute in which its window ended by the device's clock. The time of receipt counts instead if
-the device itself calls its clock not synchronised, if that clock is more than TRUSTED_AHEAD_S ahead, or if the report
+the device itself calls its clock not synchronized, if that clock is more than TRUSTED_AHEAD_S ahead, or if the report
 is older than the store keeps reports.
 """
 

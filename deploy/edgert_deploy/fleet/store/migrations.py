@@ -21,7 +21,7 @@ UPDATE edgert_stream SET
 
 
 def _from_1(connection: sa.Connection) -> None:
-    """Add gaps, and windows without a synchronised clock; merged rows lose their foreign keys."""
+    """Add gaps, and windows without a synchronized clock; merged rows lose their foreign keys."""
     for statement in (
         "ALTER TABLE edgert_stream ADD COLUMN hist_seq BIGINT NOT NULL DEFAULT -1",
         "ALTER TABLE edgert_stream ADD COLUMN hist_minute INTEGER NOT NULL DEFAULT 0",

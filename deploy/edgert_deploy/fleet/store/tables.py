@@ -47,7 +47,7 @@ class Asked:
             "by": list(question.by),
             "newest_ms": fleet.newest_ms(),
             "missing_devices": _missing_of(answers),
-            "clocks_not_synchronised": fleet.unsynced(question, now_ms),
+            "clocks_not_synchronized": fleet.unsynced(question, now_ms),
             "windows": sum(answer.windows for answer in answers),
             "groups": [row for answer in answers for row in self._rows(answer)],
         }

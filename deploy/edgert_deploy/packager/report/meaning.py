@@ -70,7 +70,7 @@ def _classify(rule: Classify) -> str:
 def _detect(rule: Detect) -> Iterator[str]:
     parts = "boxes, objectness and scores" if rule.objectness else "boxes and scores"
     place = f"boxes in {rule.boxes}, scores in {rule.scores}" if rule.scores else f"{parts} in {rule.boxes}"
-    form = f"{rule.form}, {rule.box_format}{', 0 to 1' if rule.normalised else ''}{', logits' if rule.sigmoid else ''}"
+    form = f"{rule.form}, {rule.box_format}{', 0 to 1' if rule.normalized else ''}{', logits' if rule.sigmoid else ''}"
     yield f"{place}: {form}"
     yield (
         f"scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "

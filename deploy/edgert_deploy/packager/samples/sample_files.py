@@ -47,7 +47,7 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
     Narrower numbers of the same kind are accepted: a model in FP16, for example, is built in FP32.
     """
     if dtype.kind != spec.dtype.kind or not np.can_cast(dtype, spec.dtype):
-        advice = "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
+        advice = "convert the samples exactly like your application does (scaled and normalized, no raw bytes)"
         if dtype.kind == spec.dtype.kind:
             advice = f"save it with .astype(numpy.{spec.dtype})"
             if spec.datatype == "FP32":

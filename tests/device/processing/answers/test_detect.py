@@ -114,8 +114,8 @@ def test_boxes_end_at_the_border_of_the_image() -> None:
     assert in_source(boxes, Placement(30, 20, 2.0, 2.0)).tolist() == [[0, 0, 30, 20]]
 
 
-def test_normalised_boxes_and_logits() -> None:
-    rule = Detect("b", form="anchors_first", normalised=True, sigmoid=True, box_format="xyxy", objectness=True)
+def test_normalized_boxes_and_logits() -> None:
+    rule = Detect("b", form="anchors_first", normalized=True, sigmoid=True, box_format="xyxy", objectness=True)
     row = np.array([[[0.25, 0.5, 0.5, 1.0, 0.0, -800.0, 800.0]]], np.float32)
     found = detections(rule, [row], SIZE, None)
     assert found.boxes[0, 0].tolist() == [24, 32, 48, 64]

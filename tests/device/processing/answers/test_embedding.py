@@ -12,7 +12,7 @@ MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
 
 
 def test_the_mean_counts_the_tokens_of_the_mask_alone() -> None:
-    made = embedded(Embed("y", mask="mask", normalise=False), STATES, MASK)
+    made = embedded(Embed("y", mask="mask", normalize=False), STATES, MASK)
     np.testing.assert_allclose(made[0], STATES[0].mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(made[1], STATES[1, :2].mean(axis=0), rtol=1e-5)
     np.testing.assert_array_equal(made[2], np.zeros(8))
@@ -30,6 +30,6 @@ def test_vectors_have_the_length_one() -> None:
     for rule in (Embed("y", mask="mask"), Embed("y", "cls")):
         made = embedded(rule, STATES.astype(np.float16), MASK)[:2]
         np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)
-    np.testing.assert_array_equal(embedded(Embed("y", "cls", normalise=False), STATES, None), STATES[:, 0])
-    np.testing.assert_array_equal(embedded(Embed("y", "none", normalise=False), STATES[:, 0], None), STATES[:, 0])
+    np.testing.assert_array_equal(embedded(Embed("y", "cls", normalize=False), STATES, None), STATES[:, 0])
+    np.testing.assert_array_equal(embedded(Embed("y", "none", normalize=False), STATES[:, 0], None), STATES[:, 0])
     assert not embedded(Embed("y", "none"), np.zeros((1, 4), np.float32), None).any()

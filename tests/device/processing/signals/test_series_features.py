@@ -72,7 +72,7 @@ def test_constant_values_have_no_shape() -> None:
     np.testing.assert_array_equal(zeros, 0)
 
 
-def test_values_and_features_are_normalised_per_channel_and_per_feature() -> None:
+def test_values_and_features_are_normalized_per_channel_and_per_feature() -> None:
     made = features(
         np.array([[[2.0, 30.0], [4.0, 50.0]]], np.float32),
         scale=0.5,

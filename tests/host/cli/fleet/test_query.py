@@ -68,13 +68,13 @@ def test_what_is_missing_old_or_placed_by_receipt_is_told_with_the_answer(
     assert [line.split()[2:4] for line in said.stdout.splitlines()] == [["windows", "missing"], ["5", "2"]]
     for words in (
         "2 of 7 reports (28.6%) missing, from plant-a/pi-1 (2)",
-        "times of receipt, because the clock is not synchronised: plant-a/pi-2",
+        "times of receipt, because the clock is not synchronized: plant-a/pi-2",
         "the newest report in the store is 10 min old",
     ):
         assert words in said.stderr
     answer = json.loads(cli(url, "--json").stdout)
     assert (answer["newest_ms"], answer["missing_devices"]) == (NOW_MS, {"plant-a/pi-1": 2})
-    assert (answer["clocks_not_synchronised"], answer["groups"][0]["missing"]) == (["plant-a/pi-2"], 2)
+    assert (answer["clocks_not_synchronized"], answer["groups"][0]["missing"]) == (["plant-a/pi-2"], 2)
 
 
 def test_csv_and_buckets_can_be_merged_elsewhere_to_the_same_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_holes_old_stores_and_clocks_are_shown(browser: Browser, tmp_path: Path,
             "7 of 21 reports (33.3 %) missing, from plant-a/pi-1 (7)",
             "The newest report in the store came 10 min ago",
             "live, curves end 10 min ago",
-            "Times of receipt, because the clock is not synchronised: plant-a/pi-2",
+            "Times of receipt, because the clock is not synchronized: plant-a/pi-2",
         ):
             seen(page, words)
         assert page.evaluate("document.querySelectorAll('.hole').length") == 1

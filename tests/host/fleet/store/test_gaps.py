@@ -123,7 +123,7 @@ def test_a_gap_of_any_size_is_spread_over_the_time_between_its_neighbours() -> N
         assert sum(parts) == gap.end_seq - gap.first_seq
 
 
-def test_a_device_whose_clock_is_not_synchronised_counts_when_it_was_heard_and_is_named(store_url: str) -> None:
+def test_a_device_whose_clock_is_not_synchronized_counts_when_it_was_heard_and_is_named(store_url: str) -> None:
     pi, sure = Pi("pi-1"), Pi("pi-2")
     behind_ms = NOW_MS - 2 * 60 * MINUTE_MS
     record(

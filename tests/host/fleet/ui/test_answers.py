@@ -34,7 +34,7 @@ NOW = 1000.0  # monotonic seconds
 
 
 def a_day() -> Sent:
-    """Two devices, two versions: stages, an alarm, a missing report, an event, an unsynchronised clock."""
+    """Two devices, two versions: stages, an alarm, a missing report, an event, an unsynchronized clock."""
     one, two, unsure = Pi("pi-1"), Pi("pi-2", version="r2"), Pi("pi-3")
     sent = (
         one.info()

@@ -37,7 +37,7 @@ def test_without_an_embedding_every_output_is_judged_as_it_is() -> None:
 
 
 def test_the_mean_is_of_the_tokens_that_the_mask_marks() -> None:
-    (vectors,) = a_reference(Embed("states", mask="mask", normalise=False), [states()]).judged([states(1)])
+    (vectors,) = a_reference(Embed("states", mask="mask", normalize=False), [states()]).judged([states(1)])
     np.testing.assert_allclose(vectors[0], states(1)[0, :2].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(vectors[1], states(1)[1].mean(axis=0), rtol=1e-6)
     np.testing.assert_array_equal(vectors[2], np.zeros(SIZE), "a text without a token has no direction")

@@ -176,14 +176,14 @@ def test_what_comes_of_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "post.toml"
     path.write_text(
         '[detect]\nboxes = "boxes"\nscores = "scores"\nform = "anchors_first"\nbox_format = "yxyx"\n'
-        "normalised = true\nscore_threshold = 0.5\ndetections_max = 20\n"
+        "normalized = true\nscore_threshold = 0.5\ndetections_max = 20\n"
     )
     assert read_postprocess(path, model, None) == Detect(
         "boxes",
         "scores",
         form="anchors_first",
         box_format="yxyx",
-        normalised=True,
+        normalized=True,
         score_threshold=0.5,
         detections_max=20,
     )

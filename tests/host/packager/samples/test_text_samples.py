@@ -145,8 +145,8 @@ def test_an_embedding_takes_the_only_output_and_the_texts_mask(tmp_path: Path, r
     model, path = source(24), tmp_path / "post.toml"
     path.write_text("[embed]")
     assert read_postprocess(path, model, None, rule_of(rule_file, model)) == Embed("last_hidden_state", mask=NAMES[1])
-    path.write_text('[embed]\npooling = "cls"\nnormalise = false')
-    assert read_postprocess(path, model, None) == Embed("last_hidden_state", "cls", normalise=False)
+    path.write_text('[embed]\npooling = "cls"\nnormalize = false')
+    assert read_postprocess(path, model, None) == Embed("last_hidden_state", "cls", normalize=False)
     path.write_text("[embed]")
     with pytest.raises(ConfigInvalid, match="give mask = the input's name"):
         read_postprocess(path, model, None, Preprocess("x"))

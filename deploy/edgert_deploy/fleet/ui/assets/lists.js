@@ -551,7 +551,7 @@ export class DevicePage extends Page {
       ["throttled", sys.throttled === undefined ? null : sys.throttled ? "yes" : "no"],
       [
         "clock",
-        sys.clock_synced === undefined ? null : sys.clock_synced ? "follows a time source" : "not synchronised",
+        sys.clock_synced === undefined ? null : sys.clock_synced ? "follows a time source" : "not synchronized",
       ],
       ["waiting in its spool", sys.spool_rows !== undefined ? `${count(sys.spool_rows)} messages` : null],
       ["lost by its spool", sys.spool_lost_total ? `${count(sys.spool_lost_total)} messages` : null],

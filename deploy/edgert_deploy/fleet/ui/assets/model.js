@@ -66,7 +66,7 @@ export class ModelCards {
         ? h(
             "p",
             {class: "soft"},
-            `Times of receipt, because the clock is not synchronised: ${named(curves.unsynced, curves.unsynced_count)}.`,
+            `Times of receipt, because the clock is not synchronized: ${named(curves.unsynced, curves.unsynced_count)}.`,
           )
         : "",
     );

@@ -1,4 +1,4 @@
-// The states of a device. Each has a colour and a shape, so that it is recognisable without colour.
+// The states of a device. Each has a colour and a shape, so that it is recognizable without colour.
 
 import {h, s} from "./dom.js";
 

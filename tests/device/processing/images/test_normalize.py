@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Preprocess
 from edgert.errors import BundleError
-from edgert.processing.images.normalise import Normaliser
+from edgert.processing.images.normalize import Normalizer
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
 
@@ -55,7 +55,7 @@ def test_values_are_what_the_formula_gives(
         assert np.array_equal(got, np.rint(want).clip(limits.min, limits.max))
 
 
-def test_tensors_that_are_no_images_are_normalised_along_axis_1() -> None:
+def test_tensors_that_are_no_images_are_normalized_along_axis_1() -> None:
     rule = Preprocess("x", 1.0, (1.0, 2.0), (2.0, 4.0))
     got, placements = Preprocessor(rule, TensorSpec("x", "FP32", (-1, 2)))(np.array([[3, 10], [1, 2]], np.uint8))
     assert got.tolist() == [[1.0, 2.0], [0.0, 0.0]]
@@ -64,13 +64,13 @@ def test_tensors_that_are_no_images_are_normalised_along_axis_1() -> None:
 
 def test_channels_that_the_model_does_not_have_are_refused() -> None:
     with pytest.raises(BundleError, match="2 channels"):
-        Normaliser(Preprocess("x", 1.0, (1.0, 2.0)), TensorSpec("x", "FP32", NCHW))
+        Normalizer(Preprocess("x", 1.0, (1.0, 2.0)), TensorSpec("x", "FP32", NCHW))
 
 
 def test_one_table_and_three_agree_for_8_bit_models() -> None:
     spec = TensorSpec("x", "INT8", NCHW)
-    one = Normaliser(Preprocess("x", 1.0, (128.0,)), spec)
-    three = Normaliser(Preprocess("x", 1.0, (128.0,) * 3), spec)
+    one = Normalizer(Preprocess("x", 1.0, (128.0,)), spec)
+    three = Normalizer(Preprocess("x", 1.0, (128.0,) * 3), spec)
     values = np.ascontiguousarray(FRAMES.transpose(0, 3, 1, 2))
     want = (values ^ 0x80).view(np.int8)  # minus 128, which flips the upper bit
     assert np.array_equal(one(values), want)

@@ -18,7 +18,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 
 
-class Normaliser:
+class Normalizer:
     """Writes UINT8 arrays with the model's axes into arrays of the model's dtype.
 
     Raises BundleError if the rule's number of channels is not the model's.
