@@ -244,7 +244,7 @@ class HistMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Raises ProtocolError if the latencies could not be merged with others."""
+        """Read a message. Raises ProtocolError, also for latencies that could not be merged with others."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):
@@ -276,7 +276,7 @@ class MetricsMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> MetricsMessage:
-        """Raises ProtocolError."""
+        """Read a message. Raises ProtocolError."""
         fields = load(payload)
         return cls(**cls._shared(fields), fields=fields)
 
@@ -295,7 +295,7 @@ class MetricsMessage(_WindowMessage):
 
 
 def parse_status(payload: bytes) -> Status:
-    """Raises ProtocolError."""
+    """Return the status in a retained message. Raises ProtocolError."""
     text = payload[:16].decode(errors="replace")
     for status in STATUSES:
         if text == status:

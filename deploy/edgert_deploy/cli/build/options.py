@@ -74,11 +74,11 @@ class BuildOptions(BuildSettings):
             raise click.UsageError("give either --measure or --measure-on")
 
     def profiles(self) -> tuple[DeviceProfile, ...]:
-        """Raises ConfigInvalid."""
+        """Return the profiles of the targets. Raises ConfigInvalid."""
         return tuple(load_profile(target, self.profiles_dir) for target in self.targets)
 
     def signing_key(self) -> SigningKey:
-        """Raises ConfigInvalid."""
+        """Return the key to sign with. Raises ConfigInvalid."""
         return signing_key(self.key)
 
 

@@ -47,7 +47,7 @@ class WaveOptions:
     parallel: int | None
 
     def strategy(self) -> Strategy:
-        """Raises ConfigInvalid."""
+        """Return the order of the rollout. Raises ConfigInvalid."""
         return Strategy.parse(self.canary, self.waves, self.max_failures, self.parallel or at_once_here(), self.pause_s)
 
 

@@ -160,7 +160,7 @@ def ui(
 
 
 def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
-    """Raises ConfigInvalid."""
+    """Return who may open the page. Raises ConfigInvalid."""
     token = None if is_loopback(host) and token_file is None else new_token()
     if token_file is not None:
         try:

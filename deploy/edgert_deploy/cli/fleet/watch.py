@@ -163,7 +163,7 @@ class View:
 
 
 def states_of(words: str | None) -> tuple[str, ...]:
-    """Raises ConfigInvalid."""
+    """Return the states to show; empty means all. Raises ConfigInvalid."""
     states = tuple(word.strip() for word in (words or "").split(",") if word.strip())
     if unknown := [word for word in states if word not in STATES]:
         raise ConfigInvalid(f"--state {unknown[0]!r} is not a state of a device; known: {', '.join(STATES)}")

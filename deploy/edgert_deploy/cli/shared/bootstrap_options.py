@@ -65,11 +65,11 @@ class DaemonOptions:
     settings: tuple[str, ...]
 
     def trusted_keys(self) -> tuple[PublicKey, ...]:
-        """Raises ConfigInvalid."""
+        """Return the keys that the daemon trusts. Raises ConfigInvalid."""
         return trusted_keys(self.key_names or ("default",))
 
     def checked_settings(self) -> dict[str, Any]:
-        """Raises ConfigInvalid."""
+        """Return the lines of --set as tables. Raises ConfigInvalid."""
         settings = parse_settings(self.settings)
         check_settings(settings)
         return settings

@@ -60,7 +60,7 @@ class Signing:
     lasts_s: float
 
     def key(self) -> SigningKey:
-        """Raises ConfigInvalid."""
+        """Return the key to sign with. Raises ConfigInvalid."""
         return signing_key(self.key_given)
 
 

@@ -41,7 +41,7 @@ def http_address(option: str, url: str, path: str, example: str) -> str:
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
-    """Raises PushFailed."""
+    """Post the body. Raises PushFailed."""
     try:
         with _opener.open(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as response:
             response.read()

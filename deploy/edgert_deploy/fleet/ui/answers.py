@@ -52,7 +52,7 @@ class Answers:
     site: str | None = None
 
     def filter(self, asked: Asking) -> Filter:
-        """Raises ConfigInvalid."""
+        """Return the filter of a request. Raises ConfigInvalid."""
         words = {field.name: _name(asked, field.name) for field in fields(Filter)}
         if self.site is not None:
             words["site"] = self.site

@@ -19,7 +19,7 @@ REQUESTS_MIN = 20  # a p99 of fewer says little: such groups come last
 
 
 def dimensions_of_breakdown(by: str) -> tuple[str, ...]:
-    """Raises ConfigInvalid."""
+    """Return the dimensions of a query for `by`. Raises ConfigInvalid."""
     if by not in BREAKDOWNS:
         raise ConfigInvalid(f"by={by[:20]!r} is unknown; known: {', '.join(BREAKDOWNS)}")
     return BREAKDOWNS[by]
