@@ -16,6 +16,7 @@ from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
+from edgert.durations import TRIAL_S_MAX
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
 from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, NAME, NAME_RULE, RUNTIME
 from edgert.typed_json import Closed
@@ -25,7 +26,6 @@ ENTRIES_MAX = 256
 SELECTED_MAX = 64  # sites, profiles or tags of an entry; keys of a statement
 LIMITS_MAX = 16
 TEXT_LENGTH_MAX = 200
-TRIAL_S_MAX = 24 * 3600.0  # of any trial: of a model by a channel or a host, and of a runtime
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COUNTER_MAX = 2**53

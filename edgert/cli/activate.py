@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import click
 
-from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.checks.trial_preparation import fit_for
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import read_config
-from edgert.durations import duration_text
+from edgert.durations import TRIAL_S_MAX, duration_text
 from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, parse_limits

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, store_file, storing, sync_folder
+from edgert.durations import TRIAL_S_MAX
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.cli.quantity import Duration
+from edgert.durations import TRIAL_S_MAX
 from edgert.versions.trial_limits import TrialLimits, parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import limit_option

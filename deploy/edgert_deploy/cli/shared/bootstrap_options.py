@@ -12,10 +12,9 @@ import click
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from edgert.bundle.channel import TRIAL_S_MAX
 from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.cli.quantity import Duration
-from edgert.durations import duration_text
+from edgert.durations import TRIAL_S_MAX, duration_text
 from edgert.errors import ConfigInvalid
 from edgert.registry.address import parse_repository
 from edgert_deploy.bootstrap.plan import ALL_ENGINES
