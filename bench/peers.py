@@ -56,6 +56,7 @@ from edgert.protocol.sharing import SHARE_BYTES_MIN
 from tests.support.servers.ports import free_port
 
 OURS, HTTP, FRAMES, RAW = "EdgeRT", "EdgeRT HTTP", "EdgeRT frames", "Session.run"
+NO_PEERS = frozenset((OURS, HTTP, FRAMES))  # EdgeRT itself, by each way to it
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
 INPUTS = 16  # that each client sends in turn
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
@@ -108,7 +109,7 @@ def main() -> None:
             os.sched_setaffinity(0, cores or ALL_CORES)  # every process that is started from here inherits it
             rows += _rows(placement, cores, models, options)
     emit(rows, COLUMNS, options.json)
-    if {row["server"] for row in rows} - {OURS, HTTP, FRAMES}:
+    if {row["server"] for row in rows} - NO_PEERS:
         if not options.json:
             print()
         emit(ratios(rows), RATIO_COLUMNS, options.json)
@@ -214,10 +215,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         cells.setdefault((row["model"], row["clients"], row["placement"]), {})[row["server"]] = row
     found = []
     for cell, here in cells.items():
-        best = max(
-            (row for name, row in here.items() if name not in (OURS, HTTP, FRAMES)),
-            key=lambda row: row["requests_per_s"],
-        )
+        best = max((row for name, row in here.items() if name not in NO_PEERS), key=lambda row: row["requests_per_s"])
         seen = _beside(here, best)
         missed = [name for name, value in seen.items() if not _met(name, value, cell[1])]
         told = {name: f"**{value:.2f}**" if name in missed else f"{value:.2f}" for name, value in seen.items()}

@@ -360,7 +360,7 @@ class Supervisor:
             self._selector,
             self._clock,
             pause_s_max=interval_s,
-            pause_s=lambda: interval_s * random.uniform(0.75, 1.25),
+            round_pause_s=lambda: interval_s * random.uniform(0.75, 1.25),
         )
         follower.start_in(random.uniform(0.0, min(FIRST_ROUND_S_MAX, interval_s)))
         return follower

@@ -32,6 +32,6 @@ def write_broker_connection(folder: Path, state: str, text: str) -> None:
 def read_broker_connection(folder: Path) -> BrokerConnection:
     """Return the last note of the forwarder."""
     connection = read_json(BrokerConnection, folder / _NAME)
-    return (
-        connection if connection is not None and connection.at else BrokerConnection()
-    )  # each note has a time: without one it is damaged
+    if connection is None or not connection.at:  # each note has a time: without one it is damaged
+        return BrokerConnection()
+    return connection

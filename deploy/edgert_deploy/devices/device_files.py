@@ -124,20 +124,20 @@ def wanted_files(
         ours["socket"] = profile.socket  # systemd makes its folder under /run
     document = _parsed(config_text(state, transport))
     if broker is not None:
-        _check_tls_stays(_table(document, "mqtt"), broker, settings)
-        _forget_old_broker(_table(document, "mqtt"), broker, state)
+        present = _table(document, "mqtt")
+        _check_tls_stays(present, broker, settings)
+        _forget_old_broker(present, broker, state)
         ours["mqtt"], secrets = _broker_files(broker, state)
         files_of_device += secrets
     if following is not None:
         table = {"registry": following.registry, "channel": following.channel, "tags": list(device.tags)}
+        _forget_old_registry(_table(document, "follow"), following, state)
         ours["follow"], named = _named_files(
             table, state, ((following.login, LOGIN_NAME, "credentials", 0o600), (following.ca, CA_NAME, "ca", 0o644))
         )
         files_of_device += named
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    if following is not None:
-        _forget_old_registry(_table(document, "follow"), following, state)
     text = merged_config(document, ours)
     # Refuse here what the daemon would refuse later.
     config = parse_config(text, f"{state}/config.toml")

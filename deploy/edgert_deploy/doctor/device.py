@@ -317,12 +317,9 @@ def _telemetry(report: _Report, status: DeviceStatus) -> None:
     else:
         text = f"{telemetry.broker}: {connection.text or 'never connected'}; {waiting}"
         login = "--mqtt-username USER --mqtt-password-file FILE, and --broker unless edgert.toml has it"
-        other = (
-            f"another login: edgert bootstrap {name} {login}"
-            if connection.state in (REFUSED, BrokerRefused.code)
-            else ""
-        )
-        other = other or f"another broker: edgert bootstrap {name} --broker HOST"
+        other = f"another broker: edgert bootstrap {name} --broker HOST"
+        if connection.state in (REFUSED, BrokerRefused.code):
+            other = f"another login: edgert bootstrap {name} {login}"
         report.warn("telemetry", text, f"edgert logs {name} --since 1h; {other}")
 
 

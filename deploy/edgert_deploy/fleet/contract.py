@@ -39,9 +39,8 @@ class _Rule:
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> _Rule:
         assert _KEYWORDS.issuperset(schema), f"{sorted(schema)} has a keyword that is not checked"
-        pattern = schema.get("pattern", "^$")
-        assert pattern.startswith("^"), f"{pattern} is not about the whole text"
-        assert pattern.endswith("$"), f"{pattern} is not about the whole text"
+        pattern = schema.get("pattern")
+        assert pattern is None or (pattern[0], pattern[-1]) == ("^", "$"), f"{pattern} is not about the whole text"
         text = schema["type"] == "string"
         return cls(
             types=_TYPES[schema["type"]],
@@ -49,7 +48,7 @@ class _Rule:
             high=schema.get("maxLength" if text else "maximum", math.inf),
             is_integer=schema["type"] == "integer",
             values=(schema["const"],) if "const" in schema else tuple(schema.get("enum", ())),
-            pattern=re.compile(schema["pattern"]) if "pattern" in schema else None,
+            pattern=None if pattern is None else re.compile(pattern),
         )
 
     def holds(self, value: Scalar) -> bool:

@@ -25,9 +25,9 @@ STOP_S_MAX = 5.0
 class SideProcess:
     """Keeps `command` running until `stop`. `clock` is monotonic seconds.
 
-    With `pause_s` the command makes rounds: after a good end, the next one starts in `pause_s()` seconds. Its output is
-    dropped. All methods run on the supervisor's thread. `selector` reports the end of the process, or `tick` without a
-    pidfd.
+    With `round_pause_s` the command makes rounds: after a good end, the next one starts in `round_pause_s()` seconds.
+    Its output is dropped. All methods run on the supervisor's thread. `selector` reports the end of the process, or
+    `tick` without a pidfd.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class SideProcess:
         clock: Callable[[], float] = time.monotonic,
         *,
         pause_s_max: float = PAUSE_S_MAX,
-        pause_s: Callable[[], float] | None = None,
+        round_pause_s: Callable[[], float] | None = None,
     ) -> None:
-        self._pause_s = pause_s
+        self._round_pause_s = round_pause_s
         self._name, self._command, self._selector, self._clock = name, command, selector, clock
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
@@ -58,7 +58,7 @@ class SideProcess:
         self._due_s = None
         self._backoff.started()
         try:
-            out = None if self._pause_s is None else subprocess.DEVNULL
+            out = None if self._round_pause_s is None else subprocess.DEVNULL
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out)
         except OSError as error:  # there is no memory or no process
             self._plan_restart(f"cannot be started: {error.strerror}")
@@ -110,9 +110,9 @@ class SideProcess:
         self._forget()
         if self._wanted_in_s is not None:
             self._due_s, self._wanted_in_s = self._clock() + self._wanted_in_s, None
-        elif self._pause_s is not None and code == 0:
+        elif self._round_pause_s is not None and code == 0:
             self._backoff.reset()
-            self._due_s = self._clock() + self._pause_s()
+            self._due_s = self._clock() + self._round_pause_s()
         else:
             self._plan_restart(f"ended with {code}", quiet=code == AGAIN)
 

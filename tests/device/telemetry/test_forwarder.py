@@ -206,10 +206,8 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
         device.stop()
     assert device.spool.take(1)[0].kind == "event"
     assert "refuses messages" in device.said[1]
-    assert (connection.state, f"telemetry: {connection.text}") == (
-        REFUSED,
-        device.said[1],
-    )  # what edgert doctor reports
+    # What edgert doctor reports.
+    assert (connection.state, f"telemetry: {connection.text}") == (REFUSED, device.said[1])
 
 
 def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path) -> None:

@@ -224,9 +224,7 @@ def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
 
 def takes(source: SourceModel, engine: str) -> bool:
     """Whether an artifact of `engine` can be built from `source`; `check_source` tells the user why not."""
-    builder = builder_for(engine)
-    kept = source.fold is None or builder.takes_folded
-    return source.kind in builder.source_kinds and kept and takes_operators(source, engine)
+    return _refusal(source, engine, "") is None
 
 
 def takes_operators(source: SourceModel, engine: str) -> bool:
@@ -238,25 +236,32 @@ def takes_operators(source: SourceModel, engine: str) -> bool:
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
     """Raise ConfigInvalid or OperatorUnsupported if no artifact of `engine` is built from `source`."""
+    if error := _refusal(source, engine, target):
+        raise error
+
+
+def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | OperatorUnsupported | None:
+    """Return the error if no artifact of `engine` is built from `source`, None if one is."""
     builder = builder_for(engine)
     if (operators := classical_operators(source.proto)) and not builder.takes_any_onnx:
-        raise OperatorUnsupported(
+        return OperatorUnsupported(
             f"{engine} has no {', '.join(operators)} (ai.onnx.ml), which only onnxruntime computes: "
             "build it for targets that take onnxruntime"
         )
     if not takes_operators(source, engine):
-        raise OperatorUnsupported(
+        return OperatorUnsupported(
             f"{engine} computes no FP64, in which the model is kept: its answers change in FP32, or a classical converter wrote it. "
             "Export it with inputs and weights in FP32, or build it for targets that take onnxruntime"
         )
     if source.kind not in builder.source_kinds:
-        raise ConfigInvalid(
+        return ConfigInvalid(
             f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "
             f"{engine}. Give the ONNX or Keras model that it was made of, or convert it to ONNX first: "
             f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
         )
     if source.fold is not None and not builder.takes_folded:
-        raise ConfigInvalid(
+        return ConfigInvalid(
             f"--fold-preprocess makes {engine} slower, and target {target} takes {engine}: leave the option out, "
             "and the device preprocesses as the manifest describes"
         )
+    return None

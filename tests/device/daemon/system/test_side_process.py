@@ -103,7 +103,7 @@ class Rounds(Loop):
             self.selector,
             lambda: self.now_s,
             pause_s_max=900.0,
-            pause_s=lambda: 3600.0,
+            round_pause_s=lambda: 3600.0,
         )
 
     def until_due_in(self, pause_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 from tests.support import models
 from tests.support.builders import build
-from tests.support.packs import candidates_of
+from tests.support.packs import candidates_of, pack
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +44,18 @@ def test_it_is_described_as_its_onnx_model_is(digits_tflite: Path, digits_source
     assert (source.inputs, source.outputs) == (digits_source.inputs, digits_source.outputs)
 
 
+@pytest.fixture
+def digits_request(
+    digits_tflite: Path, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet
+) -> BuildRequest:
+    targets = (load_profile("raspberry-pi-4"),)
+    return BuildRequest(load_source(digits_tflite), digits_calibration, digits_holdout, targets, "digits")
+
+
 def test_a_target_without_tflite_is_refused_before_others_are_built(
-    digits_tflite: Path,
-    tmp_path: Path,
-    signing_key: SigningKey,
-    digits_calibration: CalibrationSet,
-    digits_holdout: CalibrationSet,
+    digits_request: BuildRequest, tmp_path: Path, signing_key: SigningKey
 ) -> None:
-    targets = (load_profile("raspberry-pi-4"), load_profile("intel-nuc"))
-    request = BuildRequest(load_source(digits_tflite), digits_calibration, digits_holdout, targets, "digits")
+    request = replace(digits_request, targets=(*digits_request.targets, load_profile("intel-nuc")))
     lines: list[str] = []
     with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.* omit --target intel-nuc$"):
         build_bundle(request, signing_key, tmp_path / "d.edgert", lines.append, lambda choice: None)
@@ -59,16 +63,9 @@ def test_a_target_without_tflite_is_refused_before_others_are_built(
 
 
 def test_it_is_built_judged_and_packed_for_tflite(
-    digits_tflite: Path,
-    tmp_path: Path,
-    signing_key: SigningKey,
-    digits_calibration: CalibrationSet,
-    digits_holdout: CalibrationSet,
+    digits_request: BuildRequest, tmp_path: Path, signing_key: SigningKey
 ) -> None:
-    request = BuildRequest(
-        load_source(digits_tflite), digits_calibration, digits_holdout, (load_profile("raspberry-pi-4"),), "digits"
-    )
-    result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
+    result = pack(digits_request, signing_key, tmp_path / "d.edgert")
     (one,) = candidates_of(result)
     assert (one.artifact.engine, one.artifact.kind, one.result.accuracy.metric, one.passed) == (
         "tflite",
@@ -76,7 +73,7 @@ def test_it_is_built_judged_and_packed_for_tflite(
         "top1",
         True,
     )
-    assert one.size_bytes < request.source.size_bytes
+    assert one.size_bytes < digits_request.source.size_bytes
 
 
 def test_a_model_that_leaves_its_batch_open_and_takes_one_sample_gets_a_batch_of_one(tmp_path: Path) -> None:

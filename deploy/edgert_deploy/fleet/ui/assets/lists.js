@@ -137,9 +137,9 @@ export function rolloutList(app, rollouts, {full = false} = {}) {
     {class: "rollouts"},
     itemwise(rollouts, (each) => {
       const wave = each.waves.findIndex(({left, failed}) => left || failed);
-      const devices = `${each.devices} ${each.devices === 1 ? "device" : "devices"}`;
+      const total = `${each.devices} ${each.devices === 1 ? "device" : "devices"}`;
       const failed = each.failed_count ? `, ${each.failed_count} failed` : "";
-      const words = `${each.took} of ${devices} kept it${failed}`;
+      const words = `${each.took} of ${total} kept it${failed}`;
       const waves = wave < 0 ? `${each.waves.length} waves` : `wave ${wave + 1} of ${each.waves.length}`;
       return h(
         "li",

@@ -145,10 +145,7 @@ export class Overview {
       app.fleet,
       (site) => app.link("/", {site}),
       app.filtered
-        ? [
-            "No device fits",
-            "Remove a filter. A device is shown if it reports the chosen model and version.",
-          ]
+        ? ["No device fits", "Remove a filter. A device is shown if it reports the chosen model and version."]
         : [
             "No device was heard of yet",
             h("span", null, "Give a device this broker: ", code("edgert bootstrap DEVICE --broker HOST"), "."),

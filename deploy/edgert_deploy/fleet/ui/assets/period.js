@@ -42,20 +42,16 @@ export function periodTools(app) {
     const [from_ms, to_ms] = app.period.bounds(app.now_ms);
     app.set(fixed(from_ms + earlier * half, to_ms + later * half));
   };
-  const from = h("input", {
-    type: "datetime-local",
-    "aria-label": "From",
-    required: true,
-    "data-key": "from",
-    value: known ? localMinute(since_ms) : "",
-  });
-  const to = h("input", {
-    type: "datetime-local",
-    "aria-label": "To",
-    required: true,
-    "data-key": "to",
-    value: known ? localMinute(until_ms) : "",
-  });
+  const timeInput = (key, label, at_ms) =>
+    h("input", {
+      type: "datetime-local",
+      "aria-label": label,
+      required: true,
+      "data-key": key,
+      value: known ? localMinute(at_ms) : "",
+    });
+  const from = timeInput("from", "From", since_ms);
+  const to = timeInput("to", "To", until_ms);
   const dates = h(
     "form",
     {
