@@ -17,6 +17,8 @@ from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, closed
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
+# On x86 without VNNI, sums of INT8 products saturate at 16 bits, unless this option is "1" (docs/decisions/0033).
+EXACT_INT8 = "session.x64quantprecision"
 _LOG_FATAL_ONLY = 4
 # An ONNX model of IR version 8 and opset 13: y = Identity(x), both FP32 of shape [1].
 IDENTITY = bytes.fromhex(
@@ -46,9 +48,7 @@ class ONNXRuntimeEngine(Engine):
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> ONNXRuntimeSession:
         onnxruntime = sdk()
         try:
-            session = onnxruntime.InferenceSession(
-                str(artifact.path), _session_options(onnxruntime, options), providers=["CPUExecutionProvider"]
-            )
+            session = _exact_session(onnxruntime, str(artifact.path), _session_options(onnxruntime, options))
         except Exception as error:  # the SDK's exceptions share no base class
             raise EngineFailed(
                 f"onnxruntime {onnxruntime.__version__} cannot load {artifact.path.name}: {error}"
@@ -87,6 +87,19 @@ class ONNXRuntimeSession(Session):
 def sdk() -> Any:
     """Import `onnxruntime` with its telemetry off. Raises EngineMissing."""
     return sdk_of("onnxruntime")
+
+
+def _exact_session(onnxruntime: Any, path: str, options: Any) -> Any:
+    """Return a session with exact INT8 products on every processor, where ONNX Runtime has them."""
+    options.add_session_config_entry(EXACT_INT8, "1")
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # It has no exact QGemm for INT8 activations (format QOperator).
+        if "NOT_IMPLEMENTED" not in str(error):
+            raise
+    options.add_session_config_entry(EXACT_INT8, "0")
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:

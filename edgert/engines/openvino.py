@@ -9,7 +9,9 @@ are preset arrays of this session: a call copies in, infers, and copies out (26 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from edgert.tensors import TensorSpec, batchable
 _DEVICE = "CPU"
 # The last instruction set before AMX. With AMX, OpenVINO 2026.4 answered INT8 attention with NaN or noise.
 _ISA_MAX = "AVX512_CORE_FP16"
+# "YES": compute INT8 layers with INT8 instructions; "NO": in FP32, with INT8's rounding.
+LOW_PRECISION = "LP_TRANSFORMS_MODE"
 _Shapes = tuple[tuple[int, ...], ...]  # one item's shape of each input
 
 
@@ -130,9 +134,21 @@ def _config(options: EngineOptions) -> dict[str, Any]:
         # Otherwise FP32 layers run as bf16 if the processor can, and answers differ from the golden ones.
         "INFERENCE_PRECISION_HINT": "f32",
     }
+    if int8_saturates():
+        config[LOW_PRECISION] = "NO"
     if options.threads:
         config["INFERENCE_NUM_THREADS"] = options.threads
     return {**config, **options.extra}
+
+
+def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether sums of INT8 products saturate here: on x86 without VNNI (docs/decisions/0033)."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        return "vnni" not in cpuinfo.read_text()
+    except OSError:  # not Linux: a right answer is worth more than a fast one
+        return True
 
 
 def sdk() -> Any:

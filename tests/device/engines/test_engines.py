@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.engines import ENGINES, FOR_TESTS, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
+from edgert.engines.openvino import int8_saturates
 from edgert.engines.present import engine_versions
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
@@ -185,6 +187,39 @@ def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: P
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_that_prepares_something_says_so(name: str) -> None:
     assert (type(engine_by_name(name)).prepare is not Engine.prepare) == ENGINES[name].prepares
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_products_of_large_int8_values_do_not_saturate(name: str, tmp_path: Path) -> None:
+    """x86 without VNNI adds two products in 16 bits, which 2 x 255 x 127 exceeds."""
+    pytest.importorskip(ENGINES[name].packages[0])
+    weights = {"w1": np.ones((16, 32), np.float32), "w2": np.ones((32, 8), np.float32)}
+    body = "h = MatMul(x, w1) r = Relu(h) y = MatMul(r, w2)"
+    proto = models.model("float[N,16] x) => (float[N,8] y", body, weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    given = np.abs(models.random(64, 16))
+    spec = BuildSpec(name, "int8", load_profile("this-machine"))
+    built = builder_for(name).build(spec, source, CalibrationSet({"x": given}, None), tmp_path, lambda line: None)
+    session = engine_by_name(name).load(LocalArtifact(name, built.path, source.inputs, source.outputs, "a"), OPTIONS)
+    (answers,) = session.run([given])
+    session.close()
+    (wanted,) = onnx_reference(proto)([given])
+    np.testing.assert_allclose(answers, wanted, atol=3 * float(wanted.max()) / 255)
+
+
+@pytest.mark.parametrize(
+    ("flags", "saturates"), [("avx2 fma", True), ("avx512f avx512_vnni", False), ("avx2 avx_vnni", False)]
+)
+def test_openvino_needs_vnni_for_int8_instructions(
+    flags: str, saturates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags : fpu {flags}\n")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert int8_saturates(cpuinfo) == saturates
+    assert int8_saturates(tmp_path / "absent")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert not int8_saturates(cpuinfo)
 
 
 def test_only_the_engines_for_tests_need_no_package() -> None:

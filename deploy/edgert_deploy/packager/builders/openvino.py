@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines.openvino import sdk
+from edgert.engines.openvino import LOW_PRECISION, sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization
@@ -46,7 +46,8 @@ class OpenVINOBuilder(Builder):
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
     all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
-    ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantization, in float
+    # In "NO", fake quantization computes in float. A processor without VNNI otherwise never uses "YES".
+    ways = ((1, {}), (0, {}), (1, {LOW_PRECISION: "NO"}), (1, {LOW_PRECISION: "YES"}))
 
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
