@@ -36,5 +36,5 @@ def test_one_thing_is_singular() -> None:
     assert [counted(number, "file") for number in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
 
 
-def test_an_address_of_ipv6_is_told_from_its_port() -> None:
+def test_an_address_of_ipv6_is_distinguished_from_its_port() -> None:
     assert (endpoint("broker", 1883), endpoint("::1", 1883)) == ("broker:1883", "[::1]:1883")

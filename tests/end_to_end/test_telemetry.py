@@ -126,7 +126,7 @@ def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_versi
         listening.close()
 
 
-def test_checks_benchmarks_and_clients_that_time_out_are_told_from_requests_of_apps(tmp_path: Path) -> None:
+def test_checks_benchmarks_and_clients_that_time_out_are_distinguished_from_requests_of_apps(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
         listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)}))  # fmt: skip

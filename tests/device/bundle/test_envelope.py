@@ -37,7 +37,7 @@ def test_the_trusted_key_that_signed_is_found(signing_key: SigningKey) -> None:
     assert envelope.verify((new_key().public, signing_key.public)) == signing_key.public
 
 
-def test_a_changed_payload_and_an_unknown_key_are_told_apart(signing_key: SigningKey) -> None:
+def test_a_changed_payload_and_an_unknown_key_are_distinguished(signing_key: SigningKey) -> None:
     value = json.loads(sign(PAYLOAD, signing_key))
     value["payload"] = base64.b64encode(PAYLOAD + b" ").decode()
     with pytest.raises(SignatureInvalid, match="was changed"):

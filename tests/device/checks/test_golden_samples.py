@@ -47,7 +47,7 @@ def test_a_bundle_without_golden_samples_does_not_pass(version: InstalledVersion
         check(version, version.artifacts[0], lambda sample: sample)
 
 
-def test_answers_for_other_samples_and_files_that_cannot_be_read_are_told(version: InstalledVersion) -> None:
+def test_answers_for_other_samples_and_files_that_cannot_be_read_are_reported(version: InstalledVersion) -> None:
     np.save(version.folder / "golden/null/output-0.npy", np.zeros((3, 4), np.float32))
     with pytest.raises(HealthCheckFailed, match="3 golden answers for 2 golden samples"):
         check(version, version.artifacts[0], lambda sample: sample)

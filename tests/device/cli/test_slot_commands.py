@@ -11,7 +11,7 @@ from edgert.cli import main
 
 
 @pytest.mark.parametrize("command", ["mark-good", "rollback", "trial", "check", "activate"])
-def test_a_folder_without_a_device_is_told_from_a_device_without_the_model(
+def test_a_folder_without_a_device_is_distinguished_from_a_device_without_the_model(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--state", str(tmp_path / "typo"), command, "digits", "--json"]) == 4

@@ -27,7 +27,7 @@ def test_a_trial_is_open_then_kept_and_another_digest_has_none(capsys: pytest.Ca
         assert device.run("trial", "echo", "--wait")["state"] == "kept"
 
 
-def test_a_version_that_was_rolled_back_is_told_with_its_reason() -> None:
+def test_a_version_that_was_rolled_back_is_reported_with_its_reason() -> None:
     with a_device(started=False) as device:
         store = device.stage()
         store.activate(60)

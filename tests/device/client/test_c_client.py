@@ -456,7 +456,7 @@ def test_c_refuses_calls_that_a_program_gets_wrong(serving: Device, built: Calla
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
 
 
-def test_c_is_told_of_an_unknown_model_and_of_a_daemon_that_is_not_there(
+def test_c_gets_the_error_of_an_unknown_model_and_of_a_daemon_that_is_not_there(
     serving: Device, driver: Path, tmp_path: Path
 ) -> None:
     unknown = refusal(driver, serving.socket, "nothing")
@@ -477,7 +477,7 @@ def test_a_request_of_c_ends_at_its_time_out(serving: Device, driver: Path) -> N
         assert late.ask("infer 0 1 2 1 4 9")["outputs"]["y"]["values"] == [9.0, 10.0, 11.0, 12.0]
 
 
-def test_c_is_told_of_an_overload_and_when_to_come_back(driver: Path) -> None:
+def test_c_gets_the_error_of_an_overload_and_when_to_come_back(driver: Path) -> None:
     with a_device("[serving]\nqueue_max = 1\nbatch_max = 1\nconnections_max = 12\n") as device:
         device.put(delay_s=0.05)
         with running(driver, device.socket, "echo", 500, 20) as load:
@@ -555,7 +555,7 @@ def test_c_has_sessions_that_move_with_their_state(serving: Device, driver: Path
         assert one.ask("infer 0 0 2 1 4 1")["code"] == "request.session_lost"
 
 
-def test_c_is_told_of_a_session_that_its_worker_took_along(serving: Device, driver: Path) -> None:
+def test_c_gets_the_error_of_a_session_that_its_worker_took_along(serving: Device, driver: Path) -> None:
     serving.put(model="crashes", op="add", state_id="v1")
     with session(driver, serving, "crashes") as lines:
         assert first_sum(lines) == 1
@@ -563,7 +563,7 @@ def test_c_is_told_of_a_session_that_its_worker_took_along(serving: Device, driv
         assert lines.ask("infer 0 0 2 1 4 1")["code"] == "request.session_lost"
 
 
-def test_c_is_told_of_a_model_without_sessions(serving: Device, driver: Path) -> None:
+def test_c_gets_the_error_of_a_model_without_sessions(serving: Device, driver: Path) -> None:
     done = subprocess.run(
         [driver, serving.socket, "echo", "20000", "session"], capture_output=True, text=True, timeout=60
     )

@@ -47,7 +47,7 @@ def test_the_slots_and_the_attempt_before_decide(slots: SlotState, tried: Tried 
     assert decide(replace(ENTRY, halted=halted), slots, tried).do is do
 
 
-def test_the_reason_for_no_second_attempt_is_told() -> None:
+def test_the_reason_for_no_second_attempt_is_reported() -> None:
     assert "p99_ms is 9" in decide(ENTRY, WENT_BACK, BEGUN).text
     assert "not for this device" in decide(ENTRY, OLD_LIVE, Tried("any", "not for this device")).text
     assert "another release" in decide(ENTRY, OLD_LIVE, BEGUN).text

@@ -229,7 +229,7 @@ def test_a_registry_holds_a_blob_if_it_gives_the_last_byte(answer: Answer, holds
 
 
 @pytest.mark.parametrize("status", [400, 403, 405, 412, 500])
-def test_the_registrys_own_reason_is_told(status: int) -> None:
+def test_the_registrys_own_reason_is_reported(status: int) -> None:
     body = json.dumps({"errors": [{"code": "DENIED", "message": "the quota\nis used up" + "!" * 500}]}).encode()
     with answering(answers(status, body)) as repository, pytest.raises(RegistryError) as raised:
         Registry(repository).manifest("stable")
@@ -238,7 +238,7 @@ def test_the_registrys_own_reason_is_told(status: int) -> None:
     assert "is a registry's" not in raised.value.message
 
 
-def test_an_upload_to_what_has_to_be_made_first_is_told(tmp_path: Path) -> None:
+def test_an_upload_to_what_has_to_be_made_first_is_reported(tmp_path: Path) -> None:
     body = b'{"errors": [{"code": "NAME_UNKNOWN", "message": "project plant not found"}]}'
     with (
         answering(answers(404, body)) as repository,

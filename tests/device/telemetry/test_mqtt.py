@@ -143,7 +143,7 @@ def test_no_more_messages_wait_for_the_broker_than_it_allows() -> None:
             broker.sendall(b"\x40\x02" + packets[0][7:9])
 
 
-def test_the_reason_with_which_a_broker_ends_a_connection_is_told() -> None:
+def test_the_reason_with_which_a_broker_ends_a_connection_is_reported() -> None:
     with answered_by(b"\x20\x03\x00\x00\x00") as (connection, broker):
         broker.sendall(b"\xe0\x02\x8e\x00")
 

@@ -24,7 +24,7 @@ def test_retained_messages_are_set_and_cleared(tmp_path: Path) -> None:
         retain(broker.settings, {})
 
 
-def test_a_message_that_the_broker_refuses_is_told_with_the_next_step(tmp_path: Path) -> None:
+def test_a_message_that_the_broker_refuses_is_reported_with_the_next_step(tmp_path: Path) -> None:
     access = tmp_path / "access"
     access.write_text(f"topic readwrite {TOPICS[0]}\n")
     with (

@@ -193,7 +193,7 @@ def test_a_payload_that_cannot_be_built_leaves_nothing_behind(path: Path) -> Non
     assert spool.append("s", "t", lambda seq: {}, 1, "hist") == 1
 
 
-def test_the_last_word_on_a_retained_topic_is_kept_and_changes_are_told_apart(path: Path) -> None:
+def test_the_last_word_on_a_retained_topic_is_kept_and_changes_are_distinguished(path: Path) -> None:
     spool = Spool(path)
     spool.retain("deploy", {"digits_active": "r1"})
     spool.retain("deploy", {"digits_active": "r2"})

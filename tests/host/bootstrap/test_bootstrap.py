@@ -133,7 +133,7 @@ def test_settings_that_no_device_takes_are_refused_before_one_is_asked(settings:
     check_settings({"serving": {"window_s": 1.0}, "models": {"digits": {"pinned": True}}})
 
 
-def test_a_dead_broker_is_told_in_the_status(device: Device) -> None:
+def test_a_dead_broker_is_reported_in_the_status(device: Device) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     done = do(device, new_key().public, broker=Broker("127.0.0.1", port))

@@ -62,7 +62,7 @@ def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, 
     assert not list(there.state.incoming.glob("*")), "not a byte was sent"
 
 
-def test_a_live_version_whose_trial_compared_few_answers_is_told_so(
+def test_a_live_version_whose_trial_compared_few_answers_is_reported(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     doubt = "only 25 answers were compared for agreement"

@@ -81,7 +81,7 @@ def test_the_agent_that_the_configuration_names_is_asked(
         assert says(device) == "in\n"
 
 
-def test_an_agent_with_more_keys_than_the_server_hears_of_is_told(config: Path, tmp_path: Path) -> None:
+def test_an_agent_with_more_keys_than_the_server_hears_of_is_reported(config: Path, tmp_path: Path) -> None:
     """The server ends the connection: it was called unreachable, and an upload tried again and again."""
     with running_sshd(tmp_path / "server") as server:
         server.stop()
@@ -156,7 +156,9 @@ def test_a_second_factor_is_asked_of_nobody(
         ("echo 'Please login as the user ubuntu'; exit 142", r"Please login as the user ubuntu \(exit code 142\)"),
     ],
 )
-def test_a_login_that_runs_another_command_is_told_apart(config: Path, tmp_path: Path, forced: str, said: str) -> None:
+def test_a_login_that_runs_another_command_is_distinguished(
+    config: Path, tmp_path: Path, forced: str, said: str
+) -> None:
     with running_sshd(tmp_path / "server") as server:
         server.stop()
         more = f"Subsystem sftp internal-sftp\nForceCommand {forced}\n"

@@ -220,7 +220,7 @@ def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str
         ("", "sudo: not found"),
     ],
 )
-def test_what_sudo_says_is_told_from_what_its_command_says(sudo: str, said: str, tmp_path: Path) -> None:
+def test_what_sudo_says_is_distinguished_from_what_its_command_says(sudo: str, said: str, tmp_path: Path) -> None:
     """Where the device's own name has no address, sudo warns and goes on."""
     program = tmp_path / "bin" / "sudo"
     program.parent.mkdir()
@@ -387,7 +387,7 @@ def test_nobody_there_is_unreachable(sshd: SshDevice) -> None:
         SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], WAIT_S_MAX)
 
 
-def test_a_server_without_a_common_algorithm_is_told(tmp_path: Path) -> None:
+def test_a_server_without_a_common_algorithm_is_reported(tmp_path: Path) -> None:
     with configured("KexAlgorithms diffie-hellman-group1-sha1\n", tmp_path) as server:
         for look in (
             lambda: SshTransport(server.device(), QUICK).run(["true"], WAIT_S_MAX),
@@ -397,7 +397,7 @@ def test_a_server_without_a_common_algorithm_is_told(tmp_path: Path) -> None:
                 look()
 
 
-def test_a_server_that_takes_no_more_connections_is_told_from_one_that_is_off(tmp_path: Path) -> None:
+def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_is_off(tmp_path: Path) -> None:
     """sshd drops them without a word, as a firewall's rule or another service does."""
     with running_sshd(tmp_path) as server:
         server.stop()

@@ -84,7 +84,7 @@ def strict(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def test_a_recorder_refuses_what_it_cannot_keep_and_writes_what_comes_with_it(store_url: str) -> None:
+def test_a_recorder_refuses_invalid_reports_and_stores_valid_ones_beside_them(store_url: str) -> None:
     odd = list(spoilt())
     honest = Pi("pi-2").window(NOW_MS - 1, [1.0] * 5)
     recorder = record(store_url, [*odd, *honest])
@@ -95,7 +95,7 @@ def test_a_recorder_refuses_what_it_cannot_keep_and_writes_what_comes_with_it(st
     assert set(groups) <= {"pi-1", "pi-2"}
 
 
-def test_an_exporter_s_page_stays_what_prometheus_reads() -> None:
+def test_prometheus_can_read_an_exporters_page_with_hostile_reports() -> None:
     for by in (("site", "model", "version"), ("site", "device", "model")):
         exporter = Exporter("b1", by, wall_clock=lambda: 0.0)
         exposition = Exposition(exporter)
@@ -107,7 +107,7 @@ def test_an_exporter_s_page_stays_what_prometheus_reads() -> None:
         assert "nan" not in text.lower()
 
 
-def test_the_terminal_is_given_words_alone() -> None:
+def test_the_terminal_gets_no_control_characters() -> None:
     for topic, payload in spoilt():
         state, shown = LivePercentiles(), io.StringIO()
         state.apply(topic, payload, False, 0.0)
@@ -118,7 +118,7 @@ def test_the_terminal_is_given_words_alone() -> None:
 
 
 @pytest.mark.parametrize("window_s", [-1.0, 1e18])
-def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) -> None:
+def test_an_odd_window_of_one_device_does_not_change_the_trend_of_others(window_s: float) -> None:
     state, honest = LivePercentiles(), Pi("honest")
     for minute in range(3):
         for message in honest.window(NOW_MS + minute * 60_000, [1.0]):
@@ -131,7 +131,7 @@ def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) ->
     assert len(fleet.trend_p95_ms) == 3
 
 
-def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
+def test_a_browser_can_read_the_json_of_the_page(tmp_path: Path) -> None:
     fleet_state = FleetState(lambda: NOW_MS)
     for message in Pi("pi-1").info():
         fleet_state.apply(*message, False, 0.0)
@@ -150,7 +150,7 @@ def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
     assert 0 <= seen.since_ms <= NOW_MS + 300_000
 
 
-def test_counters_that_claim_too_much_stop_at_what_a_column_holds(store_url: str) -> None:
+def test_too_large_counters_are_stored_as_the_largest_value_of_the_column(store_url: str) -> None:
     pi, sent = Pi("pi-1"), list[tuple[str, bytes]]()
     for _ in range(1100):
         for total in (NUMBER_END - 1, 0):
@@ -162,9 +162,7 @@ def test_counters_that_claim_too_much_stop_at_what_a_column_holds(store_url: str
     assert answer.counters["requests"] == merged_rows.COUNTED_MAX
 
 
-def test_a_device_that_makes_up_versions_leaves_room_for_the_others(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_invents_versions_leaves_room_for_others(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_limit, "STREAMS_MAX", streams_max := 200)
     made_up = [
         Pi("other", f"r{number}", boot=f"b{number}").window(NOW_MS - 5000 + number, [1.0])
@@ -186,7 +184,7 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(
     assert len(exporter.groups) == streams_max + 2
 
 
-def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and_nobody_s_place(
+def test_a_device_that_invents_boots_numbers_and_alarms_takes_little_memory_and_displaces_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(counting_module, "STREAMS_MAX", 50)
@@ -215,7 +213,7 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
     assert len(device.alarms["digits"]) == live_fleet.ALARMS_MAX
 
 
-def test_an_event_speaks_of_its_own_device_alone(store_url: str) -> None:
+def test_an_event_counts_for_its_own_device_only(store_url: str) -> None:
     event = {"v": 1, "ts": NOW_MS - 5, "boot": "b1", "seq": 1, "event": "rolled_back", "model": "digits", "release": 2}
     forged = {**event, "site": "plant-b", "device": "honest", "at_ms": "soon"}
     record(store_url, [("edgert/v1/plant-a/other/event", json.dumps(forged).encode())])
@@ -233,7 +231,9 @@ def columns_of(url: str) -> Sequence[str]:
     return found
 
 
-def test_while_the_store_refuses_large_reports_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_reports_fill_no_memory_while_the_store_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder_module, "WAITING_BYTES_MAX", 100_000)
     recorder = Recorder(Store(str(tmp_path / "fleet.db")), lambda: NOW_MS)
     large = [
@@ -249,7 +249,7 @@ def test_while_the_store_refuses_large_reports_fill_no_memory(tmp_path: Path, mo
     assert (recorder.recorded, recorder.dropped) == (4, 2)
 
 
-def test_one_odd_word_does_not_hold_up_what_a_recorder_hears_after_it(tmp_path: Path) -> None:
+def test_an_odd_report_does_not_delay_later_ones(tmp_path: Path) -> None:
     url = str(tmp_path / "fleet.db")
     store = Store(url)
     recorder = Recorder(store, lambda: NOW_MS)

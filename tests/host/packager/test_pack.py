@@ -110,7 +110,7 @@ def test_an_input_that_is_the_same_in_all_samples_is_named(
     assert not [text for text in warnings if "hold-out samples, which" in text]
 
 
-def test_few_golden_samples_of_large_inputs_are_told(
+def test_few_golden_samples_of_large_inputs_are_reported(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgert_deploy.packager.accuracy.golden_samples.BYTES_MAX", 1000)  # three digits

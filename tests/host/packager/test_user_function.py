@@ -52,7 +52,9 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "folder/a:b", "/abs/folder/a:b", "../a:b"])
-def test_names_of_functions_are_told_from_files(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_functions_are_distinguished_from_files(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_function(text)
     assert plain_name(text) in ("a:b", "a.b:c.d")

@@ -94,7 +94,7 @@ def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: Signi
     assert (outcome.serving, device.slots.state) == (None, State.EMPTY)
 
 
-def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Path, key: SigningKey) -> None:
+def test_a_model_that_goes_in_the_middle_or_is_damaged_is_distinguished(bundle: Path, key: SigningKey) -> None:
     """Somebody removed its folder; or its slots cannot be read, and nobody knows what is live."""
     device = SimulatedDevice(key, check=HealthCheckFailed("off"))
     device.before = lambda verb: device.hidden.add("echo") if verb == "check" else None

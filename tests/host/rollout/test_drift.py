@@ -94,7 +94,7 @@ def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str])
     assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
 
 
-def test_a_release_that_a_command_took_back_is_told_once() -> None:
+def test_a_release_that_a_command_took_back_is_reported_once() -> None:
     back = RolledBackVersion(7, "seven", BY_COMMAND, 0.0)
     model = ModelStatus("m", "steady", Version(6, "six", good=True), None, rolled_back=back, serving=READY)
     (found,) = model_drifts(device_status(model), WANTED)

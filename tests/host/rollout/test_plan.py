@@ -76,7 +76,9 @@ def test_a_model_of_text_needs_a_device_that_has_tokenizers(offer: Offer) -> Non
     ("live_scored", "metric", "warned"),
     [(0.9925, "top1", True), (0.92, "top1", False), (0.91, "top1", False), (0.9925, "cosine", False)],
 )
-def test_a_release_that_scored_less_than_the_live_one_is_told(live_scored: float, metric: str, warned: bool) -> None:
+def test_a_release_that_scored_less_than_the_live_one_is_reported(
+    live_scored: float, metric: str, warned: bool
+) -> None:
     """The accuracy gate compares an artifact with its own source, which may have become worse itself."""
     offer = scored(0.91)
     accuracy = Accuracy(metric, 400, live_scored, live_scored, 0.01)

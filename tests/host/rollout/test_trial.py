@@ -38,7 +38,7 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
     assert len(asked) == now[0] / 5
 
 
-def test_limits_that_held_on_few_answers_are_told_so() -> None:
+def test_limits_that_held_on_few_answers_are_reported() -> None:
     doubt = "only 25 answers were compared"
 
     class Held(RemoteDaemon):

@@ -47,7 +47,7 @@ def test_a_worker_gets_its_order_and_the_run_page() -> None:
     ends[0].close()
 
 
-def test_the_end_of_a_process_is_told_by_its_code_or_signal() -> None:
+def test_the_end_of_a_process_is_reported_by_its_code_or_signal() -> None:
     ended = running("sh", "-c", "exit 3")
     assert ended.reaped() == "exit code 3"
     killed = running("sleep", "600")

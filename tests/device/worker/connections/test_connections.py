@@ -108,7 +108,7 @@ def test_a_client_too_many_is_refused(connections: Connections) -> None:
         assert read_frame(first).kind == read_frame(second).kind == wire.WELCOME
 
 
-def test_a_client_that_breaks_the_protocol_is_told(connections: Connections) -> None:
+def test_a_client_that_breaks_the_protocol_gets_an_error(connections: Connections) -> None:
     with accepted(connections) as client:
         read_frame(client)
         client.sendall(b"garbage" * 20)

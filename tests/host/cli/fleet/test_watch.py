@@ -125,7 +125,7 @@ def test_what_a_device_says_is_never_taken_for_markup_or_allowed_to_break_the_ta
     assert "[bold]x[/nonsense]" in result.output
 
 
-def test_a_device_without_a_report_is_told_from_one_with_and_shows_no_version(broker: Broker) -> None:
+def test_a_device_without_a_report_is_distinguished_from_one_with_and_shows_no_version(broker: Broker) -> None:
     sender = Sender("pi-07")
     info = messages.dump({"v": 1, "edgert": "9.8.7"})
     publish(broker, [(sender.topics.status, b"online"), (sender.topics.info, info)], retain=True)

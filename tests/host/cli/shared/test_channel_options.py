@@ -64,7 +64,7 @@ def project(inventory: Inventory, tmp_path: Path) -> Path:
         (replace(ENTRY, sites=("a", "b"), profiles=("pi",), tags=("x",)), "all of site a or b, profile pi, tag x"),
     ],
 )
-def test_the_devices_of_an_entry_are_told_in_words(entry: Entry, text: str) -> None:
+def test_the_devices_of_an_entry_are_reported_in_words(entry: Entry, text: str) -> None:
     assert devices_text(entry) == text
 
 

@@ -24,7 +24,7 @@ def cli(url: str, *words: str) -> Result:
     return CliRunner().invoke(query, ["--store", url, *words])
 
 
-def test_a_damaged_store_is_told_from_one_that_lacks_room(tmp_path: Path) -> None:
+def test_a_damaged_store_is_distinguished_from_one_that_lacks_room(tmp_path: Path) -> None:
     url = str(tmp_path / "fleet.db")
     Store(url).close()
     whole = Path(url).read_bytes()

@@ -22,7 +22,7 @@ from tests.support import models
 from tests.support.models import classical
 
 
-def test_transformers_are_told_from_other_models() -> None:
+def test_transformers_are_distinguished_from_other_models() -> None:
     assert qdq.is_transformer(models.transformer())
     assert not qdq.is_transformer(models.cnn())
     classifier = models.model("float[N,3] x) => (float[N,3] y", "y = Softmax(x)")

@@ -80,7 +80,7 @@ def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
     assert packed.artifact.int8_share > 0.9
 
 
-def test_a_reason_that_every_recipe_shares_is_told_once(tmp_path: Path, signing_key: SigningKey) -> None:
+def test_a_reason_that_every_recipe_shares_is_reported_once(tmp_path: Path, signing_key: SigningKey) -> None:
     source = load_source(
         models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax (x)"), tmp_path / "m.onnx")
     )

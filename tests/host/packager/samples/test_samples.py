@@ -315,7 +315,7 @@ def test_samples_may_hold_an_input_that_the_model_does_not_read(tmp_path: Path) 
     assert list(load_samples(path, replace(SOURCE, unread=("types",)), at_least=10).inputs) == ["x"]
 
 
-def test_sets_whose_values_are_of_another_size_are_told() -> None:
+def test_sets_whose_values_are_of_another_size_are_reported() -> None:
     values, number = GOOD / np.abs(GOOD).max(), np.arange(len(GOOD))
     for factor, found in ((1.0, []), (5.0, []), (255.0, ["x"]), (1 / 255, ["x"]), (0.0, [])):
         sets = [
@@ -327,7 +327,7 @@ def test_sets_whose_values_are_of_another_size_are_told() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "found"), [(0.0, 1.0, []), (-1.1, 5.1, []), (0.0, 6.9, ["x"]), (-2.0, 1.0, ["x"])]
 )
-def test_a_holdout_beyond_the_calibrations_range_is_told(low: float, high: float, found: list[str]) -> None:
+def test_a_holdout_beyond_the_calibrations_range_is_reported(low: float, high: float, found: list[str]) -> None:
     """INT8 clips what lies beyond."""
     calibration, holdout = (
         CalibrationSet({"x": np.linspace(*ends, 48, dtype=np.float32).reshape(12, 4), "n": np.arange(12) * n}, None)

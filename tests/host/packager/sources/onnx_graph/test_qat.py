@@ -43,7 +43,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
     return load_source(models.write(trained(), tmp_path_factory.mktemp("qat") / "qat.onnx"))
 
 
-def test_it_is_told_from_a_float_model_and_from_one_with_packed_weights(source: SourceModel, tmp_path: Path) -> None:
+def test_it_is_distinguished_from_a_float_model_and_from_one_with_packed_weights(
+    source: SourceModel, tmp_path: Path
+) -> None:
     assert source.quantized
     assert not load_source(models.write(models.cnn(), tmp_path / "float.onnx")).quantized
     body = "w = DequantizeLinear <axis = 1> (wq, s, z) scores = Gemm (x, w, b)"
