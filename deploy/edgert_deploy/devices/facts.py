@@ -51,6 +51,7 @@ glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
 echo memory_kb=$(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
 echo "model=$(tr -d '\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
 echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
+grep -q vnni /proc/cpuinfo && echo vnni=1
 echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
 (. /etc/os-release 2>/dev/null && echo "distribution=$PRETTY_NAME")
 test $(id -u) = 0 && place=/ || place=$HOME
@@ -101,7 +102,7 @@ class MachineFacts:
 
     `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` maps the names of installed packages to their
     versions, in edgert's own environment if there is one. `disk_free_mb` is the free space of the file system where
-    bootstrap installs; 0 means unknown.
+    bootstrap installs; 0 means unknown. `vnni` is whether an x86 processor has fast instructions for INT8.
     """
 
     machine: str
@@ -115,6 +116,7 @@ class MachineFacts:
     systemd: bool
     cpu: str = ""
     cpus: int = 0
+    vnni: bool = False
     distribution: str = ""
     disk_free_mb: int = 0
     python_lacks: str = ""
@@ -178,6 +180,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         systemd="systemd" in answers,
         cpu=fact("cpu"),
         cpus=_whole_number(fact("cpus")),
+        vnni="vnni" in answers,
         distribution=fact("distribution"),
         disk_free_mb=_whole_number(fact("disk_kb")) // 1024,
         l4t=fact("l4t"),

@@ -132,8 +132,11 @@ def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) ->
         return None
     reasons = misfits(profile, facts)
     other = f"edgert device probe {name} finds the profile that fits"
+    processor = f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}"
+    if facts.machine == "x86_64" and not facts.vnni:
+        processor += " without VNNI: INT8 is about as fast as FP32"
     checks = (
-        ("processor", f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}", other),
+        ("processor", processor, other),
         ("python", f"Python {facts.python or 'older than 3.10, or none'}", f"{report.root_command('apt-get install python3')}; {other}"),
         ("glibc", f"glibc {facts.glibc or 'unknown'}, {facts.distribution}", f"a newer distribution; {other}"),
         ("memory", f"{facts.memory_mb} MB", other),

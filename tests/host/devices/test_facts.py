@@ -110,6 +110,7 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert facts.home.startswith("/")
     assert facts.disk_free_mb > 100
     assert facts.cpus == os.cpu_count()
+    assert facts.vnni == ("vnni" in Path("/proc/cpuinfo").read_text())
     assert facts.distribution
     own = probe(transport, "here", sys.executable)
     assert set(own.engines) >= {"onnxruntime", "openvino"}, "what edgert's own environment has"

@@ -18,8 +18,10 @@ from edgert.telemetry.broker_connection import CONNECTED, REFUSED, read_broker_c
 from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
+from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK, WARN
+from edgert_deploy.doctor import device as device_checks
 from edgert_deploy.doctor.device import check_device, clock_skew_s, crontab_line
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice
@@ -43,6 +45,17 @@ def test_a_device_that_lacks_nothing(inventory: Inventory, daemon: devices.Devic
     checks = {finding.check for finding in found}
     assert checks >= {"reachable", "python", "glibc", "memory", "clock", "room", "installed", "daemon", "socket"}
     assert checks >= {"engine", "keys", "telemetry", "model"}
+
+
+@pytest.mark.parametrize(
+    ("vnni", "text"), [(True, "x86_64"), (False, "x86_64 without VNNI: INT8 is about as fast as FP32")]
+)
+def test_a_processor_without_fast_int8_is_named(
+    inventory: Inventory, daemon: devices.Device, monkeypatch: pytest.MonkeyPatch, *, vnni: bool, text: str
+) -> None:
+    monkeypatch.setattr(device_checks, "probe", lambda *how: replace(probe(*how), machine="x86_64", vnni=vnni))
+    found = check_device(as_known(daemon), {daemon.key.public.key_id: "test"})
+    assert [finding.text for finding in found if finding.check == "processor"] == [text]
 
 
 def test_what_is_wrong_on_a_device_is_named_with_its_next_step(inventory: Inventory, daemon: devices.Device) -> None:
