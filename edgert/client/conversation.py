@@ -98,8 +98,9 @@ class Conversation:
         With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
         first large request of a conversation without shared memory, if the next one may have some.
         """
-        interface, frame = self._interface, self._frame
+        interface = self._interface
         assert interface is not None  # the daemon has greeted
+        frame = self._frame
         self._request_id = request_id = self._request_id + 1
         self._trace = trace
         given: tuple[NDArray[Any], ...]

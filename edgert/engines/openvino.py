@@ -2,7 +2,7 @@
 
 A compiled model with fixed shapes is up to 2.3x faster than one whose batch changes. So each bucket, of the batch and
 of another open axis, has its own compiled model and infer request, created when the bucket is first needed. Its tensors
-are preset arrays of this session: a call copies in, infers, and copies out (26 us on the digits model; 28 with
+are preset arrays of this session: a call copies in, infers, and copies out (26 µs on the digits model; 28 with
 `infer`'s own copies, 126 with `start_async` and `wait`).
 """
 

@@ -4,7 +4,7 @@ An interpreter is planned for one batch size, and another plan takes millisecond
 interpreter over the same memory-mapped file, created when the bucket is first needed. A batch between two buckets is
 padded and its answers are cut; a batch above the largest bucket runs in pieces. A model with buckets of another axis
 has one file for each; the artifact's own file is that of the largest. Interpreters copy in and out (`set_tensor`,
-`get_tensor`), which is faster than views into their memory (1.3 us per call, not 2.6) and returns new arrays.
+`get_tensor`), which is faster than views into their memory (1.3 µs per call, not 2.6) and returns new arrays.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class WindowRecorder:
     def record(self, span: tuple[Any, ...]) -> None:
         """Record one request: a RequestSpan, or its values in a plain tuple, which is faster to create.
 
-        It takes about 0.3 us, and a few milliseconds once in PENDING_MAX requests.
+        It takes about 0.3 µs, and a few milliseconds once in PENDING_MAX requests.
         """
         outcome, total_us, stages, encode_us, batch, cache_hit = span
         packed = _pack(_OUTCOMES[outcome], total_us, *stages, encode_us, batch, cache_hit)

@@ -49,7 +49,7 @@ class Acceptor:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, as a new one costs 9 us
+        self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, as a new one costs 9 µs
         self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which nobody changes
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0

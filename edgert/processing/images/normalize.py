@@ -1,6 +1,6 @@
 """Converts UINT8 values to a model's own: (value * scale - mean) / std, transposed in the same pass.
 
-For floats this is one multiplication and one addition per value, with factors computed in FP64: 85 us for 224x224x3.
+For floats this is one multiplication and one addition per value, with factors computed in FP64: 85 µs for 224x224x3.
 The plain formula takes 550, and a look-up per value 190. The result differs from the formula's by at most 4 units in
 the last place of the largest value. For 8-bit models it is a look-up in a table of 256 values, which is exact.
 """

@@ -1,7 +1,7 @@
 """Learning: measures on this device how many threads, instances and batch items a model needs.
 
 Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
-they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 us on two. One session is open at a
+they gain MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two. One session is open at a
 time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
 cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more
 than LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their

@@ -83,7 +83,7 @@ class Shadow:
         self._thread.start()
 
     def offer(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
-        """Accept every live answer without a wait. An answer that is not sampled costs 0.1 us."""
+        """Accept every live answer without a wait. An answer that is not sampled costs 0.1 µs."""
         if self._choose() >= self._share:
             return
         if self._queue.full():

@@ -171,7 +171,7 @@ def probed(cache: PredictionCache, hits: int, spent_ns: int = 2000, engine_ns: i
 
 
 def test_it_pays_exactly_where_hits_save_more_than_lookups_take() -> None:
-    # 2 us a lookup, 20 us a run: one hit in ten pays for the others.
+    # 2 µs a lookup, 20 µs a run: one hit in ten pays for the others.
     for hits, on in ((PROBE_LOOKUPS // 12, False), (PROBE_LOOKUPS // 8, True)):
         cache, _ = a_cache()
         probed(cache, hits)
