@@ -18,28 +18,23 @@ again, and the least disturbed result counts.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.config import ServingConfig
-from edgert.durable import replace_file
 from edgert.engines import ENGINES, Session
 from edgert.machine import rss_bytes
 from edgert.tensors import batchable
+from edgert.worker.loading.learned import Circumstances, Learned
 
 LEARN_S_MAX = 3.0
-FORMAT = 6
-OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
-MEASURED_MAX = 3
 
 THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
@@ -68,103 +63,6 @@ Clock = Callable[[], float]
 Load = Callable[[int], Session]
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The measured settings for an artifact on this device.
-
-    `threads_us` and `run_us` are the measured times (threads, batch -> us). `instances` is how many runs there are at
-    once: of one session if the engine is `concurrent`, else each of its own. With `reactor_session`, requests of the
-    reactor run on a session of their own, of one thread. `others` is the share of the processors that other work took
-    meanwhile, `measured` the number of measurements.
-    """
-
-    threads: int
-    instances: int = 1
-    batch_cap: int = 1
-    reactor_session: bool = False
-    threads_us: dict[str, float] = field(default_factory=dict)
-    run_us: dict[str, float] = field(default_factory=dict)
-    took_s: float = 0.0
-    others: float = 0.0
-    measured: int = 1
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether to measure again when the model is loaded next."""
-        return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
-
-    def better(self, again: Learned) -> Learned:
-        """Return the less disturbed of this result and another one."""
-        return replace(min(self, again, key=lambda one: one.others), measured=self.measured + 1)
-
-
-@dataclass(frozen=True)
-class Circumstances:
-    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances.
-
-    `reactor` is whether the reactor may serve the model.
-    """
-
-    engine: str
-    engine_version: str
-    cpus: int
-    objective: str
-    threads: int
-    instances: int
-    batch_max: int
-    reactor: bool = False
-    format: int = FORMAT
-
-    @classmethod
-    def of(
-        cls,
-        engine: str,
-        engine_version: str,
-        settings: ServingConfig,
-        cpus: int | None = None,
-        *,
-        reactor: bool = False,
-    ) -> Circumstances:
-        cpus = cpus or len(os.sched_getaffinity(0))
-        given = (settings.objective, settings.threads, settings.instances, settings.batch_max)
-        return cls(engine, engine_version, cpus, *given, reactor)
-
-    @property
-    def threads_to_try(self) -> tuple[int, ...]:
-        """The numbers of threads to measure, ascending."""
-        if self.threads or not ENGINES[self.engine].threaded:
-            return (self.threads or 1,)
-        powers = [1 << i for i in range(self.cpus.bit_length()) if 1 << i < self.cpus]
-        return (*powers, self.cpus)
-
-
-class LearnedFile:
-    """The file with what was learned of one artifact; `folder` is the state's `learned/`."""
-
-    def __init__(self, folder: Path, artifact_sha256: str) -> None:
-        self._path = folder / f"{artifact_sha256[:32]}.json"
-
-    def read(self, circumstances: Circumstances) -> Learned | None:
-        """Return what was learned under these circumstances; None if there is nothing, or the file is damaged."""
-        try:
-            value = json.loads(self._path.read_bytes())
-            if value["circumstances"] != asdict(circumstances):
-                return None
-            learned = Learned(**value["learned"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        whole = (learned.threads, learned.instances, learned.batch_cap)
-        return learned if all(type(n) is int and 1 <= n <= 4096 for n in whole) else None
-
-    def write(self, circumstances: Circumstances, learned: Learned) -> None:
-        value = {"circumstances": asdict(circumstances), "learned": asdict(learned)}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(value).encode(), durable=False, shared=True)
-        except OSError:
-            pass  # with a full disk, the next load measures again
-
-
 def learn(
     load: Load,
     first: Session,
@@ -181,51 +79,17 @@ def learn(
     used; `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session is
     left open.
     """
-    began, (all_before_s, others_before_s) = clock(), busy()
-    until = began + LEARN_S_MAX
-    sessions = [first]
+    all_before_s, others_before_s = busy()
+    learner = _Learner(load, first, sample, circumstances, clock, memory_mb)
     try:
-        threads, times_us = _choose_threads(load, sessions, sample, circumstances, until, clock)
-        instances = 1
-        if circumstances.objective == "throughput" or circumstances.instances > 1:
-            threads, instances = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
-        before_mb, together = memory_mb(), 1
-        run_us: dict[int, float] = {}
-        if instances == 1 and not circumstances.instances and ENGINES[circumstances.engine].concurrent:
-            if threads not in times_us:
-                run_us = {1: _item_us(sessions[0], sample, clock)}
-            item_us = times_us.get(threads) or run_us[1]
-            together = _runs_at_once(sessions[0], sample, circumstances.cpus, threads, item_us, until, clock, memory_mb)
-        cap = circumstances.batch_max
-        if not cap:
-            cap, measured_us = _learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
-            run_us |= measured_us
-        if memory_mb() - before_mb > KEPT_MB_MAX:
-            _replace(sessions, load, threads)
-        if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
-            run_us = {1: _item_us(sessions[-1], sample, clock)}
-        reactor_session = False
-        if together > 1 and _batch_gain(cap, run_us) <= BATCH_GAIN_MAX:
-            instances, cpus = together, circumstances.cpus
-            pays = circumstances.reactor and _one_thread_pays(threads, cpus, times_us, run_us)
-            if pays and clock() + RATE_S < until and _fits_beside(load, sample, cpus, clock, memory_mb):
-                reactor_session, instances = True, cpus
+        learned = learner.learn()
     except BaseException:
-        for session in sessions:
+        for session in learner.sessions:
             session.close()
         raise
     all_s, others_s = busy()
-    learned = Learned(
-        threads=threads,
-        instances=instances,
-        batch_cap=cap,
-        reactor_session=reactor_session,
-        threads_us={str(n): round(us, 2) for n, us in times_us.items()},
-        run_us={str(n): round(us, 2) for n, us in run_us.items()},
-        took_s=round(clock() - began, 3),
-        others=round(max(0.0, others_s - others_before_s) / max(1e-9, all_s - all_before_s), 3),
-    )
-    return sessions, learned
+    others = round(max(0.0, others_s - others_before_s) / max(1e-9, all_s - all_before_s), 3)
+    return learner.sessions, replace(learned, others=others)
 
 
 def processor_times() -> tuple[float, float]:
@@ -239,154 +103,227 @@ def processor_times() -> tuple[float, float]:
     return sum(ticks), sum(ticks) - idle_s - time.process_time()
 
 
-def _choose_threads(
-    load: Load, sessions: list[Session], sample: Arrays, circumstances: Circumstances, until_s: float, clock: Clock
-) -> tuple[int, dict[int, float]]:
-    """Return the number of threads with the fastest answer; leave that session in `sessions`."""
-    candidates = circumstances.threads_to_try
-    times_us: dict[int, float] = {}
-    best = loaded = candidates[0]
-    if len(candidates) == 1:
-        return best, times_us
-    load_s = 0.0
-    for threads in candidates:
-        # Half of the time is left for batches; a candidate may have to be loaded twice.
-        expected_s = 2 * load_s + (THREADS_RUNS[0] + 1) * times_us.get(loaded, 0.0) / 1e6
-        if clock() + expected_s > until_s - LEARN_S_MAX / 2:
-            break
-        if threads != loaded:
-            began = clock()
-            _replace(sessions, load, threads)
-            loaded, load_s = threads, clock() - began
-        times_us[threads] = 1e6 * min(_timed_runs(sessions[0], sample, THREADS_RUNS, THREADS_S_MAX, clock))
-        if threads != best and times_us[threads] > (1 - MORE_THREADS_GAIN) * times_us[best]:
-            break
-        best = threads
-    if best != loaded:
-        _replace(sessions, load, best)
-    return best, times_us
+class _Learner:
+    """One measurement. `sessions` are open; at the end they are those to serve with."""
 
+    def __init__(
+        self,
+        load: Load,
+        first: Session,
+        sample: Arrays,
+        circumstances: Circumstances,
+        clock: Clock,
+        memory_mb: Callable[[], float],
+    ) -> None:
+        self.sessions = [first]
+        self._load, self._sample, self._circumstances = load, sample, circumstances
+        self._clock, self._memory_mb = clock, memory_mb
+        self._engine, self._cpus = ENGINES[circumstances.engine], circumstances.cpus
+        self._began_s = clock()
+        self._until_s = self._began_s + LEARN_S_MAX
+        self._threads_us: dict[int, float] = {}  # the times of one item, by the number of threads
+        self._run_us: dict[int, float] = {}  # the times of a batch, by its size
 
-def _choose_instances(
-    load: Load,
-    sessions: list[Session],
-    sample: Arrays,
-    circumstances: Circumstances,
-    threads: int,
-    until_s: float,
-    clock: Clock,
-) -> tuple[int, int]:
-    """Return the threads of each session, and how many runs at once answer the most items.
+    def learn(self) -> Learned:
+        circumstances = self._circumstances
+        threads, instances, together = self._choose_threads(), 1, 1
+        if circumstances.objective == "throughput" or circumstances.instances > 1:
+            threads, instances = self._choose_instances(threads)
+        before_mb = self._memory_mb()
+        if instances == 1 and not circumstances.instances and self._engine.concurrent:
+            together = self._runs_at_once(threads)
+        cap = circumstances.batch_max or self._learn_batch_cap()
+        if self._memory_mb() - before_mb > KEPT_MB_MAX:
+            self._replace(threads)
+        self._item_us(threads)  # even if all is configured: the reactor's use depends on this time
+        reactor_session = False
+        if together > 1 and _batch_gain(cap, self._run_us) <= BATCH_GAIN_MAX:
+            instances = together
+            if circumstances.reactor and self._one_thread_pays(threads) and self._fits_beside():
+                reactor_session, instances = True, self._cpus
+        return Learned(
+            threads=threads,
+            instances=instances,
+            batch_cap=cap,
+            reactor_session=reactor_session,
+            threads_us={str(n): round(us, 2) for n, us in self._threads_us.items()},
+            run_us={str(n): round(us, 2) for n, us in self._run_us.items()},
+            took_s=round(self._clock() - self._began_s, 3),
+        )
 
-    `sessions` holds the sessions for them then. A configured number is not measured.
-    """
-    kind, threads_each = ENGINES[circumstances.engine], circumstances.threads or 1
-    count = circumstances.instances or max(1, circumstances.cpus // threads_each)
-    if count == 1 or not (kind.threaded or circumstances.instances):
-        return threads, 1
-    alone = 0.0
-    if not circumstances.instances:
-        if clock() + 4 * RATE_S > until_s:
+    def _choose_threads(self) -> int:
+        """Return the number of threads with the fastest answer; leave that session open."""
+        candidates = self._circumstances.threads_to_try
+        best = loaded = candidates[0]
+        if len(candidates) == 1:
+            return best
+        load_s, times_us = 0.0, self._threads_us
+        for threads in candidates:
+            # Half of the time is left for batches; a candidate may have to be loaded twice.
+            expected_s = 2 * load_s + (THREADS_RUNS[0] + 1) * times_us.get(loaded, 0.0) / 1e6
+            if self._left_s() < expected_s + LEARN_S_MAX / 2:
+                break
+            if threads != loaded:
+                began = self._clock()
+                self._replace(threads)
+                loaded, load_s = threads, self._clock() - began
+            times_us[threads] = self._fastest_us(self._sample, THREADS_RUNS, THREADS_S_MAX)
+            if threads != best and times_us[threads] > (1 - MORE_THREADS_GAIN) * times_us[best]:
+                break
+            best = threads
+        if best != loaded:
+            self._replace(best)
+        return best
+
+    def _choose_instances(self, threads: int) -> tuple[int, int]:
+        """Return the threads of each session, and how many runs at once answer the most items.
+
+        The sessions for them are open then. A configured number is not measured.
+        """
+        configured, threads_each = self._circumstances.instances, self._circumstances.threads or 1
+        count = configured or max(1, self._cpus // threads_each)
+        if count == 1 or not (self._engine.threaded or configured):
             return threads, 1
-        alone = _rate(sessions, sample, clock)
-    if threads != threads_each:
-        _replace(sessions, load, threads_each)
-    while len(sessions) < count and not kind.concurrent:
-        sessions.append(load(threads_each))
-    together = sessions * count if kind.concurrent else sessions
-    if circumstances.instances or _rate(together, sample, clock) >= (1 + MORE_INSTANCES_GAIN) * alone:
-        return threads_each, count
-    while len(sessions) > 1:
-        sessions.pop().close()
-    if threads != threads_each:
-        _replace(sessions, load, threads)
-    return threads, 1
+        alone = 0.0
+        if not configured:
+            if self._left_s() < 4 * RATE_S:
+                return threads, 1
+            alone = self._rate(self.sessions)
+        if threads != threads_each:
+            self._replace(threads_each)
+        while len(self.sessions) < count and not self._engine.concurrent:
+            self.sessions.append(self._load(threads_each))
+        together = self.sessions * count if self._engine.concurrent else self.sessions
+        if configured or self._rate(together) >= (1 + MORE_INSTANCES_GAIN) * alone:
+            return threads_each, count
+        while len(self.sessions) > 1:
+            self.sessions.pop().close()
+        if threads != threads_each:
+            self._replace(threads)
+        return threads, 1
 
+    def _runs_at_once(self, threads: int) -> int:
+        """Return how many runs at once keep the processors busy; one for a quick model, which has a reactor.
 
-def _runs_at_once(
-    session: Session,
-    sample: Arrays,
-    cpus: int,
-    threads: int,
-    item_us: float,
-    until_s: float,
-    clock: Clock,
-    memory_mb: Callable[[], float],
-) -> int:
-    """Return how many runs at once keep the processors busy; one for a quick model, which has a reactor.
+        The result is also one if they would take more than LEARN_MB_MAX, or there is no time to find out.
+        """
+        count, item_us = max(2, self._cpus // threads), self._item_us(threads)
+        if self._cpus == 1 or item_us <= QUICK_US_MAX or self._left_s() < RATE_S + 2 * count * item_us / 1e6:
+            return 1
+        before_mb = self._memory_mb()
+        self._rate(self.sessions[:1] * count)
+        return count if self._memory_mb() - before_mb <= LEARN_MB_MAX else 1
 
-    The result is also one if they would take more than LEARN_MB_MAX, or there is no time to find out.
-    """
-    count = max(2, cpus // threads)
-    if cpus == 1 or item_us <= QUICK_US_MAX or clock() + RATE_S + 2 * count * item_us / 1e6 > until_s:
-        return 1
-    before_mb = memory_mb()
-    _rate([session] * count, sample, clock)
-    return count if memory_mb() - before_mb <= LEARN_MB_MAX else 1
+    def _one_thread_pays(self, threads: int) -> bool:
+        """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
 
+        They do if the threads of one run wait for each other. Batches may be as good, but many clients seldom fill one.
+        Measuring both rates would not help: on a machine with other work, they differ by less than the noise.
+        """
+        times_us = self._threads_us
+        if threads == 1 or 1 not in times_us or times_us[threads] > REACTOR_US_MAX:
+            return False
+        one_us, at_once = times_us[1] / self._cpus, self._cpus // threads
+        batch_us = min((us / items for items, us in self._run_us.items()), default=times_us[threads]) / at_once
+        return one_us * (1 + MORE_RUNS_GAIN) < times_us[threads] / at_once and one_us < batch_us * (1 + MORE_RUNS_GAIN)
 
-def _one_thread_pays(threads: int, cpus: int, times_us: Mapping[int, float], run_us: Mapping[int, float]) -> bool:
-    """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
+    def _fits_beside(self) -> bool:
+        """Return whether a second session, of one thread, and its runs take little memory; False without time."""
+        if self._left_s() <= RATE_S:
+            return False
+        before_mb = self._memory_mb()
+        session = self._load(1)
+        try:
+            self._rate([session] * self._cpus)
+            return self._memory_mb() - before_mb <= LEARN_MB_MAX
+        finally:
+            session.close()
 
-    They do if the threads of one run wait for each other. Batches may be as good, but many clients seldom fill one.
-    Measuring both rates would not help: on a machine with other work, they differ by less than the noise.
-    """
-    if threads == 1 or 1 not in times_us or times_us[threads] > REACTOR_US_MAX:
-        return False
-    one_us, at_once = times_us[1] / cpus, cpus // threads
-    batch_us = min((us / items for items, us in run_us.items()), default=times_us[threads]) / at_once
-    return one_us * (1 + MORE_RUNS_GAIN) < times_us[threads] / at_once and one_us < batch_us * (1 + MORE_RUNS_GAIN)
+    def _learn_batch_cap(self) -> int:
+        """Return the largest batch that is cheaper per item than every smaller one.
 
+        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts:
+        longer ones measure the device's other work. Ends soon after the time is up, and before a size that is expected
+        to take LEARN_MB_MAX more than the first.
+        """
+        session = self.sessions[-1]
+        if not batchable((*session.inputs, *session.outputs)):
+            return 1
+        times_us: dict[int, float] = {}
+        largest, first_mb = BATCH_CAP_MAX, 0.0
+        for _ in range(BATCH_ROUNDS):
+            size, misses = 1, 0
+            while size <= largest and misses < BATCH_MISSES_MAX:
+                known_s = times_us.get(size, 2 * times_us.get(size // 2, 0.0)) / 1e6
+                if times_us and self._left_s() < (BATCH_RUNS[0] + 1) * 1.5 * known_s:
+                    break  # a smaller size may still have time in the next round
+                inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in self._sample]
+                time_us = self._fastest_us(inputs, BATCH_RUNS, BATCH_S_MAX)
+                if size not in times_us:
+                    first_mb = first_mb or self._memory_mb()
+                    if 2 * (self._memory_mb() - first_mb) > LEARN_MB_MAX:  # activations grow with the batch
+                        largest = size
+                times_us[size] = min(time_us, times_us.get(size, float("inf")))
+                misses = 0 if _cap_of(times_us) >= size else misses + 1
+                size *= 2
+        self._run_us |= times_us
+        return _cap_of(times_us)
 
-def _fits_beside(load: Load, sample: Arrays, cpus: int, clock: Clock, memory_mb: Callable[[], float]) -> bool:
-    """Return whether a second session, of one thread, and its runs take little memory."""
-    before_mb = memory_mb()
-    session = load(1)
-    try:
-        _rate([session] * cpus, sample, clock)
-        return memory_mb() - before_mb <= LEARN_MB_MAX
-    finally:
-        session.close()
+    def _left_s(self) -> float:
+        return self._until_s - self._clock()
+
+    def _replace(self, threads: int) -> None:
+        """Replace the last session; two at once would need the weights twice."""
+        self.sessions.pop().close()
+        self.sessions.append(self._load(threads))
+
+    def _item_us(self, threads: int) -> float:
+        """Return the time of one item in the last session, which has `threads`; measure it unless it is known."""
+        if threads in self._threads_us:
+            return self._threads_us[threads]
+        if 1 not in self._run_us:
+            self._run_us[1] = self._fastest_us(self._sample, ITEM_RUNS, BATCH_S_MAX)
+        return self._run_us[1]
+
+    def _fastest_us(self, inputs: Arrays, counts: tuple[int, int], s_max: float) -> float:
+        """Return the shortest of at least counts[0] runs, at most counts[1] and about `s_max` in total."""
+        session = self.sessions[-1]
+        session.run(inputs)  # the first run of a size may compile it
+        runs: list[float] = []
+        while len(runs) < counts[0] or (len(runs) < counts[1] and sum(runs) < s_max):
+            began = self._clock()
+            session.run(inputs)
+            runs.append(self._clock() - began)
+        return 1e6 * min(runs)
+
+    def _rate(self, sessions: Sequence[Session]) -> float:
+        """Return the items per second that the sessions answer together."""
+        counts, clock = [0] * len(sessions), self._clock
+
+        def work(number: int, session: Session) -> None:
+            session.run(self._sample)
+            until = clock() + RATE_S
+            while clock() < until:
+                session.run(self._sample)
+                counts[number] += 1
+
+        began = clock()
+        threads = []
+        for pair in enumerate(sessions):
+            thread = threading.Thread(target=work, args=pair)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more threads: fewer sessions answer, and their rate counts
+                break
+            threads.append(thread)
+        for thread in threads:
+            thread.join()
+        return sum(counts) / max(1e-9, clock() - began)
 
 
 def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
     """Return how many times cheaper an item is in a batch of `cap`; `cap` if it was not measured."""
     return cap * run_us[1] / run_us[cap] if cap in run_us else float(cap)
-
-
-def _learn_batch_cap(
-    session: Session,
-    sample: Arrays,
-    until_s: float,
-    clock: Clock,
-    memory_mb: Callable[[], float],
-) -> tuple[int, dict[int, float]]:
-    """Return the largest batch that is cheaper per item than every smaller one, and each one's time in us.
-
-    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts:
-    longer ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is
-    expected to take LEARN_MB_MAX more than the first.
-    """
-    if not batchable((*session.inputs, *session.outputs)):
-        return 1, {}
-    times_us: dict[int, float] = {}
-    largest, first_mb = BATCH_CAP_MAX, 0.0
-    for _ in range(BATCH_ROUNDS):
-        size, misses = 1, 0
-        while size <= largest and misses < BATCH_MISSES_MAX:
-            known_s = times_us.get(size, 2 * times_us.get(size // 2, 0.0)) / 1e6
-            if times_us and clock() + (BATCH_RUNS[0] + 1) * 1.5 * known_s > until_s:
-                return _cap_of(times_us), times_us
-            inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in sample]
-            time_us = 1e6 * min(_timed_runs(session, inputs, BATCH_RUNS, BATCH_S_MAX, clock))
-            if size not in times_us:
-                first_mb = first_mb or memory_mb()
-                if 2 * (memory_mb() - first_mb) > LEARN_MB_MAX:  # activations grow with the batch
-                    largest = size
-            times_us[size] = min(time_us, times_us.get(size, float("inf")))
-            misses = 0 if _cap_of(times_us) >= size else misses + 1
-            size *= 2
-    return _cap_of(times_us), times_us
 
 
 def _cap_of(times_us: Mapping[int, float]) -> int:
@@ -396,50 +333,3 @@ def _cap_of(times_us: Mapping[int, float]) -> int:
         if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
             cap, best_per_item = size, time_us / size
     return cap
-
-
-def _replace(sessions: list[Session], load: Load, threads: int) -> None:
-    """Replace the last session; two at once would need the weights twice."""
-    sessions.pop().close()
-    sessions.append(load(threads))
-
-
-def _rate(sessions: Sequence[Session], sample: Arrays, clock: Clock) -> float:
-    """Return the items per second that the sessions answer together."""
-    counts = [0] * len(sessions)
-
-    def work(number: int, session: Session) -> None:
-        session.run(sample)
-        until = clock() + RATE_S
-        while clock() < until:
-            session.run(sample)
-            counts[number] += 1
-
-    began = clock()
-    threads = []
-    for pair in enumerate(sessions):
-        thread = threading.Thread(target=work, args=pair)
-        try:
-            thread.start()
-        except RuntimeError:  # the system gives no more threads: fewer sessions answer, which is what is measured
-            break
-        threads.append(thread)
-    for thread in threads:
-        thread.join()
-    return sum(counts) / max(1e-9, clock() - began)
-
-
-def _item_us(session: Session, sample: Arrays, clock: Clock) -> float:
-    """Return the microseconds of a run of one item."""
-    return 1e6 * min(_timed_runs(session, sample, ITEM_RUNS, BATCH_S_MAX, clock))
-
-
-def _timed_runs(session: Session, inputs: Arrays, counts: tuple[int, int], s_max: float, clock: Clock) -> list[float]:
-    """Return the seconds of single runs: at least counts[0], at most counts[1] and about `s_max` in total."""
-    session.run(inputs)  # the first run of a size may compile it
-    runs: list[float] = []
-    while len(runs) < counts[0] or (len(runs) < counts[1] and sum(runs) < s_max):
-        began = clock()
-        session.run(inputs)
-        runs.append(clock() - began)
-    return runs

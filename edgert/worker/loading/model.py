@@ -14,7 +14,8 @@ from edgert.engines.padding import load_session
 from edgert.machine import return_free_memory
 from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, check_files, first_working
-from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn
+from edgert.worker.loading.learned import Circumstances, Learned, LearnedFile
+from edgert.worker.loading.learning import learn
 
 
 @dataclass(frozen=True)

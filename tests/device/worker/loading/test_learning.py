@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from edgert.config import ServingConfig, parse_config
 from edgert.engines import ENGINES, Session
 from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.tensors import TensorSpec
-from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, Learned, LearnedFile, learn
+from edgert.worker.loading.learned import Circumstances, Learned
+from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, learn
 from tests.support.devices import a_device
 
 SAMPLE: list[NDArray[Any]] = [np.zeros((1, 2), np.float32)]
@@ -225,16 +225,6 @@ def test_a_session_that_fails_is_closed() -> None:
     assert machine.open == 0
 
 
-def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path) -> None:
-    file = LearnedFile(tmp_path / "learned", "ab" * 32)
-    learned = Learned(threads=2, batch_cap=16, run_us={"1": 10.0})
-    assert file.read(circumstances()) is None
-    file.write(circumstances(), learned)
-    assert file.read(circumstances()) == learned
-    for other in ({"cpus": 8}, {"engine_version": "2"}, {"objective": "throughput"}, {"batch_max": 4}, {"threads": 1}):
-        assert file.read(circumstances(**other)) is None
-
-
 def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() -> None:
     def measured(others_s: float) -> Learned:
         machine, busy = Machine(1e-3, 1e-3), iter([(100.0, 50.0), (104.0, 50.0 + others_s)])
@@ -247,24 +237,6 @@ def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() ->
     again = busier.better(busy)
     assert (again.others, again.measured, again.doubtful) == (busy.others, 2, True)
     assert not again.better(busier).doubtful, "enough is enough"
-
-
-@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"learned": 1}'])
-def test_a_damaged_file_is_measured_again(tmp_path: Path, damage: str) -> None:
-    file = LearnedFile(tmp_path, "ab" * 32)
-    file.write(circumstances(), Learned(2))
-    next(tmp_path.iterdir()).write_text(damage)
-    assert file.read(circumstances()) is None
-
-
-def test_a_number_out_of_range_is_measured_again(tmp_path: Path) -> None:
-    file = LearnedFile(tmp_path, "ab" * 32)
-    file.write(circumstances(), Learned(2))
-    path = next(tmp_path.iterdir())
-    value = json.loads(path.read_text())
-    value["learned"]["batch_cap"] = 0
-    path.write_text(json.dumps(value))
-    assert file.read(circumstances()) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgert.errors import EdgeRTError
-from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile
+from edgert.worker.loading.learned import Circumstances, Learned, LearnedFile
 from edgert.worker.loading.model import load_model, may_have_reactor
 from tests.support.stand_ins.loaded_models import installed, loaded
 

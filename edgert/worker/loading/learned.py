@@ -1,0 +1,113 @@
+"""What was measured on this device for one artifact, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from edgert.config import ServingConfig
+from edgert.durable import replace_file
+from edgert.engines import ENGINES
+
+FORMAT = 6
+OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
+MEASURED_MAX = 3
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The measured settings for an artifact on this device.
+
+    `threads_us` and `run_us` are the measured times in µs, by the number of threads and by the batch. `instances` is
+    how many runs there are at once: of one session if the engine is `concurrent`, else each of its own. With
+    `reactor_session`, requests of the reactor run on a session of their own, of one thread. `others` is the share of
+    the processors that other work took meanwhile, `measured` the number of measurements.
+    """
+
+    threads: int
+    instances: int = 1
+    batch_cap: int = 1
+    reactor_session: bool = False
+    threads_us: dict[str, float] = field(default_factory=dict)
+    run_us: dict[str, float] = field(default_factory=dict)
+    took_s: float = 0.0
+    others: float = 0.0
+    measured: int = 1
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether to measure again when the model is loaded next."""
+        return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
+
+    def better(self, again: Learned) -> Learned:
+        """Return the less disturbed of this result and another one."""
+        return replace(min(self, again, key=lambda one: one.others), measured=self.measured + 1)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances.
+
+    `reactor` is whether the reactor may serve the model.
+    """
+
+    engine: str
+    engine_version: str
+    cpus: int
+    objective: str
+    threads: int
+    instances: int
+    batch_max: int
+    reactor: bool = False
+    format: int = FORMAT
+
+    @classmethod
+    def of(
+        cls,
+        engine: str,
+        engine_version: str,
+        settings: ServingConfig,
+        cpus: int | None = None,
+        *,
+        reactor: bool = False,
+    ) -> Circumstances:
+        cpus = cpus or len(os.sched_getaffinity(0))
+        given = (settings.objective, settings.threads, settings.instances, settings.batch_max)
+        return cls(engine, engine_version, cpus, *given, reactor)
+
+    @property
+    def threads_to_try(self) -> tuple[int, ...]:
+        """The numbers of threads to measure, ascending."""
+        if self.threads or not ENGINES[self.engine].threaded:
+            return (self.threads or 1,)
+        powers = [1 << i for i in range(self.cpus.bit_length()) if 1 << i < self.cpus]
+        return (*powers, self.cpus)
+
+
+class LearnedFile:
+    """The file with what was learned of one artifact; `folder` is the state's `learned/`."""
+
+    def __init__(self, folder: Path, artifact_sha256: str) -> None:
+        self._path = folder / f"{artifact_sha256[:32]}.json"
+
+    def read(self, circumstances: Circumstances) -> Learned | None:
+        """Return what was learned under these circumstances; None if there is nothing, or the file is damaged."""
+        try:
+            value = json.loads(self._path.read_bytes())
+            if value["circumstances"] != asdict(circumstances):
+                return None
+            learned = Learned(**value["learned"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        whole = (learned.threads, learned.instances, learned.batch_cap)
+        return learned if all(type(n) is int and 1 <= n <= 4096 for n in whole) else None
+
+    def write(self, circumstances: Circumstances, learned: Learned) -> None:
+        value = {"circumstances": asdict(circumstances), "learned": asdict(learned)}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, json.dumps(value).encode(), durable=False, shared=True)
+        except OSError:
+            pass  # with a full disk, the next load measures again

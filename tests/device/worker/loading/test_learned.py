@@ -1,0 +1,45 @@
+"""What was learned is kept for equal circumstances; a damaged file counts as none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.config import ServingConfig
+from edgert.worker.loading.learned import Circumstances, Learned, LearnedFile
+
+
+def circumstances(**changes: Any) -> Circumstances:
+    return replace(Circumstances.of("onnxruntime", "1", ServingConfig(), cpus=4), **changes)
+
+
+def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path) -> None:
+    file = LearnedFile(tmp_path / "learned", "ab" * 32)
+    learned = Learned(threads=2, batch_cap=16, run_us={"1": 10.0})
+    assert file.read(circumstances()) is None
+    file.write(circumstances(), learned)
+    assert file.read(circumstances()) == learned
+    for other in ({"cpus": 8}, {"engine_version": "2"}, {"objective": "throughput"}, {"batch_max": 4}, {"threads": 1}):
+        assert file.read(circumstances(**other)) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"learned": 1}'])
+def test_a_damaged_file_is_measured_again(tmp_path: Path, damage: str) -> None:
+    file = LearnedFile(tmp_path, "ab" * 32)
+    file.write(circumstances(), Learned(2))
+    next(tmp_path.iterdir()).write_text(damage)
+    assert file.read(circumstances()) is None
+
+
+def test_a_number_out_of_range_is_measured_again(tmp_path: Path) -> None:
+    file = LearnedFile(tmp_path, "ab" * 32)
+    file.write(circumstances(), Learned(2))
+    path = next(tmp_path.iterdir())
+    value = json.loads(path.read_text())
+    value["learned"]["batch_cap"] = 0
+    path.write_text(json.dumps(value))
+    assert file.read(circumstances()) is None
