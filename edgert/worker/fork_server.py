@@ -1,12 +1,12 @@
 """The fork server: a process that has imported the modules of workers; its forks become workers.
 
-The workers share the memory of these imports, and of an engine's set-up for its first session, and start at once. The
-server has one thread and no open session, so a fork is safe. The daemon's end is `edgert.daemon.workers.fork_server`;
-`SOCK_SEQPACKET` messages of `edgert.worker_link.link` pass between the two:
+The workers share the memory of these imports, and of an engine's set-up for its first session. So they start at once.
+The server has one thread and no open session, so a fork is safe. The daemon's part is
+`edgert.daemon.workers.fork_server`. The two exchange `SOCK_SEQPACKET` messages of `edgert.worker_link.link`:
 
-- `fork`, with the worker's end of its link as descriptor: the new process sends `started` with its id on this link, and
+- `fork`, with the worker's end of its link as descriptor. The new process sends `started` with its id on this link, and
   continues like `edgert.worker.worker`.
-- `reap`, with the id of a process that has ended: the server answers with its exit code.
+- `reap`, with the id of a process that has ended. The server answers with the process's exit code.
 
 The server ends when its link closes, so it never outlives the daemon.
 """
@@ -46,7 +46,7 @@ def _import_engines() -> None:
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"workers cannot be forked: an engine left {threads - 1} more thread(s)")
     gc.collect()
-    gc.freeze()  # a collection in a worker would write to the shared memory
+    gc.freeze()  # otherwise, a garbage collection in a worker would write to the shared memory
 
 
 def _fork(end: socket.socket, worker_end: socket.socket) -> None:
@@ -54,7 +54,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
         if os.fork():
             worker_end.close()
             return
-    except OSError as error:  # no memory or no process; without `started`, no version is blamed
+    except OSError as error:  # too little memory or too many processes; without `started`, no version counts as faulty
         with contextlib.suppress(OSError):
             message = f"no worker can be started: {error.strerror}"
             link.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})

@@ -1,8 +1,8 @@
 """The worker process: it serves one version of one model.
 
-The supervisor starts it with one end of a link (edgert.worker_link.link), tells it what to load, gets `ready` or
-`failed`, and then passes on clients' connections whose hello it has read. The worker never listens itself. When the
-link closes, the worker drains and ends, so it never outlives the daemon.
+The supervisor starts the worker with one end of a link (edgert.worker_link.link), orders what to load, and gets `ready`
+or `failed`. Then the supervisor passes on clients' connections after it has read their hello. The worker itself never
+listens. When the link closes, the worker drains and ends, so it never outlives the daemon.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
-DRAIN_S = 20.0  # the longest wait for engine runs under way; nothing else is waited for
-PAIR_US_MIN = 20.0  # an engine run for one item, from which on two requests gain from sharing one (decision 17)
+DRAIN_S = 20.0  # the longest wait for engine runs in progress; the worker waits for nothing else
+PAIR_US_MIN = 20.0  # from this engine time for one item on, two requests gain from a shared run (decision 17)
 RECORDED_S_MAX = 2.0  # the longest wait until the last golden samples are recorded
 RECORDED_POLL_S = 0.002
-TRIAL_SHARE = 0.25  # the share of the requests on trial that the previous version answers too, as far as it keeps up at idle priority
+TRIAL_SHARE = 0.25  # the previous version also answers this share of the requests on trial, at idle priority
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
-    """Serve what the link's first message orders, and end the process. Tell its id if it is `forked`."""
+    """Serve the version in the link's first message, then end the process. If `forked`, send its id."""
     code = 1
     try:
         if forked:
@@ -76,7 +76,7 @@ def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
         code = _serve(end)
     except BaseException:  # noqa: BLE001  # a forked process must not return to the fork server's loop
         traceback.print_exc()
-    # Some engines' own threads make the interpreter's exit slow or fatal. All that matters is closed.
+    # Some engines' own threads make the interpreter's exit slow or fatal. Everything that needs a close is closed.
     sys.stderr.flush()
     os._exit(code)
 
@@ -88,7 +88,7 @@ def _serve(end: socket.socket) -> int:
         return 0
     order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
     state = StateDir(Path(order.state))
-    prefer_for_oom(500)  # not the supervisor
+    prefer_for_oom(500)  # when memory runs out, the kernel ends a worker before the supervisor
     with contextlib.suppress(OSError):  # `ps` and `top` show the model
         Path("/proc/self/comm").write_text(order.model)
     try:
@@ -132,7 +132,7 @@ class Worker:
         self._shadows = [shadow for shadow in (self._shadow, self._previous) if shadow is not None]
         self._pipeline = pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
         self._recorder = WindowRecorder(manifest.model)
-        self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
+        self._probes = WindowRecorder(manifest.model)  # not requests of apps: telemetry counts them separately
         self._reporter = _reporter(
             order.boot, state, config, model, self._recorder, self._window_facts, pipeline.release_memory
         )
@@ -160,7 +160,7 @@ class Worker:
         )
 
     def start(self, end: socket.socket) -> None:
-        """Begin to report, and tell the supervisor that connections may come."""
+        """Begin to report, and tell the supervisor that the worker accepts connections."""
         threading.stack_size(STACK_BYTES)
         for shadow in self._shadows:
             shadow.start()
@@ -174,12 +174,12 @@ class Worker:
         link.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
     def attend(self, end: socket.socket) -> None:
-        """Handle the supervisor's messages until it says stop or is gone."""
+        """Handle the supervisor's messages until it sends `stop` or is gone."""
         while (received := link.receive(end)) is not None:
             message, descriptors = received
             if message["op"] == "connection":
                 for descriptor in descriptors:
-                    # With family and type given, Python does not ask the kernel for them.
+                    # Because family and type are given, Python does not ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
                     options = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
                     self._connections.accept(sock, **options)
@@ -191,7 +191,7 @@ class Worker:
             elif message["op"] == "ask_golden":
                 try:
                     threading.Thread(target=self._ask_golden, args=(end, message), daemon=True).start()
-                except RuntimeError as error:  # no more threads: a limit that was not measured does not hold
+                except RuntimeError as error:  # no more threads: a limit that was not measured counts as broken
                     log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error}")
                     _send(end, {"op": "asked_golden", "count": 0})
             elif message["op"] == "stop":
@@ -201,7 +201,7 @@ class Worker:
         self._send_away("the daemon is gone")
 
     def stop(self) -> None:
-        """Finish the engine runs under way, send every other client elsewhere, report what is left."""
+        """Finish the engine runs in progress, move every other client, and send the last report."""
         self._connections.stop_reading()
         self._batcher.close(Moved("the model is served by another worker now"))
         self._connections.wait_until_gone(DRAIN_S)
@@ -213,11 +213,11 @@ class Worker:
             session.close()
 
     def _send_away(self, reason: str) -> None:
-        """Tell clients on their way out to come back later, instead of at once."""
+        """From now on, tell clients that must leave to connect again later, instead of at once."""
         self._connections.final_frame = wire.error_frame(ShuttingDown(reason, retry_after_s=1.0))
 
     def _trial_figures(self) -> dict[str, Any]:
-        """Return the figures that a trial's limits are compared with: of apps and of probes."""
+        """Return the figures for the trial limits, of requests of apps and of probes."""
         previous, both = self._previous, [each.snapshot().totals for each in (self._recorder, self._probes)]
         latency = merged([self._recorder.latency(), self._probes.latency()])
         return {
@@ -229,16 +229,16 @@ class Worker:
         }
 
     def _ask_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
-        if self._previous is not None:  # only the requests of apps are compared
+        if self._previous is not None:  # only requests of apps are compared with the previous version
             self._previous.stop_sampling()
         before = self._probes.snapshot().totals.requests
         try:
             with GoldenClient(self._model.version, self._state, self._config) as client:
                 count = client.ask_many(int(message["count"]), float(message["for_s"]))
-        except EdgeRTError as error:  # the disk gives no samples: a limit that was not measured does not hold
+        except EdgeRTError as error:  # no samples: a limit that was not measured counts as broken
             log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error.message}")
             count = 0
-        # A request is recorded a moment after its answer was sent; the figures that follow must have them all.
+        # A request is recorded a moment after its answer was sent. The figures that follow must contain all requests.
         until = time.monotonic() + RECORDED_S_MAX
         while self._probes.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(RECORDED_POLL_S)
@@ -306,9 +306,9 @@ def _reporter(
     window_facts: Callable[[], Mapping[str, object]],
     release_memory: Callable[[], None],
 ) -> Reporter | None:
-    """Return the thread that reports; None without a spool: a full disk must not stop serving.
+    """Return the thread that reports; None without a spool, because a full disk must not stop serving.
 
-    It calls `release_memory` in each window, as silent clients may not have given back the memory of large runs.
+    The thread calls `release_memory` in each window, because silent clients may still hold the memory of large runs.
     """
     try:
         return Reporter(
@@ -333,7 +333,7 @@ def _reporter(
 
 
 def _watched(model: LoadedModel, page: RunPage) -> LoadedModel:
-    """Return `model` with the runs of its sessions noted on the page."""
+    """Return `model` with sessions that note their runs on the page."""
     return replace(
         model,
         session=page.watch(model.session),
@@ -375,7 +375,7 @@ def _shadow(
 def _previous_version(order: LoadOrder) -> Shadow | None:
     """Return the comparison with the previous version, which a trial with a limit on agreement needs.
 
-    The previous version answers a share of the requests, too, at idle priority.
+    The previous version also answers a share of the requests, at idle priority.
     """
     if order.previous is None:
         return None
@@ -387,8 +387,9 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
 def _reactor_limits(model: LoadedModel, config: DeviceConfig, batcher: Batcher, cpus: int) -> RunLimits | None:
     """Return the limits of the reactor; None if each connection has a thread.
 
-    Where batches gain nothing, or less than runs of one thread, each request has its own run. Two requests of a very
-    quick engine run one by one if there is a core for the clients: the first client goes on while the second runs.
+    If batches gain nothing, or less than runs of one thread, each request has its own run. Two requests of a very quick
+    engine run one by one if there is a processor for the clients: the first client continues while the second request
+    runs.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))

@@ -1,1 +1,1 @@
-"""Clients of a worker: who gets a connection, what serves it, its shared memory and its session."""
+"""Clients of a worker: admission, the threads that serve connections, shared memory and sessions."""

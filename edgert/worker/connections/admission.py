@@ -1,11 +1,12 @@
 """Admission: the clients that hold connections, and the connection to end when all are taken.
 
-Users share the connections equally, and the processes of one user share the user's part; the kernel names both when
-they connect (SO_PEERCRED). A new client first competes with other users: it replaces the oldest connection of the user
-who holds most, if its own user holds at least two fewer. Otherwise it competes with its own user's processes: it
-replaces the oldest connection of the one that holds most, if its own process holds at least two fewer. Otherwise it is
-refused. So an app that takes all connections excludes no other app, no client gets less than an equal share, and two
-clients with equal numbers do not replace each other repeatedly.
+Users share the connections equally, and the processes of one user share that user's part. The kernel names the user and
+the process of each connection (SO_PEERCRED). A new client first competes with other users: it replaces the oldest
+connection of the user with the most connections, if its own user has at least two fewer. Otherwise it competes with the
+processes of its own user: it replaces the oldest connection of the process with the most connections, if its own
+process has at least two fewer. Otherwise the client is refused. So an app that takes all connections excludes no other
+app, and no client gets less than an equal share. Two clients with equally many connections do not replace each other
+repeatedly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Peer:
     def of(cls, sock: socket.socket) -> Peer:
         try:
             pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        except OSError:  # peers that the kernel does not name count as one
+        except OSError:  # all peers that the kernel does not name count as one peer
             pid, uid = 0, -1
         return cls(uid, pid)
 
@@ -60,8 +61,8 @@ class Admission:
     def admit(self, sock: socket.socket, peer: Peer) -> bool:
         """Admit `sock` for `peer`; return False if it is refused.
 
-        If all connections are taken, the replaced one is told to end: its earlier requests are answered, but no more
-        are read. `is_leaving` is then true for it.
+        If all connections are taken, another connection is told to end: the worker answers its earlier requests, but
+        reads no more. `is_leaving` is then true for that connection.
         """
         if len(self._holders) >= self.connections_max:
             replaced = self._replaced_by(peer)
@@ -87,7 +88,7 @@ class Admission:
             self._forget(sock)
 
     def _replaced_by(self, newcomer: Peer) -> socket.socket | None:
-        """Return the oldest connection of the peer that holds most; None if `newcomer` has its share."""
+        """Return the oldest connection of the peer with the most; None if `newcomer` has its share."""
         uid, most = self._by_user.most_common(1)[0]
         if most - self._by_user[newcomer.uid] < LEAD_MIN:
             uid = newcomer.uid

@@ -1,9 +1,9 @@
 """The shared memory of all clients of a worker: its limit, and the time when it is freed.
 
-An area's pages belong to the client that writes them, and no figure of the worker counts them. So areas are reserved
-from a budget before they are created, even if their pages are never written. A client can keep an area's descriptor for
-ever: the worker frees the pages itself when the connection ends. After a MOVED the client may still copy its last
-answer, so the pages of an open connection stay for `UNREAD_S`.
+The kernel counts an area's pages for the client that writes them, and no figure of the worker contains them. So the
+worker reserves an area from a budget before it creates the area, even if no page is ever written. A client can keep an
+area's descriptor for ever, so the worker frees the pages itself when the connection ends. After a MOVED the client may
+still copy its last answer, so the pages of an open connection stay for `UNREAD_S`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AreaBudget:
             return sum(self._by_user.values())
 
     def make(self, uid: int, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """Return an area for user `uid`, and its descriptor; None if the budget or the kernel has none."""
+        """Return an area for user `uid`, and its descriptor; None if the budget or the kernel refuses it."""
         with self._lock:
             self._free_unread()
             size_bytes = SharedArea.bytes_for(half_bytes)
@@ -63,7 +63,7 @@ class AreaBudget:
             return area
 
     def end(self, area: SharedArea, *, unread: bool) -> None:
-        """Free an area; later if its client may still copy an answer out of it."""
+        """Free an area: after `UNREAD_S` if its client may still copy an answer out of it, else now."""
         with self._lock:
             if unread:
                 self._unread.append((self._clock() + UNREAD_S, area))

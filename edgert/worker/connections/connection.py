@@ -25,13 +25,13 @@ from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
-KEPT_SHARE = 1 / 2  # beyond this share of them, buffers are released after each answer
+KEPT_SHARE = 1 / 2  # beyond this share of BUFFERS_BYTES_MAX, buffers are released after each answer
 REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its own thread, which can wait
 # A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
 STALL_S = 10.0
 _STALL = timeval(STALL_S)
-# A connection with fewer requests stays out of the reactor, and moves no other one there, because some apps connect for
-# each request.
+# A connection with fewer requests stays out of the reactor, and does not move other connections there: some apps
+# connect for each request.
 REACTOR_REQUESTS_MIN = 16
 
 
@@ -59,8 +59,8 @@ class BufferBudget:
 class ReactorSwitch:
     """Tells when connections should move to the reactor: there are many, and they take turns.
 
-    A connection with a request is not alone if another one got the `last` answer. Connections that ended after a few
-    requests do not count.
+    A connection takes turns with others if another connection got the `last` answer before its request. Connections
+    that ended after a few requests do not count.
     """
 
     __slots__ = ("last", "many")
@@ -71,7 +71,7 @@ class ReactorSwitch:
 
 
 class SpareBuffers(NamedTuple):
-    """The buffers of a connection that has ended, for the next one.
+    """The buffers of a connection that has ended, for the next connection.
 
     Two clients often send frames of the same form, so the arrays of the last request's tensors stay with the buffers.
     """
@@ -108,7 +108,7 @@ class Connection:
         self.frames, self.reply, self._tensors, self._inputs = spare
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
-        self._after_others = 0  # the requests that arrived when another connection was the last
+        self._after_others = 0  # the requests that arrived after an answer to another connection
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Connection:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(min(STALL_S, session.idle_s)))
 
     def greet(self, welcome: bytes, shared: tuple[SharedArea, int] | None) -> None:
-        """Send the frame `welcome`, with shared memory if there is some; close its descriptor."""
+        """Send the frame `welcome`, with shared memory if `shared` is given; close its descriptor."""
         if shared is None:
             self.sock.sendall(welcome)
             return
@@ -134,10 +134,11 @@ class Connection:
             os.close(descriptor)
 
     def serve(self, switch: ReactorSwitch) -> bool:
-        """Answer requests until the client has gone or no more are read. Raises ProtocolError, OSError.
+        """Answer requests until the client has gone or reading stops. Raises ProtocolError, OSError.
 
         Returns True, between two frames, if the connection should move to the reactor. A high-priority client keeps
-        its thread: only requests queued in the batcher can be reordered. A client of large frames also keeps it.
+        its thread: only requests queued in the batcher can be reordered. A client of large frames also keeps its
+        thread.
         """
         sock, frames, budget, infer, clock, now = (
             self.sock,
@@ -224,7 +225,7 @@ class Connection:
         return parts
 
     def answered(self, answer: Answer, came_ns: int, encoding_ns: int) -> None:
-        """Count a request that arrived at `came_ns`; its answer, encoded from `encoding_ns` on, was just sent."""
+        """Count a request of `came_ns`. Its answer, encoded from `encoding_ns` on, was just sent."""
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
         self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
@@ -248,9 +249,9 @@ class Connection:
         self.frames.shrink()
 
     def close(self) -> SpareBuffers | None:
-        """Return its part of the buffer budget; return its buffers if another connection may use them.
+        """Release this connection's part of the buffer budget. Return its buffers, if they can be reused.
 
-        Buffers with shared memory, an incomplete frame or a large size are for this client only.
+        The next connection gets no buffers with shared memory, with an incomplete frame or of a large size.
         """
         frames = self.frames
         self.budget.resize(frames.size_bytes, 0)
@@ -271,7 +272,7 @@ class Connection:
             self.sock.sendall(pong(frame))
 
     def _wait_until_readable(self) -> None:
-        """Sleep until bytes or the end arrive; the socket's own time-out is for pauses inside a frame.
+        """Sleep until bytes arrive or the client closes. The socket's own time-out is for pauses in a frame.
 
         Raises SessionLost if a session's client sent nothing for too long.
         """
@@ -287,7 +288,7 @@ class Connection:
             )
 
     def _rest_of_frame(self) -> wire.Frame | None:
-        """Return the frame whose first bytes have arrived, or None if the client ends inside it."""
+        """Return the frame whose first bytes have arrived, or None if the client closes inside it."""
         frames = self.frames
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The client connections of a worker: admission, the thread that serves each, and its end."""
+"""The client connections of a worker: their admission, their threads and their end."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from edgert.worker.connections.sessions import Sessions
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
 
-# The pause before the answer, so that a client cannot break the protocol more than 40 times a second.
+# The pause before the error frame, so that a client cannot break the protocol more than 40 times a second.
 PROTOCOL_ERROR_PAUSE_S = 0.025
 MANY_MIN = 2  # the least number of connections that are "many" (decision 17)
 DRAIN_STEP_S = 0.002
-DESCRIPTORS_KEPT = 4  # reserved for the worker, as the kernel drops a connection without a free one
+DESCRIPTORS_KEPT = 4  # reserved for the worker: without a free descriptor, the kernel drops a connection
 MOVED = wire.json_frame(wire.MOVED, {})
 
 
 class Connections:
     """Serves clients with `pipeline`.
 
-    `reactor_limits` is the number of requests that share a run in the reactor; None if the model is slow. `recorder`
-    counts the requests of apps, `probes` those of checks. `final_frame` is the last frame for clients that must leave.
+    `reactor_limits` is the number of requests that share a run in the reactor; None if the model has no reactor.
+    `recorder` counts the requests of apps, `probes` those of checks. `final_frame` is the last frame for clients that
+    must leave.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Connections:
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
         self._threads = SpareThreads()
-        self._spare: list[SpareBuffers] = []  # the buffers of ended connections, for the next ones
+        self._spare: list[SpareBuffers] = []  # the buffers of ended connections, for later connections
         self._reactor: Reactor | None = None
         if reactor_limits is not None:
             self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._departs, log)
@@ -98,12 +99,12 @@ class Connections:
         sock.close()
 
     def stop_reading(self) -> None:
-        """Read no more requests; answer those that were sent before."""
+        """Read no more requests; answer the requests that were sent before."""
         with self._lock:
             self._stopping = True
             for sock in self._admission.sockets():
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RD)  # its thread sees the end after the sent bytes
+                    sock.shutdown(socket.SHUT_RD)  # its thread reads the bytes that were sent, then the end
 
     def wait_until_gone(self, timeout_s: float) -> None:
         """Wait until every connection has ended."""
@@ -112,7 +113,7 @@ class Connections:
             time.sleep(DRAIN_STEP_S)
 
     def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool, session: bool) -> None:
-        """Greet and serve one connection; the first function of its thread."""
+        """Greet and serve one connection: the target of its thread."""
         connection = None
         try:
             recorder = self._probes if probe else self._recorder
@@ -131,7 +132,7 @@ class Connections:
         self._continue(connection, Departure())
 
     def _continue(self, connection: Connection, departure: Departure) -> None:
-        """Serve a connection, which may have left the reactor, until it ends or joins the reactor."""
+        """Serve a new connection, or one that left the reactor, until it ends or moves to the reactor."""
         error = departure.error
         try:
             if error is None:
@@ -153,7 +154,7 @@ class Connections:
         """Continue a connection that leaves the reactor."""
         try:
             self._threads.start(self._continue, connection, departure)
-        except RuntimeError as error:  # the limit of threads is reached, and the reactor must not wait for a client
+        except RuntimeError as error:  # at the limit of threads; the reactor must not wait for a client
             connection.sock.setblocking(False)
             overloaded = Overloaded(f"no thread can be started: {error}", retry_after_s=0.5)
             cut = OSError("the client has an incomplete answer")
@@ -190,7 +191,7 @@ class Connections:
 
 
 def _has_closed(sock: socket.socket) -> bool:
-    """Return whether the other end is closed in both directions, so that its client no longer reads."""
+    """Return whether the client has closed both directions, so that it no longer reads."""
     poll = select.poll()
     poll.register(sock, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))

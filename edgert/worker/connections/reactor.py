@@ -1,22 +1,22 @@
 """Few threads for many connections of a model that answers quickly.
 
-A thread for each connection is the fastest way while few clients ask. But when many ask a model that answers within
-microseconds, handing the interpreter from thread to thread costs several times what the engine does. So a worker with
-many connections moves them here. The reactor has one of two forms, by `RunLimits`:
+With few clients, a thread for each connection is fastest. With many clients of a model that answers within
+microseconds, switching the interpreter between threads takes several times as long as the engine. So a worker with many
+connections moves them to the reactor. `RunLimits` selects one of its two forms:
 
 - Requests share runs of the engine: one thread reads every connection that has sent something, runs all these requests
-  at once (up to the batcher's cap), and answers them. Where a shared run of few requests does not pay, each of them is
-  run and answered by itself.
-- Each request has its own run: as many threads as there are runs at once take the requests in the order in which they
-  came. A thread reads a request just before its run, while the input is still in the processor's cache, and answers it
-  just after, so no request passes from thread to thread.
+  at once (up to the batcher's cap), and answers them. If there are too few requests for a shared run to be faster, the
+  thread runs and answers each by itself.
+- Each request has its own run. There is one thread for each parallel run; the threads take the requests in order of
+  arrival. A thread reads a request just before its run, so that the input is still in the processor's cache. The same
+  thread answers the request just after the run.
 
-While the threads are busy, none of them sees a request arrive. It arrived between one poll and the next, so the middle
-of that time counts as its arrival: the error is at most half a turn, and none on average.
+While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
+that time counts as its arrival: the error is at most half a turn, and zero on average.
 
-The reactor never waits for a client. A connection leaves for a thread of its own when few connections are left or the
-others are silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with
-high priority or in large frames, or ends.
+The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
+the others are silent. It also moves when its client stops inside a frame, does not read an answer, breaks the protocol,
+uses high priority or large frames, or ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edgert.worker.pipeline.batcher import late
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 SLEEP_NS_MIN = 20_000  # a poll that takes less found requests at once
-ALONE_MAX = 256  # turns in which only one connection asks, after which it gets a thread again
+ALONE_MAX = 256  # after so many requests in a row from one connection, it gets a thread again
 
 _NO_FRAME = wire.Frame(0, 0, 0, 0, 0, 0, b"", (), b"")
 _NO_INPUTS = ModelInputs([], 0, False, b"")
@@ -65,8 +65,8 @@ class RunLimits(NamedTuple):
 class _Client:
     """A connection and the request that it made last.
 
-    `came_ns` is the estimated arrival of the request, `taken_ns` when it was received, `read_ns` when it was read.
-    `deadline_s` is on time.monotonic.
+    `came_ns` is the estimated arrival of the request; `taken_ns` and `read_ns` are the times when it was received and
+    decoded. `deadline_s` is on time.monotonic.
     """
 
     __slots__ = (
@@ -81,11 +81,11 @@ class _Client:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the last request: its views keep the memory of its frame."""
+        """Drop the last request, because its views keep the memory of its frame."""
         self.request, self.inputs = _NO_FRAME, _NO_INPUTS
 
     def receive(self) -> wire.Frame | Departure | None:
-        """Return the next frame, or None if nothing has come. A thread handles an end and half a frame."""
+        """Return the next frame, or None if nothing has come. Departs at the end and inside a frame."""
         frames = self.frames
         try:
             if frames.more and (frame := frames.feed(0)) is not None:
@@ -109,7 +109,7 @@ class _Client:
 
     @property
     def waited_ns(self) -> int:
-        """How long the request was left in the kernel."""
+        """The time that the request waited in the kernel."""
         return self.taken_ns - self.came_ns
 
     def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
@@ -144,12 +144,12 @@ class Reactor:
         self._least, self._most, self._threads = limits
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
-        # An event of a connection that one of several threads serves must reach no other thread.
+        # If there are several threads, only the thread that serves a connection may get its events.
         self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # an entry for each thread that waits for requests
         self._polled_ns = time.perf_counter_ns()  # when a thread polled last
-        self._alone, self._turns = -1, 0  # the number of the only client that asks, and for how many turns
+        self._alone, self._turns = -1, 0  # the descriptor of the last client, and its number of requests in a row
 
     def start(self) -> None:
         """Start the threads; they run as long as the process."""
@@ -161,7 +161,7 @@ class Reactor:
         return len(self._clients)
 
     def add(self, connection: Connection) -> None:
-        """Serve `connection`, all of whose frames are answered. Any thread may call this. Raises OSError."""
+        """Serve `connection`, which has no unanswered frame. Any thread may call this. Raises OSError."""
         client = _Client(connection)
         self._clients[client.number] = client
         try:
@@ -171,9 +171,9 @@ class Reactor:
             raise
 
     def _serve(self) -> None:
-        """Serve requests that share runs: the one thread of this form."""
+        """Serve requests that share runs. One thread runs this."""
         poll, clients, clock_ns = self._epoll.poll, self._clients, time.perf_counter_ns
-        more: list[_Client] = []  # clients whose next frame came together with the last one
+        more: list[_Client] = []  # clients whose next frame came together with their last frame
         while True:
             began_ns = clock_ns()
             ready = [clients[number] for number, _ in poll(0 if more else None)]
@@ -198,10 +198,10 @@ class Reactor:
                 self._alone = -1
             elif self._is_lone(ready[0]) and not more:
                 self._leave(ready[0], Departure())
-            ready, turn = [], []  # keep no client that has left while the thread sleeps
+            ready, turn = [], []  # while the thread sleeps, these must not keep a client that has left
 
     def _serve_one_by_one(self) -> None:
-        """Serve requests that each have a run of their own: one of several threads of this form."""
+        """Serve requests that each have a run of their own. Several threads run this."""
         while True:
             client = self._next()
             try:
@@ -211,10 +211,10 @@ class Reactor:
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
                 self._log(f"{type(error).__name__} between requests: {error}")
                 self._leave(client, Departure(error=error))
-            del client  # keep none that has left while the thread sleeps
+            del client  # while the thread sleeps, this must not keep a client that has left
 
     def _next(self) -> _Client:
-        """Return the client whose request has waited longest; sleep if there is none."""
+        """Return the client whose request has waited longest; sleep until there is one."""
         poll, clients, waiting, sleeping = self._epoll.poll, self._clients, self._waiting, self._sleeping
         while True:
             # A request beyond the first wakes a sleeping thread: leave it to that thread.
@@ -236,7 +236,7 @@ class Reactor:
                 return waiting.popleft()
 
     def _await_next(self, client: _Client) -> None:
-        """Wait for the next request of a client whose last one is answered."""
+        """Wait for the next request of a client whose last request is answered."""
         if client.frames.more:
             client.came_ns = time.perf_counter_ns()
             self._waiting.append(client)
@@ -259,7 +259,7 @@ class Reactor:
     def _turn(self, clients: Sequence[_Client]) -> None:
         """Read each client once, and answer those that have asked."""
         together: list[_Client] = []
-        items = 0  # those in `together`
+        items = 0  # the number of items in `together`
         enough = len(clients) >= self._least
         for client in clients:
             received = client.receive()
@@ -358,13 +358,13 @@ class Reactor:
         self._end_turn(client)
 
     def _fail(self, client: _Client, error: Exception) -> None:
-        if isinstance(error, Moved):  # the connection's next thread sends the client away
+        if isinstance(error, Moved):  # the connection's next thread tells the client to move
             self._leave(client, Departure(error=error))
         else:
             self._send(client, client.connection.refusal(client.request, error, client.came_ns))
 
     def _end_turn(self, client: _Client) -> None:
-        """Give the memory of an answered request back, or its client to a thread, if that is due."""
+        """After an answer, release memory if it is scarce; let the client leave the reactor if it must."""
         if client.connection.budget.scarce:
             client.forget()
             client.connection.shrink()
@@ -380,7 +380,7 @@ class Reactor:
     def _leave(self, client: _Client, departure: Departure) -> None:
         if self._clients.get(client.number) is not client:
             return
-        with contextlib.suppress(OSError):  # a closed socket has left the epoll by itself
+        with contextlib.suppress(OSError):  # the kernel has removed a closed socket from the epoll
             self._epoll.unregister(client.number)
         del self._clients[client.number]
         client.forget()

@@ -24,7 +24,7 @@ FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 
 
 class Sessions:
-    """Opens sessions of the version `digest`, within `serving`; a session's memory must fit into a frame."""
+    """Opens sessions of version `digest` within the limits of `serving`. A session's memory fits a frame."""
 
     def __init__(
         self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
@@ -97,7 +97,7 @@ class ClientSession:
     def moved(self) -> Sequence[wire.Buffer]:
         """Return the MOVED frame, with the memory for another worker if the session has started."""
         manifest, memory = self._sessions.manifest, self.memory
-        if memory is self._sessions.pipeline.memory_form.first:  # its RESUME may still be on the way
+        if memory is self._sessions.pipeline.memory_form.first:  # the client may still be sending its RESUME
             return [wire.json_frame(wire.MOVED, {})]
         origin = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
         if manifest.state_id:
@@ -110,7 +110,7 @@ class ClientSession:
 
         Raises SessionLost for the memory of another version.
 
-        The client sends it, so it is trusted no more than a request: it must have this version's form.
+        The client sends this memory, so it is no more trusted than a request: it must have this version's form.
         """
         origin, manifest = frame.json(), self._sessions.manifest
         same_version = origin.get("version") == self._sessions.digest

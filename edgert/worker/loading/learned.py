@@ -38,7 +38,7 @@ class Learned:
 
     @property
     def doubtful(self) -> bool:
-        """Whether to measure again when the model is loaded next."""
+        """Whether the next load of the model must measure again."""
         return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
 
     def better(self, again: Learned) -> Learned:
@@ -48,9 +48,9 @@ class Learned:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances.
+    """The conditions of a measurement, besides the artifact. It is valid only under equal conditions.
 
-    `reactor` is whether the reactor may serve the model.
+    `reactor` tells whether the reactor may serve the model.
     """
 
     engine: str
@@ -87,13 +87,13 @@ class Circumstances:
 
 
 class LearnedFile:
-    """The file with what was learned of one artifact; `folder` is the state's `learned/`."""
+    """The file with the learned settings of one artifact; `folder` is the state's `learned/`."""
 
     def __init__(self, folder: Path, artifact_sha256: str) -> None:
         self._path = folder / f"{artifact_sha256[:32]}.json"
 
     def read(self, circumstances: Circumstances) -> Learned | None:
-        """Return what was learned under these circumstances; None if there is nothing, or the file is damaged."""
+        """Return the settings learned under these conditions; None if there are none or the file is damaged."""
         try:
             value = json.loads(self._path.read_bytes())
             if value["circumstances"] != asdict(circumstances):

@@ -1,19 +1,20 @@
 """Learning: measures on this device how many threads, instances and batch items a model needs.
 
-Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
-they gain MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two. One session is open at a
-time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
-cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more
-than LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their
-largest batch, so a session that grew by more than KEPT_MB_MAX is opened anew. Where threads may share the engine's
-session, a model that gains little from batches gets several runs at once: while one waits for its client or its slowest
-thread, another works. If the reactor may serve the model, and runs of one thread answer more requests than runs of
-several, the reactor gets a session of its own, of one thread.
+Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors. A larger number is taken only if
+it gains MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two. One session is open at a
+time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the fastest session. The
+cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take more than
+LEARN_MB_MAX is not tried, because its activations would stay in memory while the worker serves. Engines keep the memory
+of their largest batch, so a session that grew by more than KEPT_MB_MAX is opened again.
 
-All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide.
-The result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration,
-so the next load measures nothing. If other work took much of the processors, the next MEASURED_MAX - 1 loads measure
-again, and the least disturbed result counts.
+If threads may share the engine's session, a model that gains little from batches gets several runs at once. While one
+run waits for its client or its slowest thread, another works. The reactor may get a session of its own, of one thread:
+if it may serve the model, and runs of one thread answer more requests than runs of several.
+
+Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the figures so far
+decide. The result is kept in the device's state, so the next load measures nothing. It is valid for the same artifact,
+engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX - 1 loads
+measure again, and the least disturbed result counts.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ LEARN_S_MAX = 3.0
 THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
-BATCH_GAIN_MAX = 1.5  # the most that the learned batch may gain for several runs at once: they share the requests, so batches are smaller
-QUICK_US_MAX = 100.0  # the longest run for one item during which answers to others may wait
-REACTOR_US_MAX = 1000.0  # the longest run for one item of a model that the reactor serves one request at a time
-MORE_RUNS_GAIN = 0.10  # the least gain of runs of one thread for which the reactor gets a session of its own
+BATCH_GAIN_MAX = 1.5  # with more gain from batches, one run at a time: several runs would make batches smaller
+QUICK_US_MAX = 100.0  # the longest run for one item that other clients' answers may wait for
+REACTOR_US_MAX = 1000.0  # the longest run for one item of a model whose requests the reactor runs one by one
+MORE_RUNS_GAIN = 0.10  # if runs of one thread gain less than this, the reactor gets no session of its own
 MORE_INSTANCES_GAIN = 0.10
 RATE_S = 0.2
 
@@ -51,12 +52,12 @@ BATCH_RUNS = (2, 12)
 ITEM_RUNS = (1, 12)
 BATCH_S_MAX = 0.06
 BATCH_ROUNDS = 3
-# A larger batch must be cheaper per item by at least this share; it also saves wake-ups. With 0.10, the learned cap
+# A larger batch, which also saves wake-ups, must be cheaper per item by at least this share. With 0.10, the learned cap
 # reached 0.81 of the best fixed cap at 64 clients on a fully connected model, and 0.94 on INT8 convolutions.
 BATCH_GAIN_MIN = 0.05
 LEARN_MB_MAX = 64.0
 KEPT_MB_MAX = 8.0
-BATCH_MISSES_MAX = 2  # sizes in a row without that gain before no larger one is tried
+BATCH_MISSES_MAX = 2  # after so many sizes in a row without that gain, no larger size is tried
 
 Arrays = list[NDArray[Any]]
 Clock = Callable[[], float]
@@ -74,10 +75,10 @@ def learn(
 ) -> tuple[list[Session], Learned]:
     """Measure, and return the sessions to serve with.
 
-    `first` was loaded with the least of `threads_to_try`; `load` opens the artifact with a number of threads, and
-    `sample` is one item. `busy` returns the seconds that all processors had so far, and those that other processes
-    used; `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session is
-    left open.
+    `first` was loaded with the smallest of `threads_to_try`. `load` opens the artifact with a number of threads.
+    `sample` is one item. `busy` returns the processor seconds that have passed so far, and those that other processes
+    used. `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session
+    stays open.
     """
     all_before_s, others_before_s = busy()
     learner = _Learner(load, first, sample, circumstances, clock, memory_mb)
@@ -93,7 +94,7 @@ def learn(
 
 
 def processor_times() -> tuple[float, float]:
-    """Return the seconds of all processors since the machine started, and those that other processes used."""
+    """Return the processor seconds since the machine started, and those that other processes used."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0]
         ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9]]  # user ... steal
@@ -152,14 +153,14 @@ class _Learner:
         )
 
     def _choose_threads(self) -> int:
-        """Return the number of threads with the fastest answer; leave that session open."""
+        """Return the number of threads with the fastest answer; the open session then has them."""
         candidates = self._circumstances.threads_to_try
         best = loaded = candidates[0]
         if len(candidates) == 1:
             return best
         load_s, times_us = 0.0, self._threads_us
         for threads in candidates:
-            # Half of the time is left for batches; a candidate may have to be loaded twice.
+            # Half of the time is reserved for batches. A candidate may be loaded twice.
             expected_s = 2 * load_s + (THREADS_RUNS[0] + 1) * times_us.get(loaded, 0.0) / 1e6
             if self._left_s() < expected_s + LEARN_S_MAX / 2:
                 break
@@ -176,9 +177,9 @@ class _Learner:
         return best
 
     def _choose_instances(self, threads: int) -> tuple[int, int]:
-        """Return the threads of each session, and how many runs at once answer the most items.
+        """Return the threads of each session, and the number of parallel runs that answers the most items.
 
-        The sessions for them are open then. A configured number is not measured.
+        Afterwards, the sessions for these runs are open. A configured number is not measured.
         """
         configured, threads_each = self._circumstances.instances, self._circumstances.threads or 1
         count = configured or max(1, self._cpus // threads_each)
@@ -203,9 +204,10 @@ class _Learner:
         return threads, 1
 
     def _runs_at_once(self, threads: int) -> int:
-        """Return how many runs at once keep the processors busy; one for a quick model, which has a reactor.
+        """Return how many parallel runs use all processors; one for a quick model, which has a reactor.
 
-        The result is also one if they would take more than LEARN_MB_MAX, or there is no time to find out.
+        The result is also one if several runs would take more than LEARN_MB_MAX, or if there is no time to measure
+        that.
         """
         count, item_us = max(2, self._cpus // threads), self._item_us(threads)
         if self._cpus == 1 or item_us <= QUICK_US_MAX or self._left_s() < RATE_S + 2 * count * item_us / 1e6:
@@ -217,8 +219,9 @@ class _Learner:
     def _one_thread_pays(self, threads: int) -> bool:
         """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
 
-        They do if the threads of one run wait for each other. Batches may be as good, but many clients seldom fill one.
-        Measuring both rates would not help: on a machine with other work, they differ by less than the noise.
+        Runs of one thread answer more if the threads of a larger run wait for each other. Batches may be as good, but
+        clients seldom fill a batch. A measurement of both rates would not help: on a machine with other work, they
+        differ by less than the noise.
         """
         times_us = self._threads_us
         if threads == 1 or 1 not in times_us or times_us[threads] > REACTOR_US_MAX:
@@ -240,11 +243,11 @@ class _Learner:
             session.close()
 
     def _learn_batch_cap(self) -> int:
-        """Return the largest batch that is cheaper per item than every smaller one.
+        """Return the largest batch that is cheaper per item than all smaller ones.
 
-        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts:
-        longer ones measure the device's other work. Ends soon after the time is up, and before a size that is expected
-        to take LEARN_MB_MAX more than the first.
+        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest run of each size counts,
+        because longer runs measure the device's other work. Ends soon after the time is up, and before a size that is
+        expected to take LEARN_MB_MAX more memory than the first.
         """
         session = self.sessions[-1]
         if not batchable((*session.inputs, *session.outputs)):
@@ -273,7 +276,7 @@ class _Learner:
         return self._until_s - self._clock()
 
     def _replace(self, threads: int) -> None:
-        """Replace the last session; two at once would need the weights twice."""
+        """Replace the last session. It closes first, because two sessions would need the weights twice."""
         self.sessions.pop().close()
         self.sessions.append(self._load(threads))
 
@@ -297,7 +300,7 @@ class _Learner:
         return 1e6 * min(runs)
 
     def _rate(self, sessions: Sequence[Session]) -> float:
-        """Return the items per second that the sessions answer together."""
+        """Return the items per second that all sessions answer in total."""
         counts, clock = [0] * len(sessions), self._clock
 
         def work(number: int, session: Session) -> None:
@@ -313,7 +316,7 @@ class _Learner:
             thread = threading.Thread(target=work, args=pair)
             try:
                 thread.start()
-            except RuntimeError:  # the system gives no more threads: fewer sessions answer, and their rate counts
+            except RuntimeError:  # the system allows no more threads, so the rate of fewer sessions is measured
                 break
             threads.append(thread)
         for thread in threads:

@@ -1,4 +1,4 @@
-"""One version of one model, loaded: sessions warm and checked, threads and batch cap learned."""
+"""A loaded version of a model: its sessions are warm and checked, its threads and batch cap learned."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LoadedModel:
     """The artifact that a worker serves.
 
     `tried` names the preferred artifacts that failed, each with its reason. `more_sessions` run beside `session` if
-    several runs at once answer more: the same one if threads may share it. `reactor_sessions` run instead of all of
-    these for requests of the reactor, if runs of one thread answer more there.
+    several parallel runs answer more; they are the same session if threads may share it. `reactor_sessions` replace all
+    of these for requests of the reactor, if runs of one thread answer more requests there.
     """
 
     version: InstalledVersion
@@ -54,8 +54,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the first artifact, in order of preference, that answers its golden inputs correctly.
 
-    An engine reports work of minutes to `progress`. Raises the last artifact's error when none loads, and with
-    `strict` the first one's.
+    An engine reports work that takes minutes to `progress`. If no artifact loads, raises the error of the last one.
+    With `strict`, raises the error of the first one.
     """
     began = time.monotonic()
     working = first_working(
@@ -94,7 +94,7 @@ def _open(
     def load(threads: int) -> Session:
         options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
         session = load_session(version.local(artifact), options)
-        return_free_memory()  # the engine's own copies of the file, before measurements take memory, too
+        return_free_memory()  # releases the engine's copies of the file before measurements take memory
         return session
 
     kept = learned_file.read(circumstances)
@@ -104,7 +104,7 @@ def _open(
         checked = sessions[0]
         golden.check(version, artifact, checked.run)
         if learned is None:
-            sessions = []  # learn closes what it does not return
+            sessions = []  # `learn` closes the sessions that it does not return
             sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
             learned = measured if kept is None else kept.better(measured)
             if learned.threads != measured.threads:
@@ -125,15 +125,15 @@ def _open(
         learned_file.write(circumstances, learned)
     reactor_sessions = [sessions.pop()] * learned.instances if learned.reactor_session else []
     if concurrent:
-        sessions *= learned.instances  # the same one
+        sessions *= learned.instances  # the same session several times
     return engine_version, sessions, reactor_sessions, learned
 
 
 def may_have_reactor(manifest: Manifest, config: DeviceConfig) -> bool:
     """Return whether the reactor may serve the model, if its engine is quick enough.
 
-    No step beside the engine may be slow: an image takes milliseconds to decode. The reactor runs requests of one
-    shape, which do not depend on each other. A latency target needs the batcher to see every waiting request.
+    No step beside the engine may be slow: decoding an image takes milliseconds. The reactor runs independent requests
+    of one shape. For a latency target, the batcher must see every waiting request.
     """
     is_open = any(-1 in spec.item_shape for spec in manifest.inputs)
     plain = not is_open and not manifest.state and manifest.input_rule is None

@@ -30,7 +30,7 @@ Arrays = list[NDArray[Any]]
 
 
 class ModelInputs(NamedTuple):
-    """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
+    """The tensors of a request as arrays; valid while its tensors stay at the same place in memory.
 
     `raw` means that they contain an image, a signal or a text for preprocessing. `tag` identifies dtypes and shapes.
     """
@@ -44,9 +44,9 @@ class ModelInputs(NamedTuple):
 class AppTensors:
     """Inputs and outputs of the model of `manifest`, with its rules `pre` and `post`.
 
-    `pre` processes input `ruled`; `sent` are the inputs of a request with raw input, as one text becomes several inputs
-    of the model. `places` are the computed outputs that are sent, `numbers` their indices in `outputs`; both have two
-    lists, for inputs that are not raw and for raw inputs.
+    `pre` processes input `ruled`. `sent` are the inputs of a request with raw input: one text becomes several inputs of
+    the model. `places` are the computed outputs that are sent, `numbers` their indices in `outputs`. Both have two
+    lists: the first for inputs that are not raw, the second for raw inputs.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AppTensors:
 
     @property
     def shared_bytes(self) -> int:
-        """The size of a half of a client's shared memory: enough for eight items in or out."""
+        """The size of each half of a client's shared memory: eight items of a request or an answer fit."""
         images = self._pre is not None and self._pre.of_images
         return max(SHARED_BYTES_MIN_IMAGES if images else SHARED_BYTES_MIN, SHARED_ITEMS * self._item_bytes_max)
 
@@ -150,7 +150,7 @@ class AppTensors:
         return self._pre.forms[1:] if count == len(self.sent) else self._pre.forms[:1]
 
     def _answer_spec(self, spec: TensorSpec) -> TensorSpec:
-        """Return an output's form in answers: with state, a model with a batch of 1 also gives several items."""
+        """Return an output's form in answers: a model with state and a batch of 1 also gives several items."""
         return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._form.in_turn else spec
 
     def _item_bytes(self, spec: TensorSpec) -> int:

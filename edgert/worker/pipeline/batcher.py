@@ -1,17 +1,18 @@
-"""The micro-batcher: one request's thread runs the whole batch. It has no thread of its own, no timer.
+"""The micro-batcher: the thread of one request runs the whole batch. It has no thread and no timer.
 
 A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
-instances are busy wait. When a run ends, the first of them is woken as the leader of the next batch, which contains the
-other requests up to the cap. So batching costs a lone request nothing, and no request waits for a batch to fill. If a
-model leaves an axis of its items open, only requests of one shape share a batch.
+instances are busy wait. When a run ends, the batcher wakes the first waiting request as the leader of the next batch.
+This batch also contains the other waiting requests, up to the cap. So batching costs a lone request nothing, and no
+request waits for a batch to fill. If a model leaves an axis of its items open, only requests of one shape share a
+batch.
 
 There is one exception. After a batch of several requests, their clients will soon send the next ones. The next leader
 waits for them (it lingers) for at most a tenth of the last run's time, and only while fewer requests wait than the last
 batch had.
 
-There are two priorities. High requests go first; a low one is bypassed by at most BYPASS_MAX batches, then the oldest
-of them leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A
-busy instance is handed to the next leader directly.
+There are two priorities. High requests go first. After BYPASS_MAX batches before a low request, the oldest low request
+leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A busy
+instance is handed to the next leader directly.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
 LINGER_S_MAX = 0.002
 LINGER_STEP_S = 20e-6
 BYPASS_MAX = 4
-RELEASE_AFTER_S = 5.0  # after this time without a run of several items, engines may release its memory
+RELEASE_AFTER_S = 5.0  # after this time without a run of several items, engines may release the memory of such runs
 
 Arrays = list[NDArray[Any]]
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
@@ -68,14 +69,14 @@ class _Instance:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A waiting request. `gate` opens when it has an answer or an error, or is to lead on `instance`."""
+    """A waiting request. `gate` opens when it has an answer or an error, or must lead on `instance`."""
 
     inputs: Sequence[NDArray[Any]]
     items: int
     deadline_s: float | None
     high: bool
     came_ns: int
-    shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of its items, where requests differ in them
+    shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of its items, if the model leaves an axis open
     waits_since_ns: int = field(default_factory=time.perf_counter_ns)
     instance: _Instance | None = None
     answer: EngineAnswer | None = None
@@ -86,15 +87,15 @@ class _Waiting:
 class Batcher:
     """Runs requests on `session` and its equals `more_sessions`, at most `cap` items at a time.
 
-    Requests of the reactor run on `reactor_sessions` instead, if there are some: one for each of the others.
+    Requests of the reactor run on `reactor_sessions` instead, if there are some: one for each other session.
 
     With `cap` 1, each request runs by itself. At most `queue_max` requests of each priority wait. `p95_ms` is a target
-    for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
-    are stated on it.
+    for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds; deadlines are
+    times of this clock.
 
-    `close_reasons` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader
-    waited for the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the
-    number of items in a run, how many such runs there were and their engine time in ns.
+    `close_reasons` counts batches by the reason that closed them: `idle` (no other request waited), `cap`, `linger`
+    (the leader waited for the last batch's clients), `deadline` (the leader waited less, because of its own time-out).
+    `runs` maps the number of items in a run to the number of such runs and their engine time in ns.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Batcher:
         self._low: deque[_Waiting] = deque()
         self._refusal: EdgeRTError | None = None
         self._bypassed = 0  # batches in a row that went before a waiting low request
-        self._large_at_s: float | None = None  # the last run of several items, or of items of an open shape
+        self._large_at_s: float | None = None  # the time of the last run of several items or of an open shape
 
     def infer(
         self,
@@ -138,8 +139,8 @@ class Batcher:
     ) -> EngineAnswer:
         """Answer one request of `items` items; blocks until it is answered.
 
-        `came_ns` is when it arrived, on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
-        DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine could start, EngineFailed.
+        `came_ns` is its arrival on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
+        DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine can start, and EngineFailed.
         """
         if self._idle and (instance := self._idle_instance()) is not None:
             return self._run_alone(instance, inputs, items, came_ns, in_reactor)
@@ -156,8 +157,8 @@ class Batcher:
     ) -> list[EngineAnswer]:
         """Answer requests (inputs, items) in one run.
 
-        Several have at most `cap` items together. Only one thread may call this. Raises what `infer` raises, for all of
-        them.
+        Several requests have at most `cap` items in total. Only one thread may call this. Raises the errors of `infer`,
+        then for all requests.
         """
         if len(requests) == 1:
             return [self.infer(*requests[0], deadline_s)]
@@ -168,7 +169,7 @@ class Batcher:
         return [_new(EngineAnswer, (own, queue_ns, engine_ns, total)) for own in shares]
 
     def close(self, error: EdgeRTError) -> None:
-        """End the waiting requests with `error`, and refuse later ones. Runs in progress end by themselves."""
+        """End the waiting requests with `error`, and refuse later ones. Current runs end by themselves."""
         with self._mutex:
             self._refusal = error
             waiting = [*self._high, *self._low]
@@ -181,14 +182,14 @@ class Batcher:
     def release_memory(self, sample: Callable[[], Arrays]) -> bool:
         """Let idle engines release the memory of large runs if none ran for RELEASE_AFTER_S.
 
-        For that an engine may run `sample`, one item, and a request that arrives meanwhile waits. Returns whether there
-        was memory to release.
+        To do this, an engine may run `sample`, one item; a request that arrives during this run waits. Returns whether
+        there was memory to release.
         """
         if self._large_at_s is None or self._clock() - self._large_at_s < RELEASE_AFTER_S:
             return False
         self._large_at_s = None
         taken: list[_Instance] = []
-        with contextlib.suppress(Exception):  # the memory stays, and the next request shows what fails
+        with contextlib.suppress(Exception):  # after a failure the memory stays; the next request reports the fault
             inputs = sample()
             taken += iter(self._idle_instance, None)
             for instance in taken:
@@ -210,7 +211,7 @@ class Batcher:
     def _idle_instance(self) -> _Instance | None:
         try:
             return self._idle.pop()
-        except IndexError:  # another thread took it
+        except IndexError:  # another thread took the last one
             return None
 
     def _run_alone(
@@ -320,7 +321,7 @@ class Batcher:
                         others.append(queue.popleft())
                         continue
                     if queue[0].items > room:
-                        room = 0  # it goes first in the next batch; no other goes before it in this one
+                        room = 0  # this request goes first in the next batch; none may overtake it in this batch
                         break
                     taken.append(queue.popleft())
                     room -= taken[-1].items
@@ -343,7 +344,7 @@ class Batcher:
         except EdgeRTError as error:
             self._fail(batch, error)
             return
-        except Exception as error:  # noqa: BLE001  # an engine's own failure must not leave the others waiting
+        except Exception as error:  # noqa: BLE001  # a failure of the engine must not leave the other requests waiting
             self._fail(batch, _failed(error))
             return
         ended_ns = time.perf_counter_ns()
@@ -364,7 +365,7 @@ class Batcher:
             request.gate.release()
 
     def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], items: int) -> Arrays:
-        """Return the inputs of `requests` one after the other, in the arrays of `arena`, which are made once."""
+        """Return the concatenated inputs of `requests`, in the arrays of `arena`, which are made once."""
         if self.is_open:
             return [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
         if not arena:
@@ -393,7 +394,7 @@ class Batcher:
             instance = idle
 
     def _next_leader(self) -> _Waiting | None:
-        """Return the first waiting request, high ones before low ones within BYPASS_MAX; refuse expired ones."""
+        """Return the next waiting request: high before low, up to BYPASS_MAX times. Refuse expired ones."""
         while self._high or self._low:
             low_leads = not self._high or (self._bypassed >= BYPASS_MAX and bool(self._low))
             leader = (self._low if low_leads else self._high).popleft()
@@ -404,7 +405,7 @@ class Batcher:
         return None
 
     def _expired(self, request: _Waiting) -> bool:
-        """Return whether its time-out has passed; if so, refuse it."""
+        """Return whether the request's time-out has passed; if so, refuse the request."""
         if request.deadline_s is None or self._clock() < request.deadline_s:
             return False
         request.error = late()

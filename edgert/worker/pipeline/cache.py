@@ -5,8 +5,8 @@ waiting requests compute for themselves. Keys are seeded per process, so no clie
 serves one version of one model; a new version starts with an empty one.
 
 The cache measures its own worth: over every PROBE_LOOKUPS lookups, it compares the engine time that hits saved with the
-time of the lookups. If lookups took more, it empties itself and turns off. After a pause, which doubles each time, it
-tries again, and stays on only if hits then save clearly more; so it does not turn on and off repeatedly.
+time of the lookups. If lookups took more, it empties itself and turns off. It tries again after a pause, which doubles
+each time. It then stays on only if hits save clearly more, so it does not turn on and off repeatedly.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from edgert.backoff import Backoff, doubling
 from edgert.checks.status import CacheStatus
 
-PROBE_LOOKUPS = 512  # lookups between two judgements of the cache's worth
+PROBE_LOOKUPS = 512  # after so many lookups, the cache decides whether to stay on
 OFF_S = 30.0
 OFF_S_MAX = 1920.0
-WORTH_AGAIN = 1.5  # the saving, as a multiple of its cost, that keeps it on after a pause
+WORTH_AGAIN = 1.5  # after a pause, the cache stays on only if it saves this multiple of its cost
 ENTRY_OVERHEAD_BYTES = 512  # key, dict slot, array headers
 
 Arrays = list[NDArray[Any]]
@@ -37,7 +37,7 @@ Arrays = list[NDArray[Any]]
 @dataclass(slots=True)
 class _Entry:
     born_s: float
-    value: Arrays | None = None  # None while it is computed
+    value: Arrays | None = None  # None while the answer is computed
     gates: list[threading.Lock] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -72,7 +72,7 @@ class PredictionCache:
         return state.digest() + tag
 
     def get(self, key: bytes, since_ns: int) -> Arrays | None:
-        """Return the answer of `key`, or None; count a hit, looked up from `since_ns` (perf_counter_ns) on."""
+        """Return the answer of `key`, or None; count a hit. The lookup began at `since_ns` (perf_counter_ns)."""
         with self._mutex:
             entry = self._fresh(key)
             if entry is None or entry.value is None:
@@ -85,7 +85,7 @@ class PredictionCache:
     def get_or_run(
         self, key: bytes, run: Callable[[], Arrays], wait_until_s: float | None = None
     ) -> tuple[Arrays, bool]:
-        """Return the answer of `key`, and whether the cache or a run in progress had it; else call `run`."""
+        """Return the answer of `key`, and True if the cache or a run in progress had it; else call `run`."""
         while True:
             with self._mutex:
                 entry = self._fresh(key)
@@ -112,7 +112,7 @@ class PredictionCache:
     def count_lookup(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
         """Count the time of one lookup and, unless it was a hit, the engine time of its answer.
 
-        `engine_ns` is the request's own share of its batch's run: a hit would have saved no more.
+        `engine_ns` is the request's own share of its batch's run, because a hit would have saved no more.
         """
         with self._mutex:
             self._count(hit, spent_ns, engine_ns)
@@ -128,7 +128,7 @@ class PredictionCache:
             self._judge()
 
     def _judge(self) -> None:
-        """Stay on or turn off, by the worth of the last PROBE_LOOKUPS lookups."""
+        """Stay on or turn off: compare cost and saving of the last PROBE_LOOKUPS lookups."""
         runs = self._probe_lookups - self._probe_hits
         saved_ns = self._probe_hits * self._ran_ns / runs if runs else float("inf")
         self._worth = min(saved_ns / max(1, self._spent_ns), 999.0)

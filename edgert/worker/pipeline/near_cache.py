@@ -1,12 +1,12 @@
 """The near cache: answers a frame like an earlier, nearly equal one. For cameras, off by default.
 
 A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells, each the mean of up to 4 x 4
-sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of
-values: a small moving object changes its cell, while a mean over the frame would hide it. A kept signature does not
-change with the frames that it answers, so an old answer cannot survive a slow change.
+sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of values.
+A small moving object changes its cell, but hardly changes a mean over the frame. A kept signature does not change with
+the frames that it answers, so an old answer cannot survive a slow change.
 
-The engine also answers the first PROBATION near hits, and later one in SAMPLE_EVERY, and the two answers are compared.
-If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
+The engine also answers the first PROBATION near hits, and later one in SAMPLE_EVERY. The cache compares the two
+answers. If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES_PER_CELL = 4  # samples in each direction
 ENTRIES_MAX = 16
 SAMPLE_EVERY = 50
 PROBATION = 10
-WINDOW = 50  # the comparisons in the agreement
+WINDOW = 50  # the number of comparisons that the agreement is computed from
 FLOOR = 0.95
 OFF_S = 60.0
 OFF_S_MAX = 3600.0
@@ -42,7 +42,7 @@ Arrays = list[NDArray[Any]]
 class NearLookup(NamedTuple):
     """The signature of a frame, and the answer of the nearest kept frame within the distance, or None.
 
-    If it is `sampled`, also run the engine, and pass its answer to `compared`.
+    If the lookup is `sampled`, also run the engine, and pass its answer to `compared`.
     """
 
     signature: NDArray[np.float32]
@@ -108,7 +108,7 @@ class NearCache:
             return NearLookup(signature, entry.outputs, False)
 
     def keep(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
-        """Keep the engine's answer to a frame without a near one."""
+        """Keep the engine's answer to a frame that is near to no kept frame."""
         copies = [array.copy() for array in outputs]
         for array in copies:
             array.flags.writeable = False
@@ -116,7 +116,7 @@ class NearCache:
             self._entries.append(_Entry(lookup.signature, copies, self._clock()))
 
     def compared(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
-        """Compare the kept answer with the engine's."""
+        """Compare the kept answer with the engine's answer."""
         assert lookup.outputs is not None, "only a near hit can be compared"
         agrees = compare(lookup.outputs, outputs, self._scores).agrees
         with self._mutex:
@@ -125,7 +125,7 @@ class NearCache:
             self._recent.append(agrees)
             self._probation = max(0, self._probation - 1)
             wrong = len(self._recent) - sum(self._recent)
-            # There are more disagreements than FLOOR allows in a whole window, even if all further comparisons agree.
+            # Even if all further comparisons agree, the window has more disagreements than FLOOR allows.
             if wrong > (1 - FLOOR) * max(len(self._recent), 2 * PROBATION):
                 self._turn_off()
             elif len(self._recent) == WINDOW:

@@ -2,9 +2,10 @@
 
 Each stage takes arrays and returns arrays; its time is measured in nanoseconds.
 
-The prediction cache has the client's bytes as its key and the client's answer as its value, so a hit costs neither the
-decoding of an image nor the suppression of boxes. The near cache compares the model's input and keeps the model's own
-outputs, so it comes after preprocessing: in an image of another size, the same boxes are at other places.
+The prediction cache has the client's bytes as its key and the client's answer as its value. So a hit needs neither the
+decoding of an image nor the suppression of boxes. The near cache comes after preprocessing: it compares the model's
+input and keeps the model's own outputs. The reason is that in an image of another size, the same boxes are at other
+places.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One request under way: `arrays` are the client's, then the model's. Durations are nanoseconds.
+    """One request in progress: `arrays` are first the client's, then the model's. Durations are in ns.
 
-    `memory` is the session's, before and then after; None outside of a session.
+    `memory` is the session's memory, first before the request, then after it; None without a session.
     """
 
     arrays: Arrays
@@ -105,7 +106,7 @@ class Pipeline:
         self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
 
     def release_memory(self) -> None:
-        """Give back memory that requests of many items took. Called for silent clients and in each window."""
+        """Release memory that requests of many items took. Called for silent clients and in each window."""
         if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
@@ -125,12 +126,12 @@ class Pipeline:
     ) -> Answer:
         """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError.
 
-        It was read `waited_ns` after it came, and counts as queued until then.
+        The request was read `waited_ns` after it came, and counts as queued until then.
         """
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
-        if not cached and not inputs.raw and self._bare:  # as `is_bare`
+        if not cached and not inputs.raw and self._bare:  # the condition of `is_bare`
             engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns, in_reactor)
             decode_us = (began_ns - came_ns - waited_ns) // 1000
             return self._bare_answer(engine, decode_us, (engine.queue_ns + waited_ns) // 1000)
@@ -173,8 +174,9 @@ class Pipeline:
     ) -> list[Answer]:
         """Answer bare requests in one run of the engine.
 
-        `times_ns` is when each came, was received and was read. Several requests have at most as many items as the
-        batcher's cap. Only one thread may call this. Raises EdgeRTError, which is then the answer to all of them.
+        `times_ns` has three times for each request: when it came, was received and was read. Several requests have in
+        total at most as many items as the batcher's cap. Only one thread may call this. Raises EdgeRTError, which is
+        then the answer to all requests.
         """
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
@@ -205,7 +207,7 @@ class Pipeline:
         return self._postprocessed(request, answer)
 
     def _ask_in_turn(self, request: _Request) -> EngineAnswer:
-        """Run the items one after the other, each with the state that the one before it left."""
+        """Run the items one after the other, each with the state from the item before it."""
         form, memory = self.memory_form, request.memory or self.memory_form.first
         state, answers = memory.state, []
         for i in range(request.items):
@@ -242,7 +244,7 @@ class Pipeline:
     def _preprocess(self, request: _Request) -> None:
         if not request.raw:
             return
-        assert self._pre is not None  # only it calls inputs raw
+        assert self._pre is not None  # without `_pre`, no input is raw
         began_ns = time.perf_counter_ns()
         inputs, ruled = self.tensors.inputs, self._ruled
         given = dict(zip(self.tensors.sent, request.arrays, strict=True))
@@ -259,12 +261,12 @@ class Pipeline:
             if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("the model's state passes from window to window: send one signal in each request")
         request.arrays = [arrays[i] if i in arrays else given[i] for i in range(len(inputs))]
-        # A signal may hold several windows; in a session also none that is complete.
+        # A signal may hold several windows. In a session, it may also complete none.
         request.items = self.tensors.items(request.arrays) if len(arrays[ruled]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
-        """Return the model's tensor for the windows that a session's request completes, maybe none."""
+        """Return the model's tensor for the windows that a session's request completes; it may complete none."""
         assert request.memory is not None  # the caller has looked
         windows, held, skip = signals.next_windows(
             request.arrays[self._ruled], request.memory.held, request.memory.skip
@@ -274,7 +276,7 @@ class Pipeline:
         return signals.features(windows) if len(windows) else windows
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
-        """Return the outputs that are sent: the model's, and what the manifest's rules compute from them."""
+        """Return the outputs to send: those of the model, and those that the manifest's rules compute."""
         if self._bare:
             return answer
         began_ns, computed = time.perf_counter_ns(), answer.outputs
@@ -289,7 +291,7 @@ class Pipeline:
         return answer._replace(outputs=sent)
 
     def _ask_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Return the answer, and the flags that tell whether it came from the cache or another request's run."""
+        """Return the answer, and flags: whether it came from the cache or from the run of another request."""
         cache, now = self._cache, time.perf_counter_ns
         began_ns = now()
         key = cache.key(request.arrays, request.tag)
@@ -310,7 +312,7 @@ class Pipeline:
         outputs, hit = cache.get_or_run(key, run_engine, request.deadline_s)
         flags = wire.FLAG_CACHE_HIT if hit else 0
         if not runs:
-            cache.count_lookup(True, looked_ns - began_ns, 0)  # without the time that it waited for another's run
+            cache.count_lookup(True, looked_ns - began_ns, 0)  # without the wait for another request's run
             return EngineAnswer(outputs, 0, 0, 0), flags
         answer = runs[0]
         own_ns = answer.engine_ns * request.items // max(1, answer.batch)
@@ -318,7 +320,7 @@ class Pipeline:
         return answer._replace(outputs=outputs), flags
 
     def _ask_near(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Answer as `_ask_cache`, from the near cache; the engine answers a sampled hit too, to compare."""
+        """Answer like `_ask_cache`, from the near cache. The engine also answers a sampled hit, to compare."""
         cache = self._near
         assert cache is not None  # the caller has looked
         self._preprocess(request)

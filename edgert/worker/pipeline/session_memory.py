@@ -1,4 +1,4 @@
-"""The memory of a session: the data for its next request, and its use by an item of a request."""
+"""The memory of a session: the data for its next request, and how an item of a request uses it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Memory(NamedTuple):
         return [*self.state, self.held, *(() if self.shares is None else (self.shares,))]
 
     def with_arrays(self, arrays: Arrays, skip: int) -> Memory:
-        """Return a memory of this form with other content."""
+        """Return a memory of the same form with other content."""
         count = len(self.state)
         return Memory(tuple(arrays[:count]), arrays[count], skip, None if self.shares is None else arrays[count + 1])
 

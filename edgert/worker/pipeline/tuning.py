@@ -1,8 +1,9 @@
-"""The latency tuner: keeps a model's p95 under a target by changes of the batch cap and the linger.
+"""The latency tuner: changes the batch cap and the linger to keep a model's p95 under a target.
 
-It decides once per WINDOW answers, with additive increase and multiplicative decrease: above the target, cap and linger
-shrink by a quarter; well below it, they grow by a step. With too many requests, smaller batches make them wait longer.
-So a cut without a fall of the p95 is reverted, and not repeated for a while; `state` is then `overloaded`.
+It decides once per WINDOW answers, with additive increase and multiplicative decrease. Above the target, cap and linger
+shrink by a quarter; well below the target, they grow by a step. If there are too many requests, smaller batches make
+them wait longer. So a cut that does not lower the p95 is reverted, and not repeated for a while; `state` is then
+`overloaded`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Shadow: runs a sample of live requests also on the FP32 reference, and compares the answers.
 
-Theory of operation: a sampled request puts a copy of its inputs and its answer into a queue of QUEUE_MAX and continues;
-if the queue is full, there is no copy. A thread sends the copy to the process edgert.worker.shadow.shadow_process. It
-runs the reference at idle priority. It is a separate process, because a thread of idle priority that holds Python's
-lock would delay the live ones, and because a crash of the reference then affects nothing else.
+Theory of operation: a sampled request puts a copy of its inputs and its answer into a queue of QUEUE_MAX and continues.
+If the queue is full, there is no copy. A thread sends the copy to the process edgert.worker.shadow.shadow_process,
+which runs the reference at idle priority. There are two reasons for a separate process. A thread of idle priority that
+holds Python's lock would delay the live threads. And a crash of the reference affects nothing else.
 
-The alarm is raised when the last WINDOW comparisons agree less often than `alarm`, and cleared when their agreement is
-half way from there to 1.
+The alarm is raised when the agreement of the last WINDOW comparisons is below `alarm`. It is cleared when their
+agreement is half way from `alarm` to 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edgert.worker_link.load_order import LoadOrder
 
 QUEUE_MAX = 1
 WINDOW = 50
-ALARM_MIN = 20  # comparisons before the alarm may be raised
+ALARM_MIN = 20  # the least number of comparisons for an alarm
 RESTART_S = 60.0
 FRAME_BYTES_MAX = 1024**3
 
@@ -83,7 +83,7 @@ class Shadow:
         self._thread.start()
 
     def offer(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
-        """Accept every live answer without a wait. An answer that is not sampled costs 0.1 µs."""
+        """Accept a live answer, without a wait. An answer that is not sampled costs 0.1 µs."""
         if self._choose() >= self._share:
             return
         if self._queue.full():
@@ -170,7 +170,7 @@ class Shadow:
             self._notify("shadow_recovered", self.figures())
 
     def _failed(self, error: EdgeRTError) -> None:
-        """Close a reference that failed or ended; it is opened again after a while."""
+        """Close a reference that failed or ended. After RESTART_S, the next sampled answer opens it again."""
         self.failed += 1
         self.fault = error.message
         if self._reference is not None:
@@ -182,7 +182,8 @@ class Shadow:
 class ReferenceProcess:
     """A reference in its own process, at idle priority: the reference artifact of a version.
 
-    With `as_served` it is the artifact that a worker would serve. Raises Unavailable and the errors of the load.
+    With `as_served`, the reference is the artifact that a worker would serve. Raises Unavailable and the errors of the
+    load.
     """
 
     def __init__(self, order: LoadOrder, *, as_served: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
 
-With `as_served` in the order, it loads a version like a worker: the first of its artifacts that loads.
+With `as_served` in the order, the process loads a version like a worker: the first artifact that loads.
 
 It receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a request's
 inputs and its live answer, and returns RESULT frames with the agreement of the reference. It ends with its link.
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _lower_priority() -> None:
-    """Run only while a processor is idle, and be the first process to end when memory runs out."""
+    """Let this process run only while a processor is idle, and end first when memory runs out."""
     os.nice(19)
     with contextlib.suppress(OSError):  # some sandboxes refuse this; the nice value remains
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -65,7 +65,7 @@ def _serve(end: socket.socket) -> None:
 
 
 def _open(order: dict[str, Any]) -> Any:
-    """Load the reference; return the function that compares the tensors of an INFER frame with its answer."""
+    """Load the reference; return the function that compares an INFER frame with the reference's answer."""
     from edgert.bundle.manifest import ArtifactEntry
     from edgert.checks.golden_samples import load_checked
     from edgert.config import read_config
