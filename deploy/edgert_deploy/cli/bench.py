@@ -1,4 +1,4 @@
-"""`edgert bench`: how fast a model is on devices."""
+"""`edgert bench`: the speed of a model on devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "T
 @click.argument("model_or_bundle", type=ModelOrBundle())
 @selector_argument()
 @click.option(
-    "--for", "for_s", type=Duration(0.1, 600), default="10s", show_default=True, help="How long to measure each."
+    "--for", "for_s", type=Duration(0.1, 600), default="10s", show_default=True, help="Time to measure each device."
 )
 @click.option(
     "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients that measure the throughput."
@@ -39,9 +39,9 @@ def bench(
 
     For a BUNDLE (a file, or a name that ends in .edgert), the command sends each device its artifacts. The device runs
     them directly in the engine, without the daemon, alternating with the live version of the same model. Then it
-    removes them: nothing is installed.
-    For a MODEL, the device measures the live version with golden inputs through the daemon's socket: one client
-    measures the latency, --clients the throughput. Without SELECTOR, the devices are those of the project's `selector`.
+    removes them, so nothing stays installed. For a MODEL, the device measures the live version with golden inputs
+    through the daemon's socket: one client measures the latency, --clients the throughput. Without SELECTOR, the
+    devices are those of the project's `selector`.
 
     Exits with the code of the first device that could not be measured.
 

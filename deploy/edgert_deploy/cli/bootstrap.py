@@ -39,7 +39,7 @@ from edgert_deploy.devices.transports import Transport
 @daemon_options
 @report_options
 @channel_options
-@click.option("--dry-run", is_flag=True, help="Show what is there, what would be sent and done; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the present state, the data to send and the steps; change nothing.")
 @same_machine_option
 @profiles_option
 @inventory_option
@@ -58,12 +58,12 @@ def bootstrap(
 ) -> None:
     """Set up bare devices: Python environment, edgert, engines, key, configuration, service.
 
-    The devices need no internet: everything they get comes from this host. A repeated bootstrap changes only what
-    differs. It leaves another version of edgert as it is, unless you give --upgrade.
+    The devices need no internet: everything they get comes from this host. A repeated bootstrap changes only the parts
+    that differ. It does not replace another version of edgert unless you give --upgrade.
 
-    An upgrade is first tried beside the old runtime, then on trial: the device restores the old one unless the new
-    one serves every model that was served, with the right answers. Of several devices, one is upgraded first; if that
-    fails, the others stay as they are. Without SELECTOR, the devices are those of the project's `selector`.
+    The device first tests a new runtime beside the old one, then puts it on trial. It restores the old runtime unless
+    the new one serves all models that the old one served, with the right answers. The command upgrades one device
+    first; if that fails, the others do not change. Without SELECTOR, the devices are those of the project's `selector`.
 
     \b
     Examples:

@@ -102,7 +102,7 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write a file that does not exist yet; return whether it did not."""
+    """Write a file unless it exists; return whether it was written."""
     try:
         with path.open("x") as file:
             file.write(text)

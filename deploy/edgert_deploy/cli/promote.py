@@ -1,4 +1,4 @@
-"""`edgert promote`: offer a release of one channel to another one, or to more devices of the same."""
+"""`edgert promote`: offer a channel's release to another channel, or to more of its own devices."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 def promote(
     model: str, source: str | None, target: str, chosen: Chosen, reach: Reach, signing: Signing, as_json: bool
 ) -> None:
-    """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
+    """Offer a channel's newest release of MODEL to another channel, or to more of its own devices.
 
     The registry has the release already, so no file is sent. The release keeps its limits unless you give others.
-    Within one channel it also keeps its sites, profiles and tags. A higher --share only adds devices. A halted release
-    is not promoted.
+    Within one channel it also keeps its sites, profiles and tags. A higher --share only adds devices. The command
+    refuses to promote a halted release.
 
     \b
     Examples:

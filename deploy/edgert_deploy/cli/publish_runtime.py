@@ -66,10 +66,10 @@ def publish_runtime(
 ) -> None:
     """Put the runtime that this host would bootstrap into a registry as RELEASE, for each --profile.
 
-    With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
-    that it lacks, makes the new runtime beside the old one, tests it, and rolls it back by itself unless every model
-    answers correctly within --watch. promote, channel halt and resume work with edgert.runtime as with a model. Only
-    edgert bootstrap --upgrade changes a runtime that root installed.
+    With --channel, the command offers the release to the devices of these profiles that follow the channel. A device
+    fetches the wheels that it lacks, makes the new runtime beside the old one, and tests it. It rolls back by itself
+    unless every model answers correctly within --watch. promote, channel halt and resume work with edgert.runtime as
+    with a model. Only edgert bootstrap --upgrade changes a runtime that root installed.
 
     \b
     Examples:

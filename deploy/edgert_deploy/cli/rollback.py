@@ -30,8 +30,8 @@ from edgert_deploy.devices.transports import Transport
 def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Make the previous version of MODEL live again, or drop one that is only installed.
 
-    A second rollback would restore the version that the first one replaced. It is refused unless you give --force. A
-    rollback during a deployment is refused in the same way.
+    A second rollback would restore the version that the first one replaced. The device refuses it unless you give
+    --force. The same applies to a rollback during a deployment.
 
     \b
     Examples:

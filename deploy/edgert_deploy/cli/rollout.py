@@ -173,7 +173,7 @@ def _state_text(rollout: Rollout) -> str:
 
 
 def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
-    """Return the rollout; if it is marked as running but no process works on it, it was cut off."""
+    """Return the rollout. Its state is "cut off" if it is marked as running but no process works on it."""
     if rollout.state is not RolloutState.RUNNING:
         return rollout
     at_work = store.is_at_work(rollout.id)

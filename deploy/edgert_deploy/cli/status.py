@@ -52,8 +52,8 @@ class _Asked:
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
     """Show the releases that devices serve, and mark drift from the wanted ones.
 
-    If the device follows a channel, the channel's release is wanted; WANTED shows the channel's name, too. Else the
-    newest rollout of the project that names the device decides. Without SELECTOR, the devices are those of the
+    If the device follows a channel, the channel's release is wanted; WANTED shows the channel's name, too. Otherwise
+    the newest rollout of the project that names the device decides. Without SELECTOR, the devices are those of the
     project's `selector`, else all.
 
     \b

@@ -70,8 +70,8 @@ def check_device(
 ) -> list[Finding]:
     """Run every check on one device.
 
-    `keys` maps the ids of this host's keys to names; `clock` is its wall clock. It stops without a connection or an
-    installation, because later checks would only repeat the fault.
+    `keys` maps the ids of this host's keys to names; `clock` is its wall clock. The function stops if there is no
+    connection or no installation, because later checks would only repeat the fault.
     """
     report = _Report(device, open_transport(device), keys)
     try:
@@ -200,7 +200,7 @@ def crontab_line(device: Device) -> str:
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:
-    """Return how many seconds a clock is ahead that showed `now` (whole s) between `before` and `after`.
+    """Return the seconds that a clock is ahead; it showed `now` (whole s) between `before` and `after`.
 
     The time that the command takes does not count as skew.
     """

@@ -79,8 +79,8 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
       wer     1 - the word error rate; needs --postprocess with [ctc], and texts in the hold-out.
       cer     1 - the character error rate; needs the same as wer.
       window_f1, event_f1   F1 of the answered classes, by window or by event; needs labels and [classify].
-      decisions  how far the classes, boxes, texts, ... that an app reads agree with FP32's; that of the worst output.
-      cosine  the mean cosine between the artifact's outputs and FP32's; that of the worst output.
+      decisions  how far the classes, boxes, texts, ... that an app reads agree with FP32's, in the worst output.
+      cosine  the mean cosine between the artifact's outputs and FP32's, in the worst output.
       module:function   your own, called with (outputs, inputs, labels); higher is better.
 
     `edgert profiles` lists the targets.

@@ -82,7 +82,7 @@ class BuildOptions(BuildSettings):
         return signing_key(self.key)
 
 
-# Given as `options`.
+# The command receives these options as `options`.
 build_options = gathered(
     "options",
     BuildOptions,
@@ -210,7 +210,7 @@ build_options = gathered(
             "--downgrade-from",
             type=click.IntRange(2, 2**53 - 1),
             metavar="RELEASE",
-            help="Let devices change from releases up to RELEASE to this older one. It expires in 30 days, unless --expires is given.",
+            help="Let devices replace releases up to RELEASE by this older one. It expires in 30 days unless --expires is given.",
         ),
         click.option(
             "--expires",

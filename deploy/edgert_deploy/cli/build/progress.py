@@ -60,7 +60,7 @@ class BuildProgress:
 
 class _Bars:
     def __init__(self, artifacts: Mapping[str, int]) -> None:
-        # A descriptor of its own, because stderr is redirected while vendors' tools run (vendor_output.py).
+        # The bars need their own descriptor, because stderr is redirected while vendors' tools run (vendor_output.py).
         self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w")
         self._progress = Progress(
             TextColumn("{task.fields[name]}"),

@@ -44,7 +44,7 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt when more devices rolled it back than this number (3) or share (5%) of those that tried it.",
+    help="Halt when more devices rolled it back than this number (3), or share (5%) of the devices that tried it.",
 )
 @click.option(
     "--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="Time between two checks."

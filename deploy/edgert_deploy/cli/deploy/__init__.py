@@ -82,7 +82,8 @@ def deploy(
     where it stopped, also when you repeat the command.
 
     Ctrl-C ends a transfer or a watch at once; any other step finishes first. Then the command rolls back the devices
-    whose new version is on trial. A second Ctrl-C ends it at once: a device on trial then rolls back by itself.
+    whose new version is on trial. A second Ctrl-C ends the command at once: a device on trial then rolls back by
+    itself.
 
     Exits with 0 if the release is live on every device, else with the code of the first failure: 5 bundle refused,
     6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.

@@ -59,7 +59,7 @@ class TransferOptions:
     delta_from: tuple[Path, ...]
 
 
-# Given as `trial`.
+# The command receives these options as `trial`.
 trial_options = gathered(
     "trial",
     TrialOptions,
@@ -88,7 +88,7 @@ trial_options = gathered(
     ),
 )
 
-# Given as `order`.
+# The command receives these options as `order`.
 wave_options = gathered(
     "order",
     WaveOptions,
@@ -120,7 +120,7 @@ wave_options = gathered(
     ),
 )
 
-# Given as `transfer`.
+# The command receives these options as `transfer`.
 transfer_options = gathered(
     "transfer",
     TransferOptions,

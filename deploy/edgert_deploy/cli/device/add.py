@@ -37,8 +37,8 @@ from edgert_deploy.devices.transports import open_transport
             help="The host key to accept [default: the command asks you].",
         ),
         click.option("--identity", type=FILE, help="Private SSH key [default: agent, ~/.ssh]."),
-        click.option("--sudo", is_flag=True, help="Use sudo on the device; it must not ask for a password."),
-        click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach it through."),
+        click.option("--sudo", is_flag=True, help="Use sudo on the device; sudo must not ask for a password."),
+        click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to the device."),
         click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
     )
 )
@@ -70,7 +70,7 @@ from edgert_deploy.devices.transports import open_transport
         click.option(
             "--home",
             metavar="DIRECTORY",
-            help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert].",
+            help="The folder on the device where bootstrap installs [default: /opt/edgert, or ~/.local/share/edgert].",
         ),
         click.option(
             "--state",

@@ -27,8 +27,8 @@ def pinned(device: Device, wanted: str | None, jump_wanted: str | None) -> Devic
 def agreed_host_key(address: str, wanted: str | None, option: str, behind: Device | None = None) -> str:
     """Return the host key that `address` shows, once the user or the fingerprint `wanted` confirms it.
 
-    `option` is the name of the option for `wanted`. `behind` is the device at `address`, for its jump host. Raises
-    DeviceUnreachable, HostKeyMismatch, and ConfigInvalid if nobody confirmed the key.
+    `option` is the name of the option for `wanted`. `behind` is the device at `address`, if a jump host leads to it.
+    Raises DeviceUnreachable, HostKeyMismatch, and ConfigInvalid if nobody confirmed the key.
     """
     from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
 

@@ -46,7 +46,7 @@ class _Found:
 @click.option("--save", is_flag=True, help="Record the profiles found in the inventory.")
 @click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept, for an ADDRESS.")
 @click.option("--identity", type=FILE, help="Private SSH key, for an ADDRESS.")
-@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach an ADDRESS through.")
+@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to an ADDRESS.")
 @click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
 @profiles_option
 @inventory_option

@@ -98,7 +98,7 @@ class PlaceChange:
         )
 
 
-# Given as `login`.
+# The command receives these options as `login`.
 _login_options = gathered(
     "login",
     LoginChange,
@@ -111,13 +111,13 @@ _login_options = gathered(
             "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned."
         ),
         click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
-        click.option("--no-jump", is_flag=True, help="Reach it directly, or as ~/.ssh/config states."),
+        click.option("--no-jump", is_flag=True, help="Connect without a jump host, or as ~/.ssh/config states."),
         click.option("--identity", type=FILE, help="Private SSH key."),
         click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh."),
     ),
 )
 
-# Given as `place`.
+# The command receives these options as `place`.
 _place_options = gathered(
     "place",
     PlaceChange,

@@ -49,7 +49,7 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 @broker_options
 @store_option_of("Also remove its rows from this store", "none")
 @click.option(
-    "--force", is_flag=True, help="Forget it even if its status is online, because it and the broker failed together."
+    "--force", is_flag=True, help="Forget it even if its status is online: device and broker may have failed together."
 )
 @json_option
 def forget(
@@ -57,7 +57,7 @@ def forget(
 ) -> None:
     """Forget DEVICE: clear what the broker retains of it, and remove its rows from a store."""
     checked_id("device", device)
-    # A wrong store is found before anything is cleared, and none is made.
+    # The command detects a wrong store before it clears anything, and it creates no store.
     stored = _stored_sites(store_url, device) if store_url else []
     retained = _retained(settings, site, device)
     sites = _sites(retained, site) or stored  # an uninstall has cleared what the broker retained
@@ -107,7 +107,7 @@ def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str
 
 
 def _sites(topics: Iterable[str], site: str | None) -> list[str]:
-    """Return the requested site, and those that topics of devices name."""
+    """Return the requested site, and the sites in the topics of devices."""
     named = {messages.parse_topic(topic).site for topic in topics if topic.startswith(f"{messages.ROOT}/")}
     return sorted(named | ({site} if site else set()))
 

@@ -202,7 +202,7 @@ def _warn_if_reachable(host: str) -> None:
 
 
 def _repeat_in_background(work: Callable[[], None], every_s: float) -> None:
-    """Do `work` again and again until the process ends. If it fails, the page shows what it knows."""
+    """Do `work` again and again until the process ends. If it fails, the page shows the data that it has."""
 
     def repeat() -> None:
         while True:

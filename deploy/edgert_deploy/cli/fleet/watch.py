@@ -41,7 +41,7 @@ COLUMNS = (
 )
 IN_FULL_ONLY = ("version", "p99.9", "p95 trend", "shed", "cache", "batch", "missing")
 BARS = "▁▂▃▄▅▆▇█"
-# The orders of the table: most first, but for names.
+# The orders of the table: the highest value first, except for names.
 SORTS: dict[str, Callable[[Row], Any]] = {
     "device": lambda row: (row.site, row.device, row.model or ""),
     "model": lambda row: (row.model or "", row.site, row.device),
@@ -130,7 +130,7 @@ def watch(
             show_once(state, view, as_json)
         else:
             show_until(state, view, subscriber, as_json, interval_s, for_s)
-    except KeyboardInterrupt:  # the way to end it, if --for gives no other
+    except KeyboardInterrupt:  # the way to end the command without --for
         pass
     finally:
         subscriber.close()
@@ -303,7 +303,7 @@ def _stream_json(state: LivePercentiles, view: View, listen: Callable[[], bool])
     while listen():
         changed = []
         for row in view.of(state.rows(time.monotonic())):
-            # A line whose age alone grows has not changed.
+            # A line in which only the age grows has not changed.
             content = {name: value for name, value in row.as_json().items() if name != "age_s"}
             key = (row.site, row.device, row.model)
             if shown.get(key) != content:

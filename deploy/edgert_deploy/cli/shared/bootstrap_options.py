@@ -85,7 +85,7 @@ class ReportOptions:
     mqtt_ca: Path | None
 
     def broker_of_devices(self) -> Broker | None:
-        """Return the broker; only the project's own gets the project's login.
+        """Return the broker; only the project's own broker gets the project's login.
 
         A login from the command line replaces a device's own login; the project's login does not. Raises ConfigInvalid,
         and UsageError for a login without its broker.
@@ -193,7 +193,7 @@ extras_option = click.option(
     help="Packages that some models need: text installs tokenizers. A device keeps them.",
 )
 
-# Given as `runtime`.
+# The command receives these options as `runtime`.
 runtime_options = gathered(
     "runtime",
     RuntimeOptions,
@@ -219,7 +219,7 @@ runtime_options = gathered(
     ),
 )
 
-# Given as `daemon`.
+# The command receives these options as `daemon`.
 daemon_options = gathered(
     "daemon",
     DaemonOptions,
@@ -249,7 +249,7 @@ daemon_options = gathered(
     ),
 )
 
-# Given as `reports`.
+# The command receives these options as `reports`.
 report_options = gathered(
     "reports",
     ReportOptions,
@@ -265,7 +265,7 @@ report_options = gathered(
     ),
 )
 
-# Given as `follow`.
+# The command receives these options as `follow`.
 channel_options = gathered(
     "follow",
     ChannelOptions,

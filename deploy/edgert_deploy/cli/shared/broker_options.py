@@ -22,14 +22,14 @@ from edgert_deploy.cli.shared.types import FILE_NAME
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
-# What [broker] of a project may set besides the address, and each one's value without it.
+# The settings that [broker] of a project may have besides the address, with their defaults.
 _LOGIN_DEFAULTS = BrokerLogin().login
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _BrokerWord(click.types.StringParamType):
-    """HOST[:PORT]; the message for a missing one names the other place to write it."""
+    """HOST[:PORT]. If it is missing, the error names edgert.toml as the other place to write it."""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
@@ -103,7 +103,7 @@ session_option = click.option(
 
 
 def named_session(role: str, name: str | None) -> tuple[str, int | None]:
-    """Return the client id and its session's time in s, neither without a name. Raises ConfigInvalid."""
+    """Return the client id and its session's time in s; "" and None without a name. Raises ConfigInvalid."""
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", SESSION_KEPT_S

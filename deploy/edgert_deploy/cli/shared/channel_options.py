@@ -94,7 +94,7 @@ class Chosen:
         return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
 
 
-# The registry, given as `reach`.
+# The options of the registry, which the command receives as `reach`.
 reach_options = gathered(
     "reach",
     Reach,
@@ -118,7 +118,7 @@ reach_options = gathered(
     ),
 )
 
-# Given as `signing`.
+# The command receives these options as `signing`.
 signing_options = gathered(
     "signing",
     Signing,

@@ -50,10 +50,10 @@ class Results(Generic[T]):
         failed_also: Mapping[str, Any] | None = None,
         **also: Any,
     ) -> None:
-        """Print JSON, or `text`, errors and `below`; exit with the errors' code, without any with `code`.
+        """Print JSON, or `text`, errors and `below`; exit with the errors' code, else with `code`.
 
-        `also` is added to the JSON, `failed_also` to that of each device that failed. The error of a lone device is
-        raised as it is, unless `raise_lone` is false.
+        `also` is added to the JSON, `failed_also` to that of each device that failed. The error of a single device is
+        raised unchanged, unless `raise_lone` is false.
         """
         errors = [error for _, error in self.failed]
         if raise_lone and errors and len(self.answers) == 1:

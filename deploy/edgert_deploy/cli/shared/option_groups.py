@@ -58,7 +58,7 @@ def given_option(*parameters: str) -> str:
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows its options in sections, those without a section last."""
+    """A command whose help shows its options in sections, and options without a section last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

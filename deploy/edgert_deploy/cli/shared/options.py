@@ -26,7 +26,7 @@ def _inventory(_context: click.Context, _option: click.Parameter, file: Path | N
     return find_inventory(file)
 
 
-# Given as `inventory`.
+# The command receives it as `inventory`.
 inventory_option = click.option(
     "--inventory",
     type=FILE,

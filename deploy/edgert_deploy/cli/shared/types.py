@@ -19,9 +19,9 @@ from edgert_deploy.common.quantities import rate_bytes_per_s, size_bytes
 
 
 class FilePath(click.Path):
-    """A path that is neither a named pipe, which would wait for its writer, nor a device.
+    """A path that is not a named pipe or a device: to open a named pipe waits for its writer.
 
-    `<(command)` may be one.
+    The pipe of a shell's `<(command)` is accepted.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
