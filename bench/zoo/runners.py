@@ -1,4 +1,7 @@
-"""Run model files in the vendors' own runtimes, one sample at a time on one thread, without EdgeRT's code."""
+"""Run model files in the vendors' own runtimes, one sample at a time on one thread, without EdgeRT's sessions.
+
+INT8 is exact on every processor, as in EdgeRT (docs/decisions/0033).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgert.engines.onnxruntime import EXACT_INT8
+from edgert.engines.openvino import LOW_PRECISION, int8_saturates
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
@@ -30,6 +36,7 @@ def onnxruntime_run(path: Path) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry(EXACT_INT8, "1")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
     return lambda sample: [np.asarray(out) for out in session.run(None, {name: sample[name] for name in names})]
@@ -40,6 +47,8 @@ def openvino_run(path: Path) -> Run:
 
     # OpenVINO computes FP32 models in bf16 on processors that have it: a reference must not.
     config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
+    if int8_saturates():
+        config[LOW_PRECISION] = "NO"
     core = openvino.Core()
     model = core.read_model(path)
     names = [one.get_any_name() for one in model.inputs]

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.engines.onnxruntime import EXACT_INT8
+from edgert.engines.openvino import LOW_PRECISION, int8_saturates
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -39,7 +41,8 @@ def in_the_bare_engine(artifact: Artifact, feeds: Feeds) -> dict[str, NDArray[An
     if artifact.engine == "openvino":
         import openvino
 
-        compiled = openvino.Core().compile_model(artifact.path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        config = {"INFERENCE_PRECISION_HINT": "f32", LOW_PRECISION: "NO" if int8_saturates() else "YES"}
+        compiled = openvino.Core().compile_model(artifact.path, "CPU", config)
         answers = compiled(feeds)
         return {name: answers[output] for output in compiled.outputs for name in output.get_names()}
     if artifact.engine == "tflite":
@@ -57,7 +60,9 @@ def in_the_bare_engine(artifact: Artifact, feeds: Feeds) -> dict[str, NDArray[An
 def by_onnx_runtime(path: Path, feeds: Feeds) -> dict[str, NDArray[Any]]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(EXACT_INT8, "1")
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return dict(zip([one.name for one in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
