@@ -1,4 +1,4 @@
-"""The build cache: artifacts, keyed by the content of everything that shapes them.
+"""The build cache: artifacts, keyed by the content of everything that determines them.
 
 A key is the SHA-256 of the source graph, the calibration samples, precision and options, the profile's fields that a
 builder may read, the versions of the libraries, and the packager's own code. An entry is a folder with the artifact's
@@ -37,11 +37,11 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FORMAT = 2
-CODE = Path(__file__).parent  # the code that may shape an artifact
+CODE = Path(__file__).parent  # the code that may determine an artifact
 BYTES_MAX = 4 * 10**9
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
-# After this time, an unfinished write was interrupted.
+# A write that is unfinished after this time was interrupted.
 ABANDONED_AFTER_S = 24 * 3600.0
 # Fields of a profile that describe a device, not its artifact; every other field is part of the key.
 NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
@@ -92,7 +92,7 @@ class BuildCache:
                 (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
                 beside.rename(self.folder / key)
             finally:
-                shutil.rmtree(beside, ignore_errors=True)  # still there only if another build was first
+                shutil.rmtree(beside, ignore_errors=True)  # it still exists only if another build was first
             self._evict()
 
     def _evict(self) -> None:

@@ -29,7 +29,7 @@ from edgert_deploy.packager.request import BuildRequest
 class Golden:
     """The golden samples, and for each artifact the tolerance of each output.
 
-    `raw` holds the windows of signals, or the texts, from which inputs were made; `lengths` is for a model with
+    `raw` holds the windows of signals, or the texts, from which the inputs were made; `lengths` is for a model with
     buckets.
     """
 

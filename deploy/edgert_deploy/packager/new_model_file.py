@@ -21,13 +21,13 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
-# YOLO's grids have cells of these sides in pixels, with one anchor or three in each: [N, steps, letters] of a reader of
-# text has another number of "anchors".
+# YOLO's grids have cells of these sides in pixels, with one or three anchors in each cell. The output [N, steps,
+# letters] of a text reader has another number of "anchors".
 GRIDS = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 
 
 def name_from(path: Path) -> str:
-    """Return a model's name made from its file's: lower case, `-` for everything else that is not allowed."""
+    """Return a model's name made from its file's name: lower case, `-` for every invalid character."""
     name = re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-_")
     return (name if name[:1].isalpha() else f"model-{name}".strip("-"))[:63]
 
@@ -37,8 +37,8 @@ def write_model_file(
 ) -> Path:
     """Write the model file beside the source; return its path.
 
-    `given` are the options that say how the source was read, which every build needs again. `targets` are profiles;
-    none: this machine's. Raises ConfigInvalid if the file exists, unless forced.
+    `given` are the options with which the source was read; every build needs them again. `targets` are profiles; none:
+    this machine's. Raises ConfigInvalid if the file exists, unless forced.
     """
     path = source.path.with_suffix(SUFFIX)
     try:

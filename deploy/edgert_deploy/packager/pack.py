@@ -1,7 +1,8 @@
 """Packing: source model + samples + device profiles -> checked artifacts -> one signed bundle.
 
-`build_bundle` is the sequence of stages; each uses the result of the one before. Everything is built in a temporary
-folder, and the bundle appears under its name only after every target has passed: a failure leaves nothing behind.
+`build_bundle` is the sequence of stages; each uses the result of the one before. The build writes everything in a
+temporary folder. The bundle appears under its name only after every target has passed, so a failure leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SPACE_BYTES_MIN = 16 * 1024**2
 class BuildResult:
     """The written bundle, the choice for each target in order, and the key that signed the bundle.
 
-    `warnings` say why the gate may prove less than it seems to, and which target gets less than requested.
+    `warnings` give the reasons why a passed gate may prove little, and the targets that get less than requested.
     """
 
     path: Path
@@ -131,7 +132,7 @@ def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTErro
 
 
 def _softmax_warnings(request: BuildRequest, reference: Reference) -> list[str]:
-    """Return a sentence for each rule whose softmax was left out because the scores need none."""
+    """Return a sentence for each rule whose softmax the build omitted because the scores need none."""
     pairs = ((request.classify, reference.classify), (request.ctc, reference.ctc))
     return [
         f"output {after.output!r} holds no logits, so devices take its scores as they are, without softmax"
@@ -171,7 +172,7 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
 
 
 def _constant_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input whose samples are all the same: they prove no more than one."""
+    """Return a sentence for each input whose samples are all the same: they prove no more than one sample."""
     texts = []
     for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
         for name in constant_inputs(samples):

@@ -3,9 +3,9 @@
 Devices do not unpack it. The manifest has the facts that a device needs; the receipt has the reasons: every candidate
 with its accuracy by class and slice, its layers in float and its times if measured, and the engines that were left out.
 It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates
-were measured. `int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if that
-is unknown. The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is not a
-share of samples.
+were measured. `int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if it is
+unknown. The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is not a share of
+samples.
 
     {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
@@ -49,7 +49,7 @@ def receipt(
     notes: str = "",
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
-    # A search builds many sets of layers: the receipt lists the one that won, and `attempts` describes the others.
+    # A search builds many sets of layers: the receipt lists the chosen set, and `attempts` describes the others.
     tried = {id(candidate) for choice in choices for candidate in choice.tried}
     candidates = [c for c in candidates if id(c) in tried or not c.artifact.float_layers]
     packed, first = all_packed(choices), candidates[0].result
@@ -91,7 +91,7 @@ def _target(choice: Choice) -> dict[str, Any]:
 
 
 def _search(search: Search) -> dict[str, Any]:
-    """Return each layer's harm, in graph order, and how many of the worst were tried in float."""
+    """Return each layer's harm, in graph order, and the numbers of worst layers that were tried in float."""
     return {
         "layers": [{"name": h.layer.name, "op": h.layer.op, "sqnr_db": h.sqnr_db} for h in search.harms],
         "attempts": [vars(attempt) for attempt in search.attempts],

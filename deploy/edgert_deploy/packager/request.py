@@ -36,12 +36,12 @@ class BuildSettings:
     """The user's settings that the build uses unchanged.
 
     `precision` None means each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
-    packs an artifact for every engine of a profile that takes the model, "first" one for the first. `with_reference`
-    adds an FP32 artifact of the same engine for each target whose own is not FP32: devices can compare their live
-    answers with it (docs/serving.md). `allow_overlap` accepts hold-out samples that are calibration samples too.
-    `metric` is a name from metrics.py. `budget` is how many artifacts all searches for layers that must stay in float
-    may build. `recipe` quantizes INT8 in each engine that has it; "" tries all. `jobs` is how
-    many artifacts are built at once, 0 for as many as fit.
+    packs an artifact for every engine of a profile that takes the model, "first" only one for the first engine.
+    `with_reference` adds an FP32 artifact of the same engine for each target whose own artifact is not FP32: devices
+    can compare their live answers with it (docs/serving.md). `allow_overlap` accepts hold-out samples that are
+    calibration samples too. `metric` is a name from metrics.py. `budget` is the number of artifacts that all searches
+    for layers in float may build. `recipe` quantizes INT8 in each engine that has it; "" tries all. `jobs` is the
+    number of artifacts to build at once, 0 for as many as fit.
     """
 
     release: int = 1
@@ -137,7 +137,7 @@ def _check_recipe(request: BuildRequest) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Raise ConfigInvalid if the bundle could not be written once it is built."""
+    """Raise ConfigInvalid if the bundle could not be written at the end of the build."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
     if not os.access(out.parent, os.W_OK):
@@ -171,7 +171,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
 
 
 def overlap(calibration: CalibrationSet, holdout: CalibrationSet) -> list[tuple[int, int]]:
-    """Return (hold-out row, calibration row) for each hold-out sample that calibration has too."""
+    """Return (hold-out row, calibration row) for each hold-out sample that is also a calibration sample."""
     known = {digest: row for row, digest in reversed(list(enumerate(_digests(calibration))))}
     return [(row, known[digest]) for row, digest in enumerate(_digests(holdout)) if digest in known]
 

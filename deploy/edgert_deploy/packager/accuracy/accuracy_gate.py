@@ -82,8 +82,8 @@ class GateResult:
     def failed_groups(self) -> tuple[Group, ...]:
         """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
 
-        On some engines each bucket is a separate artifact, so each bucket has the limit of the whole, and so does each
-        output.
+        On some engines each bucket is a separate artifact. So each bucket has the limit of the whole, and each output,
+        too.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []
@@ -137,7 +137,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
-    """Return a sentence for each reason why the gate may prove less than it seems to."""
+    """Return a sentence for each reason why a passed gate may prove little."""
     judged = reference.as_judged()
     texts = _meaning_warnings(metric, judged)
     if not texts or metric.is_similarity:  # the chance-level warning already covers labels

@@ -1,9 +1,9 @@
 """The range of each layer's answer on the calibration samples, and its loss in 8 bits.
 
 The FP32 model runs in ONNX Runtime with every layer's answer as an output. `sqnr_db` is the signal to noise ratio of
-that answer after rounding to 256 steps from its lowest to its highest value, as min-max calibration does. If it is low,
-a few outliers stretch the range, and few steps are left for the other values. It excludes the effect of the noise on
-later layers; the accuracy gate measures that.
+that answer after rounding to 256 steps from its lowest to its highest value, as min-max calibration does. If the ratio
+is low, a few outliers stretch the range, and few steps are left for the other values. The ratio excludes the effect of
+the noise on later layers; the accuracy gate measures this effect.
 """
 
 from __future__ import annotations

@@ -43,10 +43,11 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers to judge: in batches and, if single samples get other answers, also singly.
+    """Return the answers to judge: in batches and, if single samples get other answers, also one by one.
 
-    Most requests to a device hold one sample, and an engine may use other kernels for it: OpenVINO computes an INT8
-    LSTM in integers only for a batch of 1, and loses much accuracy. Raises as `run_artifact` does.
+    Most requests to a device hold one sample, and an engine may use other kernels for a single sample. For example,
+    OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises as
+    `run_artifact` does.
     """
     local = local_artifact(artifact, source)
     both = arrays_of(f"{__name__}:run_both_ways", samples, local)
@@ -76,8 +77,8 @@ def run_here(
     """Run all samples: a child's side of `run_artifact`.
 
     Samples of a model with buckets run in their own lengths, as an app sends them. Samples of a model with state run in
-    turn, each with the state that the artifact itself has reached. All others run in batches of one size, at most
-    `batch`: an engine may compile the model for each size, which takes longer than the runs.
+    turn, each with the state that the artifact computed from the samples before. All others run in batches of one size,
+    at most `batch`: an engine may compile the model for each size, and a compilation takes longer than the runs.
     """
     run, size = _runner_and_batch(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate
@@ -155,8 +156,8 @@ def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) 
 def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:
     """Run the samples of each length, and return answers as long as those of the largest bucket.
 
-    They run one by one: an engine may compile each pair of a batch and a length. Each answer is padded with its own
-    last element, which changes no judgement.
+    The samples run one by one: an engine may compile each pair of a batch and a length. Each answer is padded with its
+    own last element, which changes no judgement.
     """
     whole: Outputs = []
     for length in np.unique(lengths).tolist():

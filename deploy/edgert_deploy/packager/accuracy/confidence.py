@@ -1,8 +1,8 @@
 """The confidence interval of a measured drop, and the number of samples that a limit needs.
 
-FP32 and the artifact answer the same hold-out samples, so the two shares of right answers are paired. Tango's
-score interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples.
-It also holds if no sample is lost: its upper end is then near the rule of three, 3 / samples.
+FP32 and the artifact answer the same hold-out samples, so the two shares of right answers are paired. Tango's score
+interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples. It also
+holds without any loss: its upper end is then near the rule of three, 3 / samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 LEVEL = 0.95
 Z = 1.959964  # the normal distribution's bound for LEVEL on both sides
-STEPS = 50  # steps of the bisection; each halves the error
+STEPS = 50  # steps of the bisection; each step halves the error
 
 
 def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:

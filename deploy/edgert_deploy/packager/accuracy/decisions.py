@@ -2,8 +2,8 @@
 
 A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for one
 positive value. So this module recognizes each output by its shape and by FP32's values, and judges the values that an
-app reads from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each,
-and the lowest score counts.
+app reads from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each
+judgement, and the lowest score counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
 Score = Callable[[Outputs, Outputs], float]
 
 IMAGE_RANK = 3  # of an image sample
-ANCHORS_MIN = 100  # a detector has at least so many rows
+ANCHORS_MIN = 100  # the fewest rows of a detector
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
@@ -47,7 +47,7 @@ MINORITY_MIN = 0.01  # a side of 0.5 with a smaller share of the values is not j
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
-ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
+ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image so large that it cuts no box
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def judgements(
 ) -> tuple[Judgement, ...]:
     """Recognize each output by shape, FP32's values and the user's rules: one judgement or more.
 
-    `inputs` are the shapes of the inputs' samples. If these are known, boxes are recognized only for images.
+    `inputs` are the shapes of the inputs' samples. If these are known, only models with images can have boxes.
     """
     names = [spec.name for spec in specs]
     unjudged = [
@@ -95,7 +95,7 @@ def judgements(
     for i in unjudged:
         name = _recognized(reference[i], classes_named and _first_scores(reference) == i, steps)
         if name == "neighbours" and reference[i].shape[1:] in inputs:
-            name = "values"  # as long as an input: a signal, such as an autoencoder's reconstruction
+            name = "values"  # an output as long as an input is a signal, such as an autoencoder's reconstruction
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
@@ -155,7 +155,7 @@ def _stated_texts(rule: Ctc, i: int) -> Judgement:
     return Judgement("texts", (rule.output,), lambda a, b: float(share(a, b).mean()), share)
 
 
-# The right share of each sample, for the judgements whose score is a share of samples.
+# The share of right decisions in each sample, for the judgements whose score is a share of samples.
 SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "top1": same_top1,
     "steps": same_steps,
@@ -163,7 +163,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "thresholds": same_sides,
     "neighbours": same_neighbours,
 }
-# The scores that are not the mean of these shares.
+# The judgements whose score is not the mean of these shares.
 SCORES: dict[str, Callable[[Array, Array], float]] = {
     "maps": map_agreement,
     "masks": mask_agreement,

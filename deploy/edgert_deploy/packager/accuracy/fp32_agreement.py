@@ -1,4 +1,4 @@
-"""The agreement of an answer with FP32's, 0 to 1: a function for each way in which apps read outputs."""
+"""The agreement of an answer with FP32's, 0 to 1: one function for each kind of output."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mask_agreement(answers: Array, reference: Array) -> float:
 
 
 def neighbour_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of vectors that keep their nearest neighbour, or the mean cosine if lower."""
+    """Return the share of vectors that keep their nearest neighbour, or the mean cosine if it is lower."""
     cosines = (unit_vectors(answers) * unit_vectors(reference)).sum(axis=1)
     return min(float(same_neighbours(answers, reference).mean()), float(cosines.mean()))
 
@@ -109,8 +109,8 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
     """Return which boxes `[n, 4 + points]` overlap by IOU_MIN and have their points near.
 
-    An anchor moves both boxes by the same distance, so the overlap does not depend on it. The four values may be
-    corners, or a centre and sides: the boxes must overlap in both readings.
+    An anchor moves both boxes by the same distance, so the overlap does not depend on the anchor. The four values may
+    be corners, or a centre and sides: the boxes must overlap in both readings.
     """
     ious = [[_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS]
     side = true[:, 2:4].max(axis=1, keepdims=True)

@@ -1,16 +1,16 @@
 """Golden samples: inputs in a bundle, their answers, and a device's tolerances.
 
-**The choice.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest
-value of each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those
-of a new class while there is one. An error at one end of the range, or in one class, then shows in a check of eight
-samples. There are fewer if a sample has megabytes: the bundle has each with its inputs and the answers of each
-artifact.
+**The choice.** The golden samples are SAMPLES of the hold-out that cover FP32's answers. The first are those with the
+lowest and the highest value of each output. Each next sample is the farthest from all chosen ones (greedy k-centre;
+Gonzalez, 1985). While a class has no chosen sample, only samples of such classes count. An error at one end of the
+range, or in one class, then shows in a check of eight samples. There are fewer if a sample has megabytes, because the
+bundle has the inputs of each sample, and the answers of each artifact to it.
 
-**The tolerance.** The artifact answers them on this host in every way that its engine can compute them (the builder's
-`ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A device
-differs from this host as these ways differ from each other: in the order of sums and in rounding. It may differ by
-MARGIN times the largest of these differences, and at least by the precision's floor, because identical results on this
-host do not predict another processor. The floor is 3 quantization steps in INT8, 4 roundings of FP16, or a
+**The tolerance.** The artifact answers the samples on this host in every way in which its engine can compute (the
+builder's `ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A
+device differs from this host as these ways differ from each other: in the order of sums and in rounding. It may differ
+by MARGIN times the largest of these differences, and at least by the precision's floor, because identical results on
+this host do not predict another processor. The floor is 3 quantization steps in INT8, 4 roundings of FP16, or a
 ten-thousandth of the range in FP32. A step is the range of FP32's answers / 255; different TFLite runtimes differed by
 up to 3 steps. An engine whose kernels this host cannot run states larger floors (the builder's `tolerance_times` and
 `tolerance_floor`).
@@ -41,7 +41,7 @@ BYTES_MAX = 64 * 1024**2  # of the inputs and one artifact's answers; SAMPLES_MI
 FEATURES_MAX = 256  # values of an output, evenly spaced, that make a sample's position
 MARGIN = 4.0
 STEPS_MIN = 3.0
-# Of the range of FP32's answers.
+# The least tolerance of each precision, as a share of the range of FP32's answers.
 FLOORS = {"int8": STEPS_MIN / 255, "int8fp16": STEPS_MIN / 255, "fp16": 2.0**-9, "fp32": 1e-4}
 ATOL_MIN = 1e-5
 

@@ -1,8 +1,8 @@
 """Mean average precision of a detector, by pycocotools as COCO does: IoU 0.5, 0.55 ... 0.95.
 
 The hold-out's array `boxes` [samples, M, 5] holds the truth: class, left, top, right, bottom in pixels of the model's
-input; rows of class -1 are padding. Answers are decoded by the rule that devices use, but with every box from a score
-of SCORE_MIN on: otherwise the precision-recall curve would end at the device's threshold.
+input; rows of class -1 are padding. Answers are decoded by the rule of devices, but with every box from a score of
+SCORE_MIN on. Otherwise the precision-recall curve would end at the device's threshold.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class _Ranking(Metric):
         if self._k == 1:
             right = scores.argmax(axis=1) == labels
         else:
-            # The number of classes that rank before the right one; a tie counts against it, as it may with argmax.
+            # The number of classes that rank before the right class; a tie counts against the right class, as it may
+            # with argmax.
             own = np.take_along_axis(scores, labels[:, None], axis=1)
             right = (scores >= own).sum(axis=1) <= self._k
         return _finite(right, scores)
@@ -218,7 +219,7 @@ def user_metric(name: str) -> Callable[..., Any]:
 def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> int:
     """Return the index of the output with the class scores that `labels` refer to.
 
-    It is the output that devices classify by, else the first [N, C] whose FP32 answers are right most often. Raises
+    It is the output by which devices classify, else the first [N, C] whose FP32 answers are right most often. Raises
     CalibrationInvalid if there is no such output, or none with enough classes.
     """
     found = [i for i, spec in enumerate(reference.specs) if spec.ranks_classes]
@@ -250,7 +251,7 @@ def _other_outputs(reference: Reference, judged: Collection[int]) -> Decisions |
 
 
 def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]:
-    """Return the rows of each of `values`, by its name, or by the value itself if `names` has none."""
+    """Return the rows of each of `values`, keyed by its name, or by the value itself if `names` lacks it."""
     return {
         str(names[int(value)]) if names and int(value) < len(names) else str(value): np.flatnonzero(values == value)
         for value in np.unique(values)
@@ -282,7 +283,7 @@ def has_scores(reference: Reference) -> bool:
 
 
 def by_chance(reference: Reference) -> tuple[float, float] | None:
-    """Return FP32's top-1 and the chance level, if FP32 is not better: such labels cannot judge.
+    """Return FP32's top-1 and the chance level if FP32 is no better than chance: the labels judge nothing.
 
     The chance level is the score of always answering the most frequent class.
     """

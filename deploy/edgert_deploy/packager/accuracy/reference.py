@@ -65,8 +65,8 @@ class Reference:
 class Metric(Protocol):
     """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
 
-    `is_similarity`: it knows how similar the answers are to FP32's, but not the right answers. `judged` are the
-    positions of the outputs that it reads (empty: all); `other_outputs` judges the others.
+    `is_similarity`: the metric compares the answers with FP32's, not with the right answers. `judged` are the positions
+    of the outputs that the metric reads (empty: all); `other_outputs` judges the others.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Metric(Protocol):
         ...
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return name and score of each judgement that it consists of; FP32's score is 1."""
+        """Return name and score of each judgement that the metric consists of; FP32's score is 1."""
         return []
 
     def classes(self) -> dict[str, Rows]:

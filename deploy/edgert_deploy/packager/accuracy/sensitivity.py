@@ -1,12 +1,13 @@
 """Sensitivity: how much each layer alone, in INT8, disturbs the model's answers.
 
 Activation ranges are recorded once, on up to SAMPLES_MAX calibration samples. Then, one layer at a time, only that
-layer is quantized in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in its outputs is
-the layer's harm, as SQNR in decibels (low is bad). No hold-out sample is used: the gate's samples must choose nothing.
+layer is quantized in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in the model's
+outputs is the layer's harm, as SQNR in decibels (low is bad). This module uses no hold-out sample, because the gate's
+samples must not influence any choice.
 
-docs/decisions/0007 says why one layer is quantized and not all others. Source: Wu et al., "Integer Quantization for
-Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in place of accuracy as
-in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
+docs/decisions/0007 gives the reason to quantize one layer instead of all others. Source: Wu et al., "Integer
+Quantization for Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in
+place of accuracy as in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-docs/accuracy.md defines which windows and events are right. Answers follow the rule that devices use, with its
-thresholds, its labels of no class, and its smoothing over the windows of each recording.
+docs/accuracy.md defines which windows and events are right. Answers follow the rule of devices, with its thresholds,
+its `none` labels, and its smoothing over the windows of each recording.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AnswerF1(Metric):
 
 
 def events(classes: NDArray[Any]) -> list[Event]:
-    """Return the runs of equal classes in the windows of one recording, without those of no class."""
+    """Return the runs of equal classes in the windows of one recording, without the runs of no class."""
     ends = [*(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(classes)]
     runs = [Event(begin, end, int(classes[begin])) for begin, end in zip([0, *ends], ends, strict=False) if end > begin]
     return [run for run in runs if run.label != NONE]

@@ -38,7 +38,7 @@ BUILDERS = {
 
 FIRST_RECIPE = "min-max"  # every builder tries it first
 
-# "int8fp16", for TensorRT alone: what INT8 leaves in float is FP16, not FP32.
+# "int8fp16", for TensorRT alone: the layers that INT8 leaves in float are FP16, not FP32.
 Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
 
 
@@ -86,7 +86,7 @@ class Artifact:
 
     @property
     def is_partly_float(self) -> bool:
-        """Whether more of its work is in float than an INT8 artifact may have."""
+        """Whether more of the work is in float than an INT8 artifact may leave there."""
         return self.int8_share is not None and self.int8_share < SHARE_MIN
 
     def size_bytes(self) -> int:
@@ -114,7 +114,7 @@ class Builder(Protocol):
     """Makes one engine's artifacts, and knows that engine's special features."""
 
     engine: ClassVar[str]
-    # The distributions whose versions shape an artifact.
+    # The Python packages whose versions determine an artifact.
     libraries: ClassVar[tuple[str, ...]]
     # The engine that judges artifacts on this host: its own if it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
@@ -122,7 +122,8 @@ class Builder(Protocol):
     takes_any_onnx: ClassVar[bool] = False  # also accepts operators of ai.onnx.ml, and FP64
     finds_ranges: ClassVar[bool] = False  # finds activation ranges while the model runs, if the source does
     takes_wide: ClassVar[bool] = False  # accepts activations that the source quantizes to 16 bits
-    # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
+    # Whether the engine gets models with folded-in preprocessing; in some engines they are slower
+    # (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
     # Precisions that are built in addition to "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
@@ -144,7 +145,7 @@ class Builder(Protocol):
         ...
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
-        """Return those of `all_recipes` to try for `source` on `profile`, cheapest and likeliest first."""
+        """Return the recipes of `all_recipes` to try for `source` on `profile`, cheapest and likeliest first."""
         return self.all_recipes
 
     def variant(self, spec: BuildSpec) -> str:

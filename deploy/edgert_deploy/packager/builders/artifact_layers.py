@@ -1,4 +1,4 @@
-"""The layers of an artifact as its file holds them, and the share of its arithmetic that runs in INT8."""
+"""The layers in an artifact's file, and the share of its arithmetic that runs in INT8."""
 
 from __future__ import annotations
 

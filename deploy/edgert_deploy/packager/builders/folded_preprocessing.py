@@ -1,4 +1,4 @@
-"""Folds preprocessing into the model: scale, mean, std, layout and colour become first layers.
+"""Folds preprocessing into the model: scale, mean, std, layout and colour become the first layers.
 
 The contract changes with it: the input is the UINT8 frame in its own layout and colour order, and a device only decodes
 and resizes. OpenVINO gets these layers from its PrePostProcessor, ONNX Runtime and TensorRT as operators.

@@ -1,9 +1,9 @@
 """The layers of a model, which mixed precision quantizes or keeps in float as a whole.
 
 A layer is one operator with weights or several inputs (Conv, Gemm, MatMul, Add, ...) and the operators after it that
-only reshape its result or apply an element-wise function (Relu, Clip, Reshape, ...): every engine fuses these. Layers
-are found in the graph as ONNX Runtime's tools prepare it (BatchNormalization folded). Each engine finds its own
-operators by the names of ONNX's nodes and values, which all engines keep.
+only reshape its result or apply an element-wise function (Relu, Clip, Reshape, ...): every engine fuses these. This
+module finds layers in the graph that ONNX Runtime's tools prepare (BatchNormalization folded). Each engine finds its
+own operators by the names of ONNX's nodes and values, which all engines keep.
 """
 
 from __future__ import annotations

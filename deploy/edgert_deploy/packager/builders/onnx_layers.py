@@ -112,7 +112,7 @@ class _Graph:
             maker = self.makers.get(maker.input[0])
         if maker is None or maker.op_type != "DequantizeLinear":
             return False
-        # Its zero point has the type of its data. Without one, and for data that is computed, ONNX's default is uint8.
+        # The zero point has the type of the data. Without a zero point, and for computed data, ONNX's default is uint8.
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
     def _is_quantized(self, name: str) -> bool:

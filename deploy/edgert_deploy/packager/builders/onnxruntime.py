@@ -1,8 +1,8 @@
 """ONNX Runtime artifacts: U8S8 Q/DQ for x86, S8S8 for ARM.
 
-The INT8 instructions of x86 multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x. Those of
-ARM multiply signed by signed. A model that is quantized already stays as it is. FP16 halves the file; processors
-without FP16 arithmetic compute it in FP32.
+The INT8 instructions of x86 multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x. The INT8
+instructions of ARM multiply signed by signed. A model that is already quantized does not change. FP16 halves the file;
+processors without FP16 arithmetic compute it in FP32.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class OpenVINOBuilder(Builder):
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
     all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
-    # In "NO", fake quantization computes in float. A processor without VNNI otherwise never uses "YES".
+    # With "NO", OpenVINO computes fake quantization in float. By default, a processor without VNNI never uses "YES".
     ways = ((1, {}), (0, {}), (1, {LOW_PRECISION: "NO"}), (1, {LOW_PRECISION: "YES"}))
 
     def build(
@@ -75,9 +75,10 @@ class OpenVINOBuilder(Builder):
 
 
 def unread_nodes(report: str) -> str:
-    """Return the nodes that a report of OpenVINO's reader names, with their reasons.
+    """Return the nodes in an error report of OpenVINO's reader, with the reasons.
 
-    Return the report itself if it names none. Nodes after an unread one have inputs of unknown rank: they are left out.
+    Return the report itself if it names none. Nodes after an unread node have inputs of unknown rank; the result omits
+    them.
     """
     found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
     reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
@@ -180,8 +181,8 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
     if spec.recipe in ("", "min-max"):
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
         advanced = nncf.AdvancedQuantizationParameters(
-            # The default, the mean of each sample's extremes, clips: cosine .87 to .95 on small networks
-            # that this leaves at .9999. Large trained networks are better with the default (bench/zoo).
+            # The default, the mean of each sample's extremes, clips: on small networks it gave a cosine of .87 to .95,
+            # and MINMAX gave .9999. Large trained networks are better with the default (bench/zoo).
             activations_range_estimator_params=ranges.MINMAX,
             # Smoothing broke a transformer whose queries, keys and values share one input: cosine .01.
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),

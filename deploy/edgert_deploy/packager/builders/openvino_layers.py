@@ -21,7 +21,7 @@ RECURRENT = {
     "RNNSequence": (3, 4),
 }
 WEIGHTED = CONVOLUTIONS | BACKWARD | frozenset(RECURRENT) | {"MatMul"}
-# The kinds of layer that are counted. Arithmetic on shapes and weights, and fused operators, would hide them.
+# The kinds of layer that the table counts. Fused operators, and arithmetic on shapes and weights, would hide them.
 COMPUTES = WEIGHTED | {"AvgPool", "Gelu", "Interpolate", "MVN", "MaxPool", "ReduceMean", "SoftMax", "Softmax"}
 # OpenVINO moves a FakeQuantize of the data across these to the layer that reads it.
 MOVES = frozenset(
@@ -29,10 +29,10 @@ MOVES = frozenset(
     + ["ShuffleChannels", "Slice", "SpaceToBatch", "Split", "Squeeze", "StridedSlice", "Transpose", "Unsqueeze"]
     + ["VariadicSplit"]
 )
-# The steps from weights in a file to the numbers that they stand for.
+# The operators that convert the weights in a file to the numbers that they represent.
 UNPACKS = frozenset(["Convert", "Multiply", "Reshape", "Subtract", "Transpose"])
 INT8_TYPES = ("i8", "u8")
-LEVELS_MAX = 256  # a FakeQuantize to 8 bits has at most so many levels
+LEVELS_MAX = 256  # the most levels of a FakeQuantize to 8 bits
 
 
 def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:

@@ -42,8 +42,8 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 class Recipe:
     """`activations` in "uint8" or "int8", weights in int8, for the operators `ops` (None: every one).
 
-    `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy". With
-    DYNAMIC_RANGE the engine computes it from each sample.
+    `ranges` is the rule that computes the range of an activation from the samples: "MinMax", "Percentile" or "Entropy".
+    With DYNAMIC_RANGE the engine computes it from each sample.
     """
 
     activations: str
@@ -56,15 +56,15 @@ DYNAMIC_RANGE = "dynamic-range"
 # The operators with most of the work. With these alone in INT8, additions, activations and the concatenated outputs of
 # a detector's head, whose coordinates and scores would share one scale, stay in float.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantize these alone
-# Operators that are faster this way; ConvInteger is slower than a convolution in float.
+HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantize only these operators
+# Operators that are faster with DYNAMIC_RANGE; ConvInteger is slower than a convolution in float.
 DYNAMIC_OPS = ("Gemm", "MatMul")
 
 RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
 
 
 def recipes(proto: Any) -> tuple[str, ...]:
-    """Return those of RECIPES that are tried for a model, in order.
+    """Return the recipes of RECIPES that the build tries for a model, in order.
 
     Narrower ranges ("percentile", "entropy") were better for no model of the zoo and take longest: only `--recipe`
     chooses them.
@@ -234,13 +234,13 @@ def _complete_types(proto: Any) -> None:
 
 
 def _without_ranges(proto: Any) -> list[str]:
-    """Return the Softmax nodes that are not float: they have no range, and the quantizer fails there."""
+    """Return the Softmax nodes that are not float: they have no range, and the quantizer fails on them."""
     values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
     return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 
 
 def _flatten_biases(proto: Any) -> None:
-    """Make a Gemm's bias `[1, C]` a `[C]`: ONNX Runtime's quantizer fails on the former."""
+    """Reshape a Gemm's bias from `[1, C]` to `[C]`: ONNX Runtime's quantizer fails on `[1, C]`."""
     biases = {node.input[2] for node in proto.graph.node if node.op_type == "Gemm" and len(node.input) > 2}
     others = {name for node in proto.graph.node for name in node.input[: 2 if node.op_type == "Gemm" else None]}
     for tensor in proto.graph.initializer:

@@ -1,8 +1,8 @@
 """TensorRT artifacts: an audited S8S8 Q/DQ graph, from which the device builds its own engine.
 
 A TensorRT engine fits one GPU and one version only, so the ONNX graph is packed. TensorRT refuses an int32 bias and
-zero points other than zero. It reads uint8 with zero point 0 as int8 and reports nothing (accuracy fell from .993 to
-.508): `audit` refuses all of that here, where the user can act on it.
+zero points other than zero. It reads uint8 with zero point 0 as int8 without an error (accuracy fell from .993 to
+.508). So `audit` refuses all of these on the host, where the user can still change the model.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def _problem(node: Any, constants: Constants) -> str | None:
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return "a scale is not a positive number"
     if not names[2]:
-        # ONNX's default is uint8; a DequantizeLinear has the type of its data, checked above or at its Q.
+        # ONNX's default is uint8; a DequantizeLinear has the type of its data, which is checked above or at its
+        # QuantizeLinear.
         return "it has no zero point, which means uint8" if node.op_type == "QuantizeLinear" else None
     if zero_point is None:
         return "its zero point is computed while the model runs; it must be a constant"

@@ -39,12 +39,13 @@ from edgert_deploy.packager.sources.source_model import SourceModel, at_length, 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
 CUT = 0.001  # the share of an activation's values that the recipe "percentile" cuts off at either end
-# It runs tflite-runtime 2.14, whose FULLY_CONNECTED accepts no per-channel scales of INT8 weights with float data.
+# This processor gets tflite-runtime 2.14. Its FULLY_CONNECTED refuses per-channel scales of INT8 weights for float
+# data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples move the recorded ranges little and cost one float run each.
 SAMPLES_MAX = 300
-# The batches that an artifact is tried with if its batch is open.
+# The batch sizes that the build tries on an artifact if its batch is open.
 TRIAL_BATCHES = (1, 2)
 
 IsFloat = Callable[[str], bool]  # whether the operator of this name stays in float
@@ -57,7 +58,7 @@ class TFLiteBuilder(Builder):
     source_kinds = frozenset({"onnx", "tflite"})
     all_recipes = (FIRST_RECIPE, PERCENTILE, DYNAMIC_RANGE)
     takes_wide = True
-    takes_folded = False  # CAST, TRANSPOSE and MUL run one after the other: 1.8 to 2.4 times as long
+    takes_folded = False  # CAST, TRANSPOSE and MUL run one after the other, which takes 1.8 to 2.4 times as long
     ways = ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}))
 
     def build(
@@ -176,7 +177,7 @@ def _runs(source: SourceModel, calibration: CalibrationSet) -> Iterator[list[NDA
 
 
 def _run_on_zeros(path: Path) -> None:
-    """Run the file on zeros as a device would: an operator or a scale may be refused only then."""
+    """Run the file on zeros as a device does: TFLite may refuse an operator or a scale only during a run."""
     try:
         for batch in TRIAL_BATCHES:
             _run_once(path, batch)

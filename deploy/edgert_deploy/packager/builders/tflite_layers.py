@@ -44,7 +44,7 @@ def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
             if kind in PASSIVE_OPERATORS:
                 continue
             result = graph.tensors[operator.outputs[0]]
-            read = [graph.tensors[i] for i in operator.inputs]  # -1 is an absent input, and gives any tensor
+            read = [graph.tensors[i] for i in operator.inputs]  # -1 is an absent input, for which any tensor will do
             precision = types[result.type].lower()
             if kind in FACTORS and precision == "float32" and types[read[FACTORS[kind][1]].type] == "INT8":
                 precision = "int8"

@@ -1,1 +1,1 @@
-"""Candidates: the forms of the model that could be packed: built, judged, timed, and the best chosen."""
+"""Candidates, the forms of the model that could be packed: builds, judges, times and chooses them."""

@@ -1,8 +1,8 @@
 """Builds in child processes: a crash of the vendors' native code ends only its child.
 
 Some artifacts are needed whatever the accuracy gate decides. These are built in parallel, into the cache, in as many
-children as cores and free memory allow. The build flow then finds them there. It stays a plain sequence, and it times
-artifacts on a quiet machine.
+children as cores and free memory allow. The build flow then finds them in the cache. So the flow stays a plain
+sequence, and it times artifacts on a quiet machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-# Smaller models are built in the time that a child takes to import its tools.
+# A smaller model is built in the time that a child needs to import its tools.
 SOURCE_BYTES_MIN = 4 * 1024**2
 # The memory of a child: its tools, copies of the model, and the samples with their intermediate forms.
 CHILD_BYTES = 700 * 1024**2
@@ -114,7 +114,7 @@ class BuildProcesses:
     def ahead(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
         """Build those of `specs` that the cache lacks, `processes` at once (0: as many as fit; 1: build none).
 
-        If one fails, the build flow meets the error again and handles it.
+        If a build fails, the build flow gets the same error again and handles it.
         """
         missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs}
         missing = {key: spec for key, spec in missing.items() if not self._cache.has(key)}

@@ -22,7 +22,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
-# INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
+# With a smaller share of INT8, an artifact saves little: "auto" then takes FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
 
 
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether it is no INT8, or computes enough in INT8 to save time."""
+        """Whether the candidate is not INT8, or computes enough in INT8 to save time."""
         share = self.artifact.int8_share
         return not self.is_int8 or share is None or share >= WORTH_SHARE_MIN
 
@@ -115,7 +115,7 @@ class CandidateBuilder:
             golden = evaluation.golden_answers(artifact, ways[-1])  # a device's check runs one sample at a time
         except ChildFailed as error:
             raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
-        except EngineFailed as error:  # the engine wrote, or read, a model that it cannot run
+        except EngineFailed as error:  # the engine wrote or read a model, but cannot run the model
             raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", spec, artifact)) from error
         results = [judge(evaluation.metric, reference, evaluation.of_apps(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))

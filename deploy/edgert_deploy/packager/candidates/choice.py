@@ -36,7 +36,7 @@ class LeftOut:
 class Choice:
     """The artifacts of one profile: `packed` best first, all `tried`, and the FP32 `reference`.
 
-    If no candidate of the first engine passes, `packed` is the one that lost least, and the accuracy gate fails.
+    If no candidate of the first engine passes, `packed` is the candidate that lost least, and the accuracy gate fails.
     `not_built` are the recipes and precisions that an engine's tools refused.
     """
 
@@ -93,7 +93,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            # One warning of the build names the engines that compute no classical model.
+            # One warning of the whole build names the engines that do not support classical models.
             findings.leave_out(engine, error, warned=not takes_operators(builder.evaluation.source, engine))
     timings: Timings = {}
     if measure is not None:
@@ -153,7 +153,8 @@ def _warn_of_float(
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
         elif not (target.is_auto or quantized or candidate.is_worth_it or candidate.artifact.float_layers):
-            # The engine itself leaves most of the work in float. After a search for layers, the outcome says so.
+            # The engine itself leaves most of the work in float. After a search for layers, its outcome already reports
+            # that.
             share = share_text(candidate.artifact.int8_share)
             findings.warn(
                 f"{target.profile.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
@@ -259,7 +260,7 @@ def _candidates(
         if until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
             break
     if not tried:
-        raise failures[-1]  # the error of FP32, if it was tried, says most
+        raise failures[-1]  # the last error is the most useful one: that of FP32, if it was tried
     findings.tried += tried
     return tried
 

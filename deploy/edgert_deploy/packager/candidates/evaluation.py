@@ -1,4 +1,4 @@
-"""The evaluation: FP32's answers, and all other inputs that build and judge candidates."""
+"""The evaluation: FP32's answers, and all other data with which the build makes and judges candidates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Evaluation:
         return [self.golden_set.inputs[spec.name][:count] for spec in self.source.inputs]
 
     def golden_answers(self, artifact: Artifact, answers: Outputs) -> Outputs:
-        """Return the artifact's answers to the golden samples; `answers` are those to the hold-out."""
+        """Return the artifact's answers to the golden samples; `answers` are its answers to the hold-out."""
         inputs, holdout = self.golden_set.inputs, self.reference.holdout.inputs
         if all(np.array_equal(array, holdout[name][self.golden]) for name, array in inputs.items()):
             return [array[self.golden] for array in answers]

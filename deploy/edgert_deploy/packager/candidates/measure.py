@@ -1,6 +1,6 @@
 """Timing candidates: on this machine, or on a device over its transport, by the same `edgertd bench`.
 
-A candidate displaces a simpler one only if it is more than FASTER_SHARE faster: noise must not decide.
+A candidate replaces a simpler one only if it is more than FASTER_SHARE faster: noise must not decide.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Measurer:
 
 
 def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
-    """Return the fastest of `candidates`, simplest first: a later one must gain FASTER_SHARE.
+    """Return the fastest of `candidates`, simplest first: a later one must be faster by FASTER_SHARE.
 
     A candidate without a time is returned only if none has one.
     """

@@ -1,7 +1,7 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
 docs/accuracy.md describes the search. It ends with its budget, which counts builds, so a busy machine changes nothing.
-Each measurement is saved at once: the same build, run again, continues where it stopped.
+Each measurement is saved at once. If the same build runs again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Budget:
 class Attempt:
     """An attempt with the `count` most harmful layers in float.
 
-    `drop` is None if it was not built, `share` (of INT8) if that is unknown.
+    `drop` is None if the artifact was not built. `share`, of the work in INT8, is None if it is unknown.
     """
 
     count: int
@@ -139,9 +139,10 @@ def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
 def _fewest(
     builder: CandidateBuilder, spec: BuildSpec, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
 ) -> tuple[Candidate | None, bool]:
-    """Return the passing candidate with the fewest `worst` in float, and if the budget ended the search."""
-    fails, passes = 0, 0  # counts of layers; every known count up to `fails` fails; `passes` 0: none is known
-    most = len(worst) - 1  # with all of them in float nothing would be INT8
+    """Return the passing candidate with the fewest `worst` in float, and whether the budget ran out."""
+    # Counts of layers. Every known count up to `fails` fails; `passes` is 0 while no passing count is known.
+    fails, passes = 0, 0
+    most = len(worst) - 1  # with all layers in float, nothing would be INT8
     while most > 0 and passes != fails + 1:
         if passes:
             count = (fails + passes) // 2
@@ -200,7 +201,7 @@ class _Saved:
         folder = builder.cache.folder.with_name("search")
         self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
-        # The user's own metric may have changed since.
+        # The user's own metric may have changed since the attempts were saved.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(**entry) for entry in kept]
 

@@ -54,7 +54,7 @@ def best_recipe(
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-    """Sort candidates that pass first; among these, full INT8, which is fast; then by the loss.
+    """Sort passing candidates first, among them full INT8 before partly float, then by the loss.
 
     Candidates that pass only because almost nothing is in INT8 come last; mixed precision may do better with a recipe
     that failed.

@@ -1,7 +1,7 @@
 """The children of a build: vendors' engines and tools run there, because native code may crash.
 
-One child stays for the next request, since it takes 1 to 2 s to import its tools. Requests are pickled. Answers are
-JSON and arrays, so that a hostile model that controls a child cannot run code in the command.
+One child stays for the next request, because a new child needs 1 to 2 s to import its tools. Requests are pickled.
+Answers are JSON and arrays, so that a hostile model that controls a child cannot run code in the command.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: 
 def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
     """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
 
-    Raises as `ask` does. The arrays in `value` may be larger than the memory. They are written to a file, once for the
-    same object.
+    Raises as `ask` does. The arrays in `value` may be larger than the memory. So they go through a file, which is
+    written once for the same object.
     """
     held = _held_for(value)
     with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:
@@ -91,7 +91,7 @@ def _held_for(value: Any) -> _Held:
 def _write_held(value: Any) -> _Held:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
-    # The file is in the folder of the build, which removes it.
+    # The file is in the folder of the build; the build removes it.
     with tempfile.NamedTemporaryFile(prefix="edgert-held-", delete=False) as file:
         for buffer in buffers:
             file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)

@@ -59,7 +59,7 @@ class Child:
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.idle = True  # no request failed, and none is in progress
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        # Isolated (-I), so that neither the working folder nor the environment chooses what the child imports.
+        # Isolated (-I): neither the working folder nor the environment can change the modules that the child imports.
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", program],
@@ -140,7 +140,7 @@ def serve() -> None:
 
 
 def _receive(requests: queue.SimpleQueue[Answer]) -> None:
-    # Not sys.stdin: its lock, held by a thread when Python ends, is fatal.
+    # Not sys.stdin: if a thread holds its lock when Python ends, Python aborts.
     with os.fdopen(os.dup(0), "rb") as file, contextlib.suppress(EOFError):
         while True:
             requests.put(read_frame(file))
@@ -195,7 +195,8 @@ def restrict(limits: Limits) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     until = int(used.ru_utime + used.ru_stime) + limits.time_s
     until = until if hard == resource.RLIM_INFINITY else min(until, hard - 1)
-    # A memory limit cannot be raised again, so a child with one serves one request: its time limit is final, too.
+    # A memory limit cannot be raised again. So a child with a memory limit serves one request; its time limit is final,
+    # too.
     resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1 if limits.memory_bytes else hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -1,4 +1,4 @@
-"""The temporary folder of a build: it needs enough space, and errors of a full disk name it.
+"""The temporary folder of a build: the build checks its space, and errors about a full disk name it.
 
 Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it.
 After SIGKILL the folder stays, but its lock is free: the next build removes the folder.
@@ -52,7 +52,10 @@ def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> It
 
 
 def _locked(folder: Path) -> FileIO:
-    """Lock the build's folder. The held lock gets its name last: other builds remove unlocked folders."""
+    """Lock the build's folder.
+
+    The lock file gets its name only once it is locked, because other builds remove unlocked folders.
+    """
     lock = locked(folder / f"{LOCK}.new")
     (folder / f"{LOCK}.new").rename(folder / LOCK)
     return lock
@@ -83,7 +86,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: by default it would end the process at once."""
+    """Let SIGTERM end the block as Ctrl-C does. By default, SIGTERM would end the process at once."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return

@@ -23,7 +23,8 @@ from edgert_deploy.packager.receipt import PATH, read_receipt
 
 Receipt = dict[str, Any]
 
-# The parts of a receipt that are shown, and the keys that each entry needs. Another tool may have written it.
+# The parts of a receipt that the report shows, and the keys that each entry needs. Another tool may have written the
+# receipt.
 PARTS = {
     "targets": ("profile",),
     "candidates": ("id", "engine", "kind", "size_bytes", "packed", "passed", "accuracy"),
@@ -33,7 +34,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class GoldenAgreement:
-    """How much two artifacts' answers to the golden samples differ, in the output that differs most.
+    """The difference of two artifacts' answers to the golden samples, in the output that differs most.
 
     `difference` is the largest of any element, `tolerance` the allowed difference of a device from `artifact`.
     `same_class` is the share of samples for which both put the same class first, None if the output holds no scores.
@@ -49,7 +50,7 @@ class GoldenAgreement:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is known of a bundle. `receipt` is {} if it has none."""
+    """All facts about a bundle. `receipt` is {} if it has none."""
 
     manifest: Manifest
     digest: str

@@ -1,4 +1,4 @@
-"""Compares two bundles: their differences, and the files that a device with one fetches for the other.
+"""Compares two bundles: their differences, and the files that a device with one lacks of the other.
 
 The manifests are compared field by field as JSON, so that fields of later versions are compared too. Entries of lists
 are matched by their name (an artifact's id, a target's profile, a file's path).
@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fetch:
-    """The files that a device with one release fetches for the other, because it lacks their content.
+    """The files that a device with one release fetches for the other: it lacks their content.
 
     `size_bytes` is their size, `compressed_bytes` what `edgert deploy` sends for them (compressed patches),
     `whole_bytes` everything that the target needs.

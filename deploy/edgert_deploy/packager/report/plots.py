@@ -1,4 +1,4 @@
-"""The plots: small SVG pictures for table cells, beside the numbers that they show.
+"""The plots: small SVG pictures in table cells, beside the numbers that they show.
 
 A picture contains no text: it scales with its cell, and a screen reader finds everything in the table. Colours are
 classes of the page's style sheet, and follow the colour scheme.

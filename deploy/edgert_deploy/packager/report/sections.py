@@ -100,7 +100,7 @@ def _group_change(group: dict[str, Any]) -> float:
 
 
 def _groups(candidate: dict[str, Any], groups: list[dict[str, Any]], heading: str) -> str:
-    if len(groups) > ROWS_SHOWN_MAX:  # then the losses matter more than the order of the classes
+    if len(groups) > ROWS_SHOWN_MAX:  # in a long table, the losses matter more than the order of the classes
         groups = sorted(groups, key=_group_change)
     rows = []
     for group in groups:

@@ -38,8 +38,9 @@ class Timing(NamedTuple):
 def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
     """Return the array LABELS with the class of each file: from the table, else from its folder.
 
-    If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty if there is
-    no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another table.
+    If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. The result is empty
+    if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another
+    table.
     """
     path, has_table = folder / LABELS_TABLE, _has_table(folder)
     if transcripts:
@@ -82,7 +83,7 @@ def labels_of_windows(
 
 
 def _has_table(folder: Path) -> bool:
-    """Whether the folder has LABELS_TABLE. Raises CalibrationInvalid if that is no file."""
+    """Whether the folder has LABELS_TABLE. Raises CalibrationInvalid if LABELS_TABLE is no file."""
     path = folder / LABELS_TABLE
     if path.is_dir() or (path.is_symlink() and not path.exists()):
         kind = "a folder" if path.is_dir() else "a link to nothing"

@@ -34,7 +34,7 @@ def stack_all(
 
 
 def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
-    """Raise CalibrationInvalid for a sample that no bucket holds."""
+    """Raise CalibrationInvalid for a sample that is longer than every bucket."""
     for i, length in enumerate(lengths):
         if not 1 <= length <= buckets.largest:
             raise CalibrationInvalid(

@@ -43,8 +43,8 @@ IMAGENET_MARGIN = 256 / 224  # the shorter side before the crop, relative to the
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     """Return the preset `path`, or a file's rule; None if it only binds state. Raises ConfigInvalid.
 
-    A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. Of an image's
-    keys only `input` is required. The default of `model_layout` is "nhwc" if only the last axis can be the channels.
+    A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. For an image,
+    only the key `input` is required. The default of `model_layout` is "nhwc" if only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
@@ -163,7 +163,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
 
 
 def _quantized(rule: Preprocess, source: SourceModel) -> Preprocess:
-    """Return a rule that makes the numbers of an INT8 input: value / scale + zero point."""
+    """Return a rule that converts values to the numbers of an INT8 input: value / scale + zero point."""
     if rule.input not in source.scales:
         return rule
     scale, zero = source.scales[rule.input]
@@ -182,7 +182,8 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
             if labels and values in (4 + len(labels), 5 + len(labels)):
                 return Detect(spec.name, labels=labels, form=form, objectness=values == 5 + len(labels))
             if not labels and 5 <= values < boxes:
-                # YOLOv5 and similar models output the boxes' axis first, and objectness; YOLOv8 and later do neither.
+                # YOLOv5 and similar models output the axis of boxes first, and have objectness; YOLOv8 and later differ
+                # in both.
                 return Detect(spec.name, form=form, objectness=form == "anchors_first")
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(

@@ -27,9 +27,9 @@ from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
-COLUMNS = (["file", "label"], ["file_name", "label"])  # the second line is that of Hugging Face's metadata.csv
+COLUMNS = (["file", "label"], ["file_name", "label"])  # the second heading is that of Hugging Face's metadata.csv
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
-FILES = "/files"  # the path of each recording, so that a message names it
+FILES = "/files"  # the path of each recording, for messages
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
@@ -148,7 +148,7 @@ def stem(name: str) -> str:
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the files of `suffixes` (in any case) in a folder and its folders, without hidden ones.
 
-    Raises CalibrationInvalid for images, sound or tables of other formats, so that none is left out unnoticed.
+    Raises CalibrationInvalid for images, sound or tables of other formats, so that the build never omits one silently.
     """
     found = sorted((*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")))
     if others := [path for path in found if path.suffix.lower() in OTHER_SUFFIXES]:
@@ -258,8 +258,8 @@ def _check_names(path: Path, names: Collection[str], specs: Sequence[TensorSpec]
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of an .npy file. Raises ValueError for anything but plain values.
 
-    Only format 1.0 is read, whose header has at most 64 KiB: NumPy writes no other for plain values, and a header of
-    format 2.0 may unpack to gigabytes.
+    Only format 1.0 is read: its header has at most 64 KiB, and NumPy writes no other format for plain values. A header
+    of format 2.0 may unpack to gigabytes.
     """
     npy: Any = np.lib.format  # NumPy before 2.3 has no types for it
     version = npy.read_magic(file)
@@ -272,7 +272,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
-    """Map a stacked file: NumPy's `load` would advise to unpickle a file of another kind."""
+    """Map a stacked file. For a file of another kind, NumPy's `load` would advise to unpickle it."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
         array = np.asarray(_open_memmap(path, mode="r"))
         if spec is not None:
@@ -329,7 +329,7 @@ def _read_item(spec: TensorSpec, path: Path) -> NDArray[Any]:
 
 @contextmanager
 def as_recording(path: Path, size_bytes_max: int, advice: str) -> Iterator[None]:
-    """Refuse a file that is too large, and translate the errors of decoding it, an image or a signal."""
+    """Refuse an image or a signal whose file is too large, and translate the errors of decoding it."""
     if problem := pointer_problem(path):
         raise CalibrationInvalid(problem)
     try:

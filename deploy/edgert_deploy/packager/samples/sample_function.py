@@ -36,7 +36,7 @@ def read_function(
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
     """Return the samples of the function `name`, and their labels; `buckets` allow different lengths.
 
-    Raises CalibrationInvalid, which names the wrong sample, or the function's error and its place.
+    Raises CalibrationInvalid, which names the wrong sample, or the function's error and its line.
     """
     rows: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in specs}
     labels: list[int] = []

@@ -42,7 +42,7 @@ from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, toke
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
-CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs as many samples as there are golden samples
+CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs only as many samples as there are golden samples
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
@@ -55,7 +55,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
-SIZES_APART = 10  # sets whose mean values differ by a larger factor were prepared in different ways
+SIZES_APART = 10  # if the mean values of two sets differ by a larger factor, the sets were prepared in different ways
 BEYOND = 0.1  # of the calibration's range: values farther outside cause a warning
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
@@ -66,13 +66,13 @@ RUN_BYTES_MAX = 2 * 1024**2  # size of the inputs that run at once: activations 
 class CalibrationSet:
     """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
 
-    `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
-    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (mean_average_precision.py). `raw` holds
-    the windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs
-    were made.
+    `labels` holds one class index (int64) per sample; `slices` holds the name of the part of the field (a camera, a
+    time of day) from which the sample comes; `boxes` [samples, M, 5] holds a detector's true boxes
+    (mean_average_precision.py). `raw` holds the windows [samples, length(, channels)] of the signals, or the texts
+    UINT8 [samples, bytes], from which inputs were made.
 
-    `transcripts` holds the text that a model should write for each sample. `recordings` numbers the recording that each
-    window is from: equal numbers that follow each other are windows of one signal, in order. If the model has
+    `transcripts` holds the text that a model should write for each sample. `recordings` holds the number of each
+    window's recording: equal numbers that follow each other are windows of one signal, in order. If the model has
     `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own length.
     """
 
@@ -216,7 +216,8 @@ def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int
 def constant_inputs(samples: CalibrationSet) -> list[str]:
     """Return the inputs that hold the same values in all samples.
 
-    An integer input may be a setting, such as a sampling rate: it counts only if no input differs.
+    An integer input may be a setting, such as a sampling rate. So integer inputs count only if no input differs between
+    samples.
     """
     if len(samples) < 2:
         return []

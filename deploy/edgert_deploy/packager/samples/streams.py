@@ -1,4 +1,4 @@
-"""Recordings in a model with state: samples run in turn, and each passes its state to the next."""
+"""Recordings for a model with state: samples run in turn, and each run passes its state to the next."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def run_in_turn(
 ) -> tuple[list[NDArray[Any]], Arrays]:
     """Run each recording's samples in order, each with the state after the previous one.
 
-    Returns an array for each output, and for each state an array of its values before each sample. Both are in the
-    order of the samples.
+    Returns an array for each output, and for each state an array of its values before each sample. All arrays are in
+    the order of the samples.
     """
     specs = {spec.name: spec for spec in session.inputs}
     places = {one.input: [spec.name for spec in session.outputs].index(one.output) for one in state}

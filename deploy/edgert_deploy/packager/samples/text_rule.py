@@ -1,4 +1,4 @@
-"""The rules for text and embeddings from the user's tables, with defaults of model and tokenizer."""
+"""The rules for text and embeddings, from the user's tables and from defaults of model and tokenizer."""
 
 from __future__ import annotations
 

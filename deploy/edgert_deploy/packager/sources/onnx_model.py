@@ -59,7 +59,8 @@ from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
 NODES_MAX = 200_000
-# Complaints of the checker that ONNX Runtime decides: newer operators, outputs without a shape.
+# Complaints of the checker that do not count if ONNX Runtime accepts the model: newer operators, outputs without a
+# shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _SHAPES_DIFFER = "Inferred shape and existing shape differ"
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
@@ -85,8 +86,8 @@ def _examined(
 ) -> Answer:
     """Do the work of `examine`; `replaced` gets a remark for each input whose fixed lengths are replaced.
 
-    `no_batch` is the reason why the model takes one sample only, although its batch is open. Without it, such a model
-    raises OneSampleOnly, and `examine` calls again with the reason.
+    `no_batch` is the reason why the model takes one sample only, although its batch is open. Without a reason, such a
+    model raises OneSampleOnly, and `examine` calls again with the reason.
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
@@ -121,7 +122,7 @@ def _examined(
     changed |= keep_zero_pads(latest) | steady_fourier(latest) | convolve_spectrograms(latest)
     if changed or remarks or translated is not None:
         data = translation = latest.SerializeToString(deterministic=True)
-    # The runtime needs room for two copies of the weights: only the serialized model stays beside them.
+    # The runtime needs memory for two copies of the weights, so only the serialized model stays in memory beside them.
     del proto, translated, latest
     progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
     session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
@@ -167,7 +168,7 @@ def _in_single_precision(
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
     """Convert a model from FP64 to FP32 if the answers agree; return its inputs and remarks.
 
-    Classical models stay in FP64: thresholds and distances between readings need the digits.
+    Classical models stay in FP64: thresholds and distances between readings need its precision.
     """
     if is_classical(proto) or not has_double(proto):
         return inputs, ()
@@ -182,7 +183,7 @@ def _in_single_precision(
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the files beside the model that hold weights of it: {"files": [...]}. Raises SourceInvalid."""
+    """Return the files beside the model that hold its weights: {"files": [...]}. Raises SourceInvalid."""
     name = str(request["name"])
     return {"files": files_of(name, tensors(parse(name, data)))}, b""
 
@@ -254,7 +255,7 @@ def _shapes_by_length(
 
 
 def _checked(proto: Any) -> tuple[Any, bool]:
-    """Return a valid model's structure, and if wrong inner shapes were removed. Raises SourceInvalid."""
+    """Return a valid model's structure, and whether wrong inner shapes were removed. Raises SourceInvalid."""
     structure, forgot = structure_of(proto), False
     problem = _problem(structure)
     if _SHAPES_DIFFER in problem:

@@ -38,7 +38,7 @@ HEAD = "edgert_fold_"  # starts the names of folded-in preprocessing, which stay
 
 @dataclass(frozen=True)
 class Fold:
-    """Preprocessing that became the first layers of a model, which was `inner` before.
+    """Preprocessing that became the first layers of a model; `inner` is the model without it.
 
     UINT8 frames in `layout` become (value * scale - mean) / std in `model_layout`, with the channels in reverse order
     if `flips` is true.
@@ -54,7 +54,7 @@ class Fold:
     std: tuple[float, ...]
 
     def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return both numbers of value * factor + shift, one each or one per channel."""
+        """Return factor and shift of value * factor + shift: a number each, or one per channel."""
         mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
         return self.scale / std, -mean / std
 
@@ -64,13 +64,13 @@ class SourceModel(Stateful):
     """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
 
     The batch axis (axis 0) is -1 if the model leaves it open; every other axis has a fixed length. `proto` is the
-    ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
-    `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized it,
-    and the build keeps that. `fold`: its first layers are folded-in preprocessing. `remarks`: the differences between
-    its contract and the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
-    that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model that a
-    framework's file became, else 0. `unread`: inputs of the file that are left out. `scales`: scale and zero point of
-    inputs in INT8, for the presets.
+    ModelProto of an ONNX model, in an opset that every runtime accepts; `tflite` is the file of a TFLite model.
+    `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized the
+    model, and the build keeps its quantization. `fold`: its first layers are folded-in preprocessing. `remarks`: the
+    differences between its contract and the file. `buckets`: one axis besides the batch stays open, for these lengths.
+    `state`: outputs that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the
+    ONNX model that a framework's file became, else 0. `unread`: inputs of the file that are left out. `scales`: scale
+    and zero point of inputs in INT8, for the presets.
     """
 
     path: Path
@@ -110,7 +110,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     if kind == "tflite" and how.buckets is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
     shapes = how.shapes
-    if framework == "torch":  # the conversion ran TorchScript with these shapes, and leaves the batch open
+    if framework == "torch":  # the conversion already ran TorchScript with these shapes, and left the batch open
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
     beside_bytes = size_of(path.name, path.parent, beside)
@@ -164,7 +164,7 @@ def reference_engine(source: SourceModel) -> str:
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
-    """Write the source to `folder` in a form that this host's engine loads: artifacts are judged by it."""
+    """Write the source, the reference for artifacts, to `folder` in a form that this host's engine loads."""
     name = "source.tflite" if source.kind == "tflite" else "source.onnx"
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)

@@ -12,11 +12,11 @@ from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sources.onnx_graph.axes import axis_option, described, model_inputs, option_for
 
 NAME_LENGTH_MAX = 255
-RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
+RUN_BYTES_MAX = 2**33  # the limit for the inputs of the largest batch
 
 
 class OneSampleOnly(SourceInvalid):
-    """The model leaves its batch open, and does not answer two samples as it answers one."""
+    """The model leaves its batch open, but does not answer two samples as it answers one."""
 
 
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:

@@ -102,7 +102,7 @@ def _interpreter(name: str, data: bytes) -> Any:
 
 
 def _check_stateless(name: str, data: bytes) -> None:
-    """Raise SourceInvalid for a model that keeps values between runs: clients would share them."""
+    """Raise SourceInvalid for a model that keeps values between runs: clients would share these values."""
     from ai_edge_litert.schema_py_generated import BuiltinOperator, Model
 
     model = Model.GetRootAs(data)

@@ -1,8 +1,8 @@
 """Conversion of other frameworks' models to ONNX, each by its converter in a child process.
 
-The converter is the framework's own exporter, in a Python that has the framework: this one (the extras `keras` and
-`torch`), or another that the user names. A framework's loader may run code from its file: unlike a hostile ONNX file, a
-hostile framework file is not contained.
+The converter is the framework's own exporter, in a Python that has the framework: this Python (the extras `keras` and
+`torch`), or another one that the user names. A framework's loader may run code from the file. So EdgeRT contains a
+hostile ONNX file, but not a hostile file of a framework.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Conversion:
 
 
 def framework_of(path: Path) -> str | None:
-    """Return "keras" or "torch" for a model of one, by its content. None for any other file."""
+    """Return "keras" or "torch" for a model of that framework, by its content. None for any other file."""
     if path.is_dir():
         return "keras" if (path / "saved_model.pb").is_file() else None
     if not path.is_file():

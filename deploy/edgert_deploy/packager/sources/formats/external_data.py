@@ -36,7 +36,7 @@ def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
 def embed(name: str, folder: Path, proto: Any) -> bool:
     """Read a ModelProto's external data from `folder`; return whether it has any. Raises SourceInvalid.
 
-    All places are checked before anything is read: a model that is too large costs no memory.
+    All locations and sizes are checked before any data is read, so a model that is too large costs no memory.
     """
     places = list[tuple[Any, BinaryIO, int, int]]()
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Conversions of other frameworks' models, kept for the next build.
 
-The start of a framework alone takes seconds. A file holds the SHA-256 of the ONNX model and the model. If a file is
-absent, damaged or not writable, the build only converts again.
+The start of a framework alone takes seconds. A file holds the ONNX model and its SHA-256. If a file is absent, damaged
+or not writable, the build converts again.
 """
 
 from __future__ import annotations

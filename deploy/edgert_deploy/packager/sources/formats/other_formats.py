@@ -1,4 +1,4 @@
-"""Files of other formats that people give to `edgert build`: their names, and advice.
+"""Files of other formats that users may give to `edgert build`: their names, and advice.
 
 A file is recognized by its first bytes if possible, else by its suffix. This needs no framework, and unpickles nothing.
 """
@@ -34,7 +34,7 @@ KERAS_PART = (
 )
 NO_GRAPH = "weights without a model: export the model itself as ONNX, with these weights"
 ARCHIVE = "a packed archive: unpack it, and give the model's file"
-# By the first bytes of the file.
+# The formats that are recognized by the first bytes of the file.
 BEGINNINGS = {
     TORCH_PICKLE: PICKLED_TORCH,
     b"tree\nversion=": BOOSTER.format("LightGBM"),
@@ -45,7 +45,7 @@ BEGINNINGS = {
     b"\x93NUMPY": "an array of NumPy, not a model; samples are given with --calibration and --holdout",
     **{bytes((0x80, version)): PICKLE for version in range(2, 6)},
 }
-# By the suffix of the file, if its content is not recognized.
+# The formats that are recognized by the suffix of the file, if its content is not recognized.
 SUFFIXES = {
     ".joblib": PICKLE,
     ".pkl": PICKLE,
@@ -61,7 +61,7 @@ SUFFIXES = {
 
 
 def other_format(path: Path) -> str:
-    """Return the message about a file of a format that is not built; an empty text for any other file."""
+    """Return the message about a file of an unsupported format; an empty text for any other file."""
     if path.is_dir():
         what = SUFFIXES.get(path.suffix.lower(), "")
         return f"{path.name} is {what}" if what else ""

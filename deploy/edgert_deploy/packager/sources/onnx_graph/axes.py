@@ -1,8 +1,8 @@
 """Give the open axes of an ONNX model their lengths, and bring its batch axes to the front.
 
-EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often
-leave more axes open (height and width, or text length), and recurrent ones keep a state `[layers, N, H]`. The user
-gives the lengths. For a batch axis elsewhere, the graph gets a Transpose at its edge.
+EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often leave
+more axes open (height and width, or text length), and recurrent models keep a state `[layers, N, H]`. The user gives
+the lengths. If the batch axis is not axis 0, the graph gets a Transpose at that input or output.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 IR_OF_WEIGHTS_ALONE = 4  # from here on weights need not be inputs
 OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
-SUFFIX = "/edgert_batch_inside"  # ends the name of the inner value, after or before the added Transpose
+SUFFIX = "/edgert_batch_inside"  # the suffix of the inner value's name, after or before the added Transpose
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
 
-    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant. So
-    does a BOOL that is given as true or false, such as Optimum's `use_cache_branch`, which chooses a branch.
-    The batch stays open if the model leaves it open, and its length is given as 1. A given length also replaces a fixed
-    one: convolutions accept any length, and the run on a sample shows whether the other layers do. Returns whether
-    anything changed, and a remark for each such input. Raises SourceInvalid if a name or a rank does not fit the model.
+    An input without axes is one number, such as a sampling rate: the given length is its value, and becomes a constant.
+    The value of a BOOL, true or false, also becomes a constant, such as Optimum's `use_cache_branch`, which chooses a
+    branch. The batch stays open if the model leaves it open, and its length is given as 1. A given length also replaces
+    a fixed length: convolutions accept any length, and the run on a sample shows whether the other layers do. Returns
+    whether anything changed, and a remark for each input with a replaced length. Raises SourceInvalid if a name or a
+    rank does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
@@ -142,7 +143,7 @@ def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequenc
             continue
         grew = [i for i in range(len(a)) if (a[i], b[i]) == (1, 2)]
         axis = grew[0] if len(grew) == 1 else 0
-        if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed: the first axis that can be it
+        if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed: take the first axis that can be the batch
             axis = a.index(1)
         if axis:
             _move_output(proto, value, axis, len(a))
@@ -205,10 +206,10 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 
 
 def drop_weight_inputs(proto: Any) -> bool:
-    """Remove weights from the inputs: IR 3 listed them; return whether there were any.
+    """Remove weights from the inputs, where IR 3 listed them; return whether there were any.
 
-    Tools would treat them as values that a caller may replace: they would fold nothing, or make a folded value an
-    input.
+    Tools would treat such weights as values that a caller may replace: the tools would fold nothing, or make a folded
+    value an input.
     """
     inputs = list(model_inputs(proto))
     if len(inputs) == len(proto.graph.input):
@@ -219,7 +220,7 @@ def drop_weight_inputs(proto: Any) -> bool:
 
 
 def drop_unread_inputs(proto: Any) -> list[str]:
-    """Remove and return inputs that no operator reads: engines drop them and then refuse values for them."""
+    """Remove and return inputs that no operator reads: engines drop these and refuse values for them."""
     read = {name for node in nodes_of(proto.graph) for name in node.input}
     read |= {value.name for graph in graphs_of(proto.graph) for value in graph.output}
     unread = [value.name for value in proto.graph.input if value.name not in read]

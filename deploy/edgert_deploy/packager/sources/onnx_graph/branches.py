@@ -1,8 +1,8 @@
 """`If` nodes whose condition is known at the build: replaces each by the chosen branch.
 
-Exporters write one for each `if` of the program; most of these test a shape. Their conditions are constants once the
-model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, the folding runs at several
-batches: a condition is known only if it has the same value at all of them.
+Exporters write an `If` for each `if` of the program. Most of these test a shape, so their conditions are constants once
+the model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, the folding runs at
+several batches: a condition is known only if it has the same value at all of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def inline_known_branches(proto: Any) -> bool:
 def drop_empty_outputs(proto: Any) -> list[str]:
     """Remove outputs that are constants without values; return their names.
 
-    A decoder that Optimum merged has them in the branch that reuses the first step's results.
+    A decoder that Optimum merged has such outputs in the branch that reuses the first step's results.
     """
     constants = Constants(proto)
     origin = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}

@@ -29,7 +29,7 @@ def classical_operators(proto: Any) -> tuple[str, ...]:
 def is_classical(proto: Any) -> bool:
     """Whether a ModelProto is a model of classical machine learning; False for None.
 
-    Distances between readings in different units rarely survive INT8, and it gains nothing.
+    INT8 distorts distances between readings in different units, and makes such a model no faster.
     """
     return proto is not None and (proto.producer_name in PRODUCERS or bool(classical_operators(proto)))
 
@@ -40,9 +40,9 @@ def is_float_only(proto: Any) -> bool:
 
 
 def unwrap_maps(proto: Any) -> tuple[str, ...]:
-    """Replace outputs that are lists of maps (`ZipMap`) by their tensor; remove labels that are text.
+    """Replace outputs that are lists of maps (`ZipMap`) by their tensors; remove labels that are text.
 
-    skl2onnx and onnxmltools append a ZipMap to classifiers by default, and their classes are often words. Returns a
+    By default, skl2onnx and onnxmltools append a ZipMap to classifiers, and the classes are often words. Returns a
     remark for each output that changes.
     """
     from onnx import helper

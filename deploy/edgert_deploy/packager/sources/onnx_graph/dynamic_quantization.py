@@ -1,8 +1,8 @@
 """Models that quantize activations at run time, as ONNX Runtime's `quantize_dynamic` writes them.
 
-Their weights are constants in INT8, so the same arithmetic in float is known: `undo` makes it for engines that lack
-these operators. ONNX Runtime runs the graph unchanged. The items of a batch share a range there, so `examine` fixes the
-batch of such a model to 1: an answer must not depend on other items.
+Their weights are constants in INT8, so the same arithmetic in float is known. For engines that lack these operators,
+`undo` writes it. ONNX Runtime runs the graph unchanged. The items of a batch share a range there, and an answer must
+not depend on other items. So `examine` fixes the batch of such a model to 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Graph:
         return name
 
     def fold(self, node: Any) -> bool:
-        """Fold a product of two scales, which crashes ONNX Runtime 1.32 in FP16; return if `node` is one."""
+        """Fold a product of two scales, which crashes ONNX Runtime 1.32 in FP16; return whether `node` is one."""
         if node.op_type != "Mul" or not any(name in self._made for name in node.input):
             return False
         factors = [self._made.get(name, self._constants.get(name)) for name in node.input]

@@ -1,6 +1,6 @@
 """Clips without a bound.
 
-Exporters write an infinite one, which no engine can quantize, and which looks like a damaged weight.
+Exporters write an infinite bound instead. No engine can quantize it, and it looks like a damaged weight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 
-BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value of each that is no bound
+BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value with which each is no bound
 
 
 def drop_infinite_bounds(proto: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PROTO_BYTES_MAX = 2**31 - 1  # of a protobuf message, which every engine's artifact is made from
+PROTO_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message; the build makes every artifact from one
 
 Array = NDArray[Any]
 # The attributes of a Constant that hold numbers without a tensor, and the types that ONNX gives them.
@@ -16,7 +16,7 @@ _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": 
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
-    """Replace the entries of a repeated field by `messages`, which may be some of its own."""
+    """Replace the entries of a repeated field by `messages`, which may include some of these entries."""
     kept = list(messages)
     del field[:]
     field.extend(kept)
@@ -87,7 +87,7 @@ class Constants:
 
 
 def _made(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each value of `graph`, and its constant's holder; None if it is computed."""
+    """Yield the name of each value of `graph`, and the holder of its constant, None for a computed value."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:
         maker = _constant_of(node) if node.op_type == "Constant" else None

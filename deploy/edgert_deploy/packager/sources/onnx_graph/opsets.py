@@ -1,8 +1,8 @@
 """Opsets that the runtimes read.
 
 Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a model
-of a newer opset is lowered to OPSET_MAX, and one of an opset without quantization is raised, if ONNX's converter can do
-so and the answers stay the same. Otherwise the model does not change.
+of a newer opset is lowered to OPSET_MAX, and a model of an opset without quantization is raised, if ONNX's converter
+can do so and the answers stay the same. Otherwise the model does not change.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, structure_of
 
-OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
+OPSET_MIN = 13  # the first opset whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17
 OPSET_MAX = 21
-OPSET_OF_DFT = 19  # the last in which DFT's axis is an attribute: OpenVINO ignores an axis that is an input
+OPSET_OF_DFT = 19  # the last opset in which DFT's axis is an attribute: OpenVINO ignores an axis that is an input
 IR_MAX = 10  # the IR of OPSET_MAX
 
 
@@ -51,8 +51,8 @@ def at_opset(proto: Any, opset: int) -> Any:
 def steady_fourier(proto: Any) -> bool:
     """Rewrite DFTs that OpenVINO misreads; return whether any changed.
 
-    It misreads negative axes, so these are counted from the front. There, the result of a one-sided DFT has one axis
-    too many, which a Reshape removes.
+    OpenVINO misreads negative axes, so the new axes count from the front. In OpenVINO, the result of a one-sided DFT
+    has one axis too many; a Reshape removes it.
     """
     from onnx import shape_inference
 
@@ -79,7 +79,7 @@ def steady_fourier(proto: Any) -> bool:
 
 
 def _reshaped(graph: Any, node: Any, rank: int) -> Any:
-    """Return a Reshape of the result of a DFT: all axes but the last as they are, then two numbers."""
+    """Return a Reshape of the result of a DFT: all axes but the last unchanged, then two numbers."""
     import numpy as np
     from onnx import helper, numpy_helper
 

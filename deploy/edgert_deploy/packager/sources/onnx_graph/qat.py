@@ -16,7 +16,7 @@ from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGE
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
-# Quantized arithmetic in one operator. It is kept, unless dynamic_quantization.py undoes it.
+# Quantized arithmetic in one operator. It stays, unless dynamic_quantization.py replaces it.
 QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
     ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")
 )
@@ -117,9 +117,9 @@ def _range(node: Any, constants: Constants) -> tuple[float, ...]:
 
 
 def _made_positive(graph: Any, value: str, positive: set[str]) -> str:
-    """Return the name of `value` after a Relu.
+    """Return the name of `value` after a Relu that this function adds once.
 
-    ONNX Runtime's quantizer removes a Relu if the range begins at 0.
+    The float graph needs it, because ONNX Runtime's quantizer removes a Relu if the range begins at 0.
     """
     name = value + POSITIVE_SUFFIX
     if name not in positive:
@@ -193,7 +193,7 @@ def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> It
 
 
 def _put_constants(graph: Any, unpacked: dict[str, Array]) -> None:
-    """Add `unpacked` to the initializers, and drop those that nothing reads."""
+    """Add `unpacked` to the initializers, and drop initializers that no node reads."""
     from onnx import numpy_helper
 
     used = {name for node in nodes_of(graph) for name in node.input} | {value.name for value in graph.output}

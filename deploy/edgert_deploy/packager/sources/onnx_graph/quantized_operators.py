@@ -1,7 +1,7 @@
 """Rewrites operators on quantized integers, such as QLinearConv, as float operators between Q/DQ.
 
-ONNX Runtime's tools call these formats QOperator and QDQ. The INT8 models of the ONNX model zoo have the first, and
-only ONNX Runtime computes all of it. The scales stay the same.
+ONNX Runtime's tools call these formats QOperator and QDQ. The INT8 models of the ONNX model zoo use QOperator, and only
+ONNX Runtime supports all of it. The scales stay the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 @dataclass(frozen=True)
 class _Form:
-    """The float operator of a quantized one, and where its inputs are.
+    """The float operator of a quantized one, and the positions of its inputs.
 
     Each number of `operands` is the position of a value; its scale and zero point follow. `result` is the
     position of the result's scale. `bias` is the position of INT32 numbers in units of the product of both operands'
@@ -46,8 +46,8 @@ _FORMS = {
     "QLinearGlobalAveragePool": _Form("GlobalAveragePool", *_ONE),
 }
 CONCAT = "QLinearConcat"  # inputs: scale and zero point of the result, then value, scale and zero point of each operand
-OPSET_OF_AXIS = 13  # the first whose Softmax is over one axis
-OWN_ATTRIBUTES = ("channels_last", "opset")  # of ONNX Runtime's operators alone
+OPSET_OF_AXIS = 13  # the first opset whose Softmax is over one axis
+OWN_ATTRIBUTES = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
 
 
 def as_qdq(proto: Any) -> Any:
@@ -110,7 +110,7 @@ class _Rewriter:
         return helper.make_node(DEQUANTIZE, [each for each in inputs if each], [name], f"{name}/dq", **own)
 
     def _scale_of_sums(self, node: Any) -> str:
-        """Return the name of the bias's scale: that of both operands, times a QGemm's alpha."""
+        """Return the name of the bias's scale: the product of both operands' scales, times a QGemm's alpha."""
         from onnx import numpy_helper
 
         left, right = (np.asarray(self._constants.get(node.input[at])) for at in (1, 4))
@@ -121,7 +121,7 @@ class _Rewriter:
 
 
 def _softmax_of_rows(name: str, values: str, result: str, axis: int) -> list[Any]:
-    """Return a Softmax as it was before opset 13: over all axes from `axis` on together."""
+    """Return a Softmax with its meaning before opset 13: over all axes from `axis` on together."""
     from onnx import helper
 
     rows, shares, shape = f"{name}/rows", f"{name}/shares", f"{name}/shape"

@@ -1,8 +1,8 @@
 """Rewrites models in FP16, BF16 or FP64 as models in FP32.
 
-No builder quantizes them, TFLite reads none, OpenVINO misreads weights in BF16 and computes no FP64, and ONNX Runtime
-has no convolution in FP64. FP32 represents every value of FP16 and BF16, so those weights keep their values, and
-`--precision fp16` halves them again. FP64 is rounded: the caller compares the answers.
+No builder quantizes such models, and TFLite reads none of them. OpenVINO misreads weights in BF16 and computes no FP64,
+and ONNX Runtime has no convolution in FP64. FP32 represents every value of FP16 and BF16, so these weights keep their
+values, and `--precision fp16` halves them again. FP64 is rounded: the caller compares the answers.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ import numpy as np
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
-FRAME_LENGTH_MAX = 4096  # the weights grow with its square: 67 MB for this
+FRAME_LENGTH_MAX = 4096  # the weights grow with the square of the frame: 67 MB for this limit
 
 
 def state_one_sided(proto: Any) -> bool:
     """Write the default of the attribute `onesided` into each STFT; return whether one lacked it.
 
-    ONNX's shape inference treats a missing one as 0, and then reports that the next layer does not fit.
+    ONNX's shape inference treats a missing `onesided` as 0, and then reports that the next layer does not fit.
     """
     from onnx import helper
 
@@ -74,7 +74,7 @@ def _waves(node: Any, constants: Constants) -> Array | None:
 
 
 def _convolved(graph: Any, node: Any, waves: Array, constants: Constants) -> list[Any]:
-    """Return what replaces `node`: [batch, time(, 1)] becomes [batch, frames, bins, 2]."""
+    """Return the nodes that replace `node`: [batch, time(, 1)] becomes [batch, frames, bins, 2]."""
     from onnx import helper, numpy_helper
 
     name = str(node.output[0])

@@ -1,4 +1,4 @@
-"""The structure of an ONNX model: of its large weights, only types and shapes.
+"""The structure of an ONNX model, with only the types and shapes of its large weights.
 
 ONNX's checker and shape inference copy a model two or three times, and accept at most 2 GB. They need only the shapes
 of weights, and the values of short constants, which may be shapes.
@@ -12,7 +12,7 @@ from typing import Any
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of
 
 ONNX_DOMAINS = ("", "ai.onnx")  # both name ONNX's own operators
-SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
+SHAPE_VALUES_MAX = 1024  # a constant with more elements is no shape
 
 
 def opset_of(proto: Any) -> int:

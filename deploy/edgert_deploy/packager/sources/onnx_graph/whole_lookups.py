@@ -1,7 +1,7 @@
 """Look-ups of every row in order, as PyTorch writes `mask[rows, columns]` of an attention mask.
 
-The index is computed from the lengths of axes, so TFLite, which needs it as a constant, could take no open batch. Such
-a look-up returns all values in the shape of the index: it becomes a Reshape.
+The model computes the index from the lengths of axes. TFLite needs the index as a constant, so the batch could not stay
+open. Such a look-up returns all values in the shape of the index: it becomes a Reshape.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
 
 
 def _whole(constants: Mapping[str, Array], node: Any) -> list[int] | None:
-    """Return the shape of the result at one batch if the index names all rows in order; else None."""
+    """Return the shape of the result at one batch size if the index names all rows in order; else None."""
     index, lengths = constants.get(node.input[1]), constants.get(f"{node.output[0]}{LENGTHS}")
     if index is None or lengths is None or not np.array_equal(index.ravel(), np.arange(lengths[0])):
         return None

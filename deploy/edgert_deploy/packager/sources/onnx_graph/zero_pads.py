@@ -1,10 +1,10 @@
 """Pads of zeros before a MaxPool: older releases of ONNX Runtime lose them if values are negative.
 
-Their `Pad_Fusion` turns such a Pad into padding of the MaxPool, and a MaxPool ignores its padding: a negative number
-wins where ONNX says 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The source's answers, ONNX Runtime's
-artifacts and the TFLite lowering, which starts from ONNX Runtime's folding, all depend on it. The fusion tests whether
-all bytes of the value are 0. So it does not change a Pad with -0.0, which is the same number for every engine. The Pads
-of a convolution may be fused, and so may those of a MaxPool of a Relu.
+Their `Pad_Fusion` turns such a Pad into padding of the MaxPool, and a MaxPool ignores its padding: the result is
+negative where ONNX defines 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The fusion affects the source's
+answers, ONNX Runtime's artifacts and the TFLite lowering, which starts from ONNX Runtime's folding. The fusion tests
+whether all bytes of the value are 0. So it does not change a Pad with -0.0, which is the same number for every engine.
+The fusion may change the Pads of a convolution, and those of a MaxPool of a Relu.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keep_zero_pads(proto: Any) -> bool:
 
 
 def _pads(proto: Any) -> list[Any]:
-    """Return the Pads with zeros that a MaxPool reads; not those after a Relu, which are right anyway."""
+    """Return the Pads with zeros that a MaxPool reads, except those after a Relu, which are never wrong."""
     constants, nodes = Constants(proto), list(nodes_of(proto.graph))
     makers = {name: node for node in nodes for name in node.output if name}
 

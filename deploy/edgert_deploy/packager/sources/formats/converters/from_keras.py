@@ -27,12 +27,12 @@ def main() -> int:
     signature: list[Any] = []
     try:
         load = _of_saved_model if os.path.isdir(request["model"]) else _of_keras
-        # `kept` holds the variables: a TensorFlow function does not.
+        # `kept` holds the variables, because a TensorFlow function does not hold them.
         kept, function, inputs, outputs = load(tensorflow, request["model"])
         given = {name: [None, *one["shape"][1:]] for name, one in request["inputs"].items()}
         signature = [tensorflow.TensorSpec(given.get(name, spec.shape), spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
-        # tf2onnx traced the same function, because the signature is the same.
+        # The signature is the same, so tf2onnx traced the same function.
         captures = function.get_concrete_function(*signature).graph.captures
         values = [(outer, inner) for outer, inner in captures if outer.dtype != tensorflow.resource]
         keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
@@ -96,7 +96,7 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
 
 
 def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
-    """Make constants of the inputs that TensorFlow `captured`, such as a Normalization layer's mean."""
+    """Replace the inputs that TensorFlow `captured`, such as a Normalization layer's mean, by constants."""
     from onnx import numpy_helper
 
     for value in list(graph.input):
