@@ -30,7 +30,7 @@ __all__ = ["OPS", "lower"]
 
 
 def lower(model: onnx.ModelProto) -> bytes:
-    """Return the float32 .tflite file of a checked model. Deterministic.
+    """Return the float32 .tflite file of a checked model. The same model gives the same bytes.
 
     Raises OperatorUnsupported, which lists all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
     model.

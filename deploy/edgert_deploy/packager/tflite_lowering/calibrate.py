@@ -2,7 +2,7 @@
 
 TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that runs in place (a MUL or
 an ADD whose input nothing else reads) has then overwritten its input: a sigmoid before a multiplication by 63 got a
-range of 63. So this module records the ranges, with every tensor in its own memory.
+range of 63. So this module records the ranges itself, with separate memory for every tensor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 class Ranges:
     """The lowest and highest value of each float tensor of `float_model` so far.
 
-    `cut` is the share of each sample's values that is ignored at either end: a few outliers would leave few of the 256
-    steps for all other values.
+    `cut` is the share of each sample's values to ignore at either end, because a few outliers would leave few of the
+    256 steps for all other values.
     """
 
     def __init__(self, float_model: bytes, cut: float = 0.0) -> None:
@@ -40,13 +40,13 @@ class Ranges:
         self._highs = dict.fromkeys(activations, np.float32(-np.inf))
 
     def prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Make room for samples of these shapes."""
+        """Allocate memory for samples of these shapes."""
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
             self._interpreter.resize_tensor_input(detail["index"], array.shape)
         self._interpreter.allocate_tensors()
 
     def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Run on one sample, an array per input in the model's order, of the shapes that were prepared."""
+        """Run on one sample: an array per input in the model's order, of the prepared shapes."""
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
             self._interpreter.set_tensor(detail["index"], array)
         self._interpreter.invoke()
@@ -86,7 +86,7 @@ class Ranges:
 
 
 def _float_activations(model: Any) -> list[int]:
-    """Return the tensors that a run computes or receives, without the interpreter's own."""
+    """Return the float tensors that a run computes or receives, without the interpreter's internal ones."""
     graph = model.Subgraphs(0)
     tensors = map(graph.Tensors, range(graph.TensorsLength()))
     return [

@@ -1,9 +1,9 @@
 """INT8 weights with float activations in a .tflite file: "dynamic range".
 
-The kernels of FULLY_CONNECTED and CONV_2D take float data with INT8 weights: each run they find the range of the data,
-quantize it, and multiply in INT8. So no range is calibrated, and none is wrong for a sample. This suits transformers,
-whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has a scale for
-each row: the rows that are read are cast to float and multiplied by their scales.
+The kernels of FULLY_CONNECTED and CONV_2D take float data with INT8 weights. In each run, they compute the range of the
+data, quantize the data, and multiply in INT8. So no range is calibrated, and the range fits every sample. This suits
+transformers, whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has a
+scale for each row: the rows that are read are cast to float and multiplied by their scales.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
-# Smaller weights save little, and quantizing the data each time costs more than it saves.
+# For smaller weights, the quantization of the data in each run costs more time than INT8 saves.
 ELEMENTS_MIN = 1024
 LEVELS = 127
-# The operators with such kernels, and the version of each that accepts a scale per channel.
+# The operators whose kernels take float data with INT8 weights, and the version of each that accepts a scale per
+# channel.
 VERSIONS = {"FULLY_CONNECTED": 12, "CONV_2D": 5}
 
 
 def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda name: False) -> bytes:
-    """Return the model with large weights in INT8, unless `is_float`. Raises BuildFailed without any."""
+    """Return the model with large weights in INT8, unless `is_float`. Raises BuildFailed if it has none."""
     return packed(_Rewriting(unpacked(content), is_float).done())
 
 
@@ -37,7 +38,7 @@ class _Rewriting:
     def __init__(self, model: Any, is_float: Callable[[str], bool]) -> None:
         self._model, self._graph, self._is_float = model, model.subgraphs[0], is_float
         self._codes: dict[tuple[str, int], int] = {}
-        self._scales: dict[int, NDArray[np.float32]] = {}  # by tensor
+        self._scales: dict[int, NDArray[np.float32]] = {}  # keyed by tensor
 
     def done(self) -> Any:
         operators: list[Any] = []

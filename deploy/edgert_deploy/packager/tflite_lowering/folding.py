@@ -22,16 +22,16 @@ from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 # ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices)
 # cannot be lowered anyway.
 IR_VERSION_MAX = 10
-# Levels of functions inside functions.
+# The most levels of functions inside functions.
 ROUNDS_MAX = 20
 # Operators that are computed at the build, even if ONNX defines them as functions.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
-# Operators that ONNX Runtime's tools for language models write.
+# Operators with quantized weights, as ONNX Runtime's tools for language models write them.
 OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 
 
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` at a fixed `batch`. ONNX's functions that are not `lowered` themselves are inlined.
+    """Return `model` folded at a fixed `batch`, with ONNX's functions inlined unless they are `lowered`.
 
     Raises OperatorUnsupported for operators outside of ONNX, and BuildFailed if nothing can fold the model.
     """
@@ -40,7 +40,7 @@ def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx
     try:
         result = optimized(fixed)
         if any(node.op_type == "Shape" for node in result.graph.node):
-            # From an ONNX function (such as GroupNormalization) that was inlined after the folding.
+            # This Shape is from an ONNX function (such as GroupNormalization) that was inlined after the folding.
             result = optimized(result)
     except Exception as error:
         raise BuildFailed(
@@ -80,7 +80,7 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` with its own functions inlined, and those of ONNX that are not `lowered`."""
+    """Return `model` with its own functions inlined, and the functions of ONNX that are not `lowered`."""
     if model.functions:
         model = inliner.inline_local_functions(model)
     # The inliner needs the type of every input among the values, also of constants and of absent inputs.
@@ -102,7 +102,7 @@ def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.Model
 
 
 def _state_defaults(model: onnx.ModelProto) -> None:
-    """Write the defaults of a function's attributes into its nodes: ONNX's inliner leaves them out."""
+    """Write the defaults of a function's attributes into its nodes: ONNX's inliner omits them."""
     for node in model.graph.node:
         schema = _function(model, node)
         if schema is not None:

@@ -13,7 +13,7 @@ from edgert_deploy.packager.tflite_lowering.masking import soften_masks
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE, Links, replaced
 
-# An operator that the fusion below adds; ONNX has no operator of this name.
+# An operator that a fusion in this file adds; ONNX has no operator of this name.
 RSQRT = "Rsqrt"
 
 
@@ -94,7 +94,7 @@ def _mish(links: Links, smooth: Node) -> Changes:
 
 
 def _product(links: Links, op_type: str, first: Node, last: Node) -> Changes:
-    """Return a node `op_type` in place of x * last(first(x)), if there is that product."""
+    """Return a node `op_type` in place of x * last(first(x)), if the graph has this product."""
     product = links.only_user(last)
     if product is None or product.op_type != "Mul" or first.inputs[0] not in product.inputs:
         return {}
@@ -111,7 +111,7 @@ def _rsqrt(links: Links, root: Node) -> Changes:
 
 
 def _activation(ops: Mapping[str, Op], links: Links, node: Node) -> Changes:
-    """Fuse Relu and similar nodes into the node before them, which then makes the activation's result."""
+    """Fuse Relu and similar nodes into the node before them, which then computes the activation, too."""
     user = links.only_user(node)
     activation = "NONE" if user is None else clamp_name(user, links.scalar)
     if user is None or activation == "NONE" or not _clamps_itself(links.graph, ops, node):

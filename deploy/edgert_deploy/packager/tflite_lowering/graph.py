@@ -1,7 +1,7 @@
 """The ONNX graph as the lowering reads it: folded, with the shape of every value known.
 
 The model is folded (folding.py) at batch 1 and again at batch 2. If the length of an axis differs between the two, it
-grows with the batch. Such an axis is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.
+grows with the batch. Such an axis is -1 in `BatchShape.signature`, so the batch of the lowered model stays open.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Node:
-    """One ONNX operator. `activation` is that of the next node, fused into this one."""
+    """One ONNX operator. `activation` is the activation of the next node, fused into this node."""
 
     op_type: str
     domain: str
@@ -93,7 +93,8 @@ class Graph:
     """A folded model.
 
     `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` only
-    repeat along axis 0, so that their value at batch 1 broadcasts. `repeated_constants` repeat along any one axis.
+    repeat along axis 0, so that their value at batch 1 broadcasts. `repeated_constants` repeat along one axis, which
+    may be any.
     """
 
     opset: int
@@ -115,7 +116,7 @@ class Graph:
         dtypes: Mapping[str, np.dtype[Any]],
         copies: Mapping[str, str],
     ) -> Graph:
-        """Return the graph of `nodes` with more values; `copies` names each new one's original constant."""
+        """Return the graph of `nodes` with more values; `copies` maps new constants to their originals."""
 
         def also(names: frozenset[str]) -> frozenset[str]:
             return names | {name for name, original in copies.items() if original in names}

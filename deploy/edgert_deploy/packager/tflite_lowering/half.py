@@ -1,7 +1,7 @@
 """FP16 weights in a .tflite file: half the size, the same FP32 arithmetic.
 
 The form is that of TFLite's own converter (post-training float16 quantization): each float constant is stored as
-FLOAT16, followed by a DEQUANTIZE. XNNPACK converts it once, when the file is loaded.
+FLOAT16, followed by a DEQUANTIZE. XNNPACK converts the constant once, when it loads the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
-# For a smaller constant the extra tensor and operator take more bytes than FP16 saves.
+# For a smaller constant, the additional tensor and operator need more bytes than FP16 saves.
 ELEMENTS_MIN = 64
 
 
@@ -38,6 +38,6 @@ def with_half_weights(content: bytes) -> bytes:
         operators[-1].inputs, operators[-1].outputs = [len(graph.tensors) - 1], [index]
     if operators:
         model.operatorCodes.append(operator_code("DEQUANTIZE"))
-        model.operatorCodes[-1].version = 3  # the first that takes FLOAT16
+        model.operatorCodes[-1].version = 3  # the first version that takes FLOAT16
         graph.operators = operators + list(graph.operators)
     return packed(model)

@@ -25,7 +25,7 @@ AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
 SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
-# The same by rank. At rank 3 the other layout is [batch, width, channels].
+# The orders of axes that convert to the other layout, by rank. At rank 3 that layout is [batch, width, channels].
 CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
 # The position of each ONNX axis in the channels-last tensor, by rank.
@@ -38,13 +38,13 @@ class Layout(Enum):
 
 
 class Lowering:
-    """The graph that operators are read from, and the file that they are written to."""
+    """The graph whose operators are read, and the file to which TFLite's operators are written."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
         self.graph, self.links, self._ops = graph, Links(graph), ops
         self.writer = Writer()
-        # The order of features in a flattened channels-last value: element i of it is element order[i] of ONNX's
-        # value. The reader of the value permutes its weights.
+        # The order of features in a flattened channels-last value: its element i is element order[i] of ONNX's value.
+        # The node that reads the value permutes its own weights.
         self.feature_order: dict[str, NDArray[np.intp]] = {}
         self._inputs: dict[str, int] = {}
         self._tensors: dict[tuple[str, Layout], int] = {}
@@ -87,13 +87,13 @@ class Lowering:
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name` at batch 1 if a larger batch only repeats it: it then broadcasts."""
+        """Return the constant `name` at batch 1, which broadcasts if a larger batch only repeats it."""
         if name in self.graph.repeated_constants:
             return self.graph.constants[name]
         return self.value(name, role)
 
     def integers(self, node: Node, attribute: str, index: int) -> list[int] | None:
-        """Return an attribute that is input `index` in later opsets; None if absent."""
+        """Return the integers of attribute or, in later opsets, of input `index`; None if absent."""
         if attribute in node.attributes:
             return [int(v) for v in node.attributes[attribute]]
         if not node.input(index):
@@ -166,8 +166,8 @@ class Lowering:
     def define_input(self, name: str) -> None:
         """Make the tensor of a model's input.
 
-        An operator that may stay in float32 beside INT8 reads a copy: the quantizer puts a DEQUANTIZE before such a
-        reader of any other tensor, but gives it the INT8 tensor of an input as it is.
+        An operator that may stay in float32 beside INT8 reads a copy of the input. For any other tensor, the quantizer
+        puts a DEQUANTIZE before such an operator. For an input, it gives the operator the INT8 tensor unchanged.
         """
         self._inputs[name] = self.define(name)
         if self.dtype(name) == FLOAT32 and self._stays_float(name):
@@ -180,7 +180,7 @@ class Lowering:
         return any(op is not None and op.stays_float for op in users)
 
     def alias(self, name: str, layout: Layout, tensor: int) -> int:
-        """Make the existing `tensor` that of the value `name`."""
+        """Make the existing `tensor` the tensor of the value `name`."""
         self._layouts[name] = layout
         self._tensors[name, layout] = tensor
         self._named.add(tensor)
@@ -208,7 +208,7 @@ class Lowering:
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:
-        """Return channels last if one of `names` has that layout and all can have it; else native."""
+        """Return channels last if one of `names` has that layout and all can have that layout; else native."""
         ranks = {self.shape(name).rank for name in names if not self.is_constant(name)}
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE
@@ -242,7 +242,7 @@ class Lowering:
         return Value(self, result or name, tensor, self.laid_out(self.shape(name), layout), self.dtype(name))
 
     def _converted(self, name: str, layout: Layout) -> Value:
-        """Return the value in `layout`, which is not the layout it was made in."""
+        """Return the value converted to `layout`, which is not its own layout."""
         shape, made_in = self.shape(name), self._layouts[name]
         value = self._value(name, made_in, self._tensors[name, made_in])
         if not _same_order(shape.dims):

@@ -1,4 +1,4 @@
-"""Masked scores of attention: minus infinity becomes a number that INT8 can hold with other scores.
+"""Masked scores of attention: minus infinity becomes a number that fits into INT8 with other scores.
 
 Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is
 zero in float32 already. Models recognize a fully masked row by its mask (the largest element is minus infinity) or by
@@ -18,7 +18,7 @@ from edgert_deploy.packager.tflite_lowering.rewriting import Links
 
 MASKED_SCORE = -1e4
 MASKED_BELOW = -5e3
-# Operators that may be between such a constant and its Softmax.
+# Operators that may be between the constant of a mask and its Softmax.
 MASK_CHAIN = frozenset({"Add", "Expand", "Identity", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
 # The constant MASKED_BELOW; no exporter writes such a name.
 THRESHOLD = "edgert:masked_below"
@@ -35,7 +35,7 @@ class _Changes:
 
 
 def soften_masks(graph: Graph) -> Graph:
-    """Raise constants below MASKED_SCORE to it, if they only reach the scores of a Softmax."""
+    """Raise constants below MASKED_SCORE to MASKED_SCORE, if they only reach the scores of a Softmax."""
     links, changes = Links(graph), _Changes()
     waiting = [name for node in graph.nodes if node.op_type == "Softmax" for name in node.inputs]
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def _row_tests(links: Links, name: str) -> list[Node] | None:
 
 
 def _test_by_threshold(links: Links, test: Node, changes: _Changes) -> None:
-    """Let `test`, for minus infinity or not a number, test for a largest score below MASKED_BELOW instead."""
+    """Let `test` check for a largest score below MASKED_BELOW instead of minus infinity or NaN."""
     output = test.outputs[0]
     changes.constants[THRESHOLD] = np.array(MASKED_BELOW, np.float32)
     if test.op_type == "Equal":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 
 Write = Callable[["Lowering", Node], None]
-# The integers that TFLite's arithmetic treats as quantized values, with a scale; here they have none.
+# The integers that TFLite's arithmetic treats as quantized values with a scale; in the lowering they have no scale.
 NARROW: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("int8", "uint8", "int16", "uint16", "uint32")))
 # Operators that move elements have kernels for bytes.
 NARROW_BUT_BYTES = NARROW - {np.dtype("int8"), np.dtype("uint8")}
@@ -24,10 +24,10 @@ NARROW_BUT_BYTES = NARROW - {np.dtype("int8"), np.dtype("uint8")}
 class Op:
     """An ONNX operator.
 
-    `write` writes a node of it, and raises Uncovered if TFLite cannot express the node. `widens` are the dtypes that
-    are cast to a wider one. `clamps`: its TFLite operator can clamp its own result, so that a Relu after it costs
-    nothing. `sign`: its result is never below zero, or only if an input is. `stays_float`: the quantizer leaves it in
-    float32, wholly or in part.
+    `write` writes a node of this operator, and raises Uncovered if TFLite cannot express the node. `widens` are the
+    dtypes that are cast to a wider dtype. `clamps`: the TFLite operator can clamp its own result, so that a Relu after
+    it costs nothing. `sign`: the result is never below zero, or is below zero only if an input is. `stays_float`: the
+    quantizer leaves the operator in float32, wholly or in part.
     """
 
     write: Write

@@ -1,7 +1,7 @@
 """A .tflite file with plain FP32 weights: the build unpacks FP16 and sparse weights.
 
-Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantizer crashes on these, and
-weights that an operator computes could not become INT8.
+Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantizer crashes on these
+models. Weights that an operator computes could not become INT8 either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The shapes of a model's values, with pools that round the number of their windows up.
+"""The shapes of a model's values, also of pools that round the number of their windows up.
 
 Before opset 22, ONNX's shape inference counts windows that start in the padding after the last element. The later
-specification and all runtimes do not.
+specification and all runtimes do not count these windows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _first_overlong(model: onnx.ModelProto) -> int | None:
 
 
 def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
-    """Give `node` the same windows without rounding up, by more padding, for the inference only."""
+    """Replace `node`'s rounding up by more padding with the same windows, for the inference only."""
     windows, attributes = _windows(node, dims[2:]), _attributes(node)
     begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
     pads = helper.make_attribute("pads", [*begins, *(behind for _, behind in windows)])

@@ -1,10 +1,9 @@
 """Full-INT8 post-training quantization of a float .tflite, by TFLite's own quantizer.
 
-The quantizer ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code.
-Weights have a scale per channel, activations one per tensor over the range of the samples. Inputs and outputs keep
+The quantizer ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code. Weights
+have a scale per channel. Activations have a scale per tensor, over the range of the samples. Inputs and outputs keep
 their dtypes: the file itself quantizes and dequantizes. An operator without an INT8 kernel stays float32 between a
-DEQUANTIZE and a QUANTIZE. The quantizer is native code and crashes on some models, so builders run in child
-processes.
+DEQUANTIZE and a QUANTIZE. The quantizer is native code and crashes on some models, so builders run in child processes.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
 # tflite-runtime 2.14 has no INT8 form of these operators: in float, they load everywhere.
 NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
-# Its INT8 kernel is the reference one: a network with many of them ran at a tenth of the speed of FP32.
+# The INT8 kernel of this operator is the slow reference kernel: a network with many PRELUs ran at a tenth of the speed
+# of FP32.
 SLOW_IN_INT8 = frozenset({schema.BuiltinOperator.PRELU})
-# Their INT8 kernels abort at a scale of 1 of an input (tflite/kernels/comparisons.cc), and a constant 0 has that scale.
+# The INT8 kernels of these operators abort if an input has a scale of 1 (tflite/kernels/comparisons.cc), as a constant
+# 0 has.
 COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 )
-# The quantizer has no INT8 form of this operator, so it leaves all operators of that code in float.
+# The quantizer has no INT8 form of this operator, so it leaves every operator with this code in float.
 LEFT_ALONE = "CEIL"
 
 
@@ -53,9 +54,9 @@ def quantize_int8(
 ) -> bytes:
     """Return `float_model` in INT8, calibrated with `samples` (one array per input, in model order).
 
-    `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantization). An operator stays
-    in float if `is_float` is true for the name of its first output. `cut` is the share of an activation's values
-    that its range leaves out at either end. Deterministic. Raises BuildFailed.
+    `own_ranges` are the ranges of tensors whose scale is known (in a model trained with quantization). An operator
+    stays in float if `is_float` is true for the name of its first output. `cut` is the share of an activation's values
+    that its range leaves out at either end. The same inputs give the same bytes. Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
@@ -102,8 +103,8 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
 def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
     """Return the model with the operators that stay float disguised as LEFT_ALONE, and those operators.
 
-    TFLite's quantizer takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves
-    every operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
+    TFLite's quantizer accepts no list of exceptions (its successor does, but needs TensorFlow). But it leaves every
+    operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where necessary.
     """
     model = unpacked(calibrated)
     graph, hidden = model.subgraphs[0], {}
@@ -141,7 +142,7 @@ def _undisguised(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> b
 
 
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
-    """Make the ranges of `calibrated` fit for INT8, in place. Raises BuildFailed on overflow.
+    """Adapt the ranges of `calibrated` to INT8, in place. Raises BuildFailed on overflow.
 
     `own_ranges` replace recorded ranges, so that the quantizer reproduces the original scales. A tensor
     that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE,

@@ -1,4 +1,4 @@
-"""Helpers for rewrites of a graph: the producer and the readers of each value, and replacing nodes."""
+"""Helpers for rewrites of a graph: producers and readers of values, and the replacement of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Links:
                 self.users.setdefault(name, []).append(node)
 
     def only_user(self, node: Node) -> Node | None:
-        """Return the only reader of `node`'s result; None if there are more, or it is an output of the model."""
+        """Return the only reader of `node`'s result; None for several readers, or for an output of the model."""
         users = self.users.get(node.outputs[0], [])
         return users[0] if len(users) == 1 and node.outputs[0] not in self.graph.outputs else None
 

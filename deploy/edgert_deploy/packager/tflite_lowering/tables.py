@@ -24,9 +24,9 @@ def code_of(model: Any, operator: Any) -> int:
 
 
 def packed(model: Any) -> bytes:
-    """Return the file of a model whose tables were changed, its weights aligned as the kernels need them.
+    """Return the file of a model whose tables were changed, with its weights aligned for the kernels.
 
-    It removes codes that no operator uses, because interpreters look up every code.
+    The function removes codes that no operator uses, because interpreters look up every code.
     """
     operators = [operator for graph in model.subgraphs for operator in graph.operators or ()]
     used = sorted({operator.opcodeIndex for operator in operators})

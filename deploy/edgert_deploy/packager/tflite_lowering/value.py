@@ -1,4 +1,4 @@
-"""A tensor of the file being written, with operators: nodes are written as formulas of values.
+"""A tensor of the new file, with Python operators: nodes are written as formulas of values.
 
 `(x - mean) * inverse` writes SUB and MUL. A number or an array becomes a constant of the dtype of the value beside it.
 """
@@ -30,8 +30,8 @@ class Uncovered(Exception):
 class Value:
     """A tensor, its shape in the file's order of axes, and its dtype.
 
-    Operators make new values. The names of their tensors start with `name`, the result of the current ONNX node, so
-    that a layer that stays in float is found. They end with `step` (recurrent.py).
+    Operators make new values. The names of their tensors start with `name`, the result of the current ONNX node. By
+    this name, the quantizer finds a layer that stays in float. They end with `step` (recurrent.py).
     """
 
     lowering: Lowering
@@ -117,7 +117,7 @@ class Value:
         return self.reduced("MEAN", axes)
 
     def total(self, axes: Sequence[int], *, keep: bool = True) -> Value:
-        """Write the sum; of floats as mean times number: the quantizer gives SUM the scale of the elements."""
+        """Write the sum; for floats, write mean times number: the quantizer gives SUM the elements' scale."""
         counts = [self.shape.signature[axis] for axis in axes]
         if self.dtype != FLOAT32 or min(counts, default=0) < 1:
             return self.reduced("SUM", axes, keep=keep)

@@ -24,7 +24,7 @@ WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
 def widen(graph: Graph, ops: Mapping[str, Op]) -> Graph:
     """Return `graph` with casts around each operator that reads or makes a dtype in its `widens`."""
     nodes: list[Node] = []
-    originals: dict[str, str] = {}  # of each wide value, the narrow one
+    originals: dict[str, str] = {}  # wide value -> its narrow value
     for node in graph.nodes:
         widens = ops[node.op_type].widens if node.op_type in ops else frozenset()
         read = {name: f"{name}_wide" for name in node.inputs if graph.dtypes.get(name) in widens}

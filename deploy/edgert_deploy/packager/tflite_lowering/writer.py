@@ -1,4 +1,4 @@
-"""The .tflite file being written: tensors, operators and buffers, in the terms of the TFLite schema.
+"""Writes a .tflite file: tensors, operators and buffers, in the terms of the TFLite schema.
 
 Source of the format: tensorflow/compiler/mlir/lite/schema/schema.fbs (file identifier `TFL3`).
 """
@@ -19,7 +19,7 @@ DESCRIPTION = "EdgeRT"
 SIGNATURE_KEY = "serving_default"
 # The kernels read weights with vector loads straight from the mapped file.
 BUFFER_ALIGNMENT = 16
-# Codes up to this one are also in the one-byte field that runtimes older than 2020 read.
+# Codes up to this code are also in the one-byte field that runtimes older than 2020 read.
 LAST_DEPRECATED_CODE = 127
 
 TENSOR_TYPES = {
@@ -27,7 +27,7 @@ TENSOR_TYPES = {
     for name in ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
 }
 
-# The mark in the name of a tensor that every step of a sequence has, between the tensor's own name and the step.
+# The mark between name and step, in the name of a tensor that every step of a sequence has.
 STEP_MARK = "@step"
 
 # The tables of options whose names differ from the names of their operators.
@@ -45,7 +45,7 @@ WITH_OPTIONS = frozenset(
 
 
 class Writer:
-    """Collects tensors and operators; tensors are referred to by index."""
+    """Collects tensors and operators; an index identifies a tensor."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
@@ -56,7 +56,7 @@ class Writer:
         self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
 
     def tensor(self, name: str, shape: BatchShape, dtype: np.dtype[Any], buffer: int = 0) -> int:
-        """Add a tensor; append a number to a name that exists."""
+        """Add a tensor; append a number to its name if the name exists."""
         tensor = schema.TensorT()
         tensor.name = self._unique(name)
         tensor.type = TENSOR_TYPES[dtype]
@@ -101,7 +101,7 @@ class Writer:
         self._operators.append(operator)
 
     def rename(self, tensor: int, name: str) -> None:
-        """Give `tensor` a name of the contract; another tensor of that name is renamed."""
+        """Give `tensor` a name of the contract, and rename another tensor of that name."""
         for other in self._tensors:
             if other.name == name:
                 other.name = self._unique(f"{name}_inner")
@@ -130,7 +130,7 @@ class Writer:
 
 
 class AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated schema has no types
-    """A buffer whose data starts at a multiple of BUFFER_ALIGNMENT; the generated code aligns to one byte."""
+    """A buffer whose data starts at a multiple of BUFFER_ALIGNMENT; the schema's code aligns to a byte."""
 
     @property
     def size_bytes(self) -> int:

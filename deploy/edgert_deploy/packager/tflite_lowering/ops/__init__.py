@@ -1,4 +1,4 @@
-"""ONNX operator -> its record. Each module owns a family of operators."""
+"""The table of ONNX operator -> its record. Each module defines a family of operators."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from edgert_deploy.packager.tflite_lowering.ops.elementwise import unary
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_one, operands
 from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Uncovered, Value
 
-PER_AXIS_SOFTMAX_OPSET = 13  # before this opset, Softmax treated all axes from `axis` on as one
+PER_AXIS_SOFTMAX_OPSET = 13  # before this opset, Softmax treated all axes from `axis` on as one axis
 CLIP_BOUNDS = {1: ("min", "MAXIMUM"), 2: ("max", "MINIMUM")}
 
 
@@ -42,7 +42,7 @@ def leaky_relu(x: Value, node: Node) -> Value:
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
-    """Use PRELU for a constant slope that all items share; compose all others of other operators."""
+    """Use PRELU for a constant slope that all items share, else compose the function of other operators."""
     slope, rank = lowering.graph.constants.get(node.inputs[1]), lowering.shape(node.outputs[0]).rank
     if slope is not None and lowering.dtype(node.inputs[0]) == FLOAT32 and (slope.ndim < rank or slope.shape[0] == 1):
         x, layout = lowering.read_as_made(node)
@@ -122,7 +122,7 @@ def thresholded_relu(x: Value, node: Node) -> Value:
 
 
 def softmax(lowering: Lowering, node: Node) -> None:
-    """Apply TFLite's operator, which runs over the last axis: move another axis there and back."""
+    """Apply TFLite's operator, which runs over the last axis: move another axis to the end and back."""
     shape, layout = lowering.shape(node.inputs[0]), lowering.layout(node.inputs[0])
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
     axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank

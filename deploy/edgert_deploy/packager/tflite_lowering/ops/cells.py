@@ -17,7 +17,7 @@ Activation = Callable[[Value], Value]
 
 @dataclass(frozen=True)
 class State:
-    """Values [batch, hidden]; None is zeros, which cost no operator."""
+    """The state: values [batch, hidden]. None stands for zeros, which need no operator."""
 
     hidden: Value | None = None
     memory: Value | None = None
@@ -45,7 +45,7 @@ class Cell:
         return int(self.recurrent.shape[1])
 
     def at_step(self, step: int, value: Value, *, is_first: bool) -> Value:
-        """Return `value` named after its `step`; the first step, without a state, has separate operators."""
+        """Return `value` named after its `step`. The first step has no state, so its operators have own names."""
         return replace(value, name=self.name, step="first" if is_first else f"{STEP_MARK}{step}")
 
     def gates(self, joined: Value, count: int) -> list[Value]:
@@ -64,7 +64,7 @@ class Cell:
 # --- activations
 
 
-ALPHA, BETA = 0.2, 0.5  # ONNX's defaults for HardSigmoid, the only one here that has parameters
+ALPHA, BETA = 0.2, 0.5  # ONNX's defaults for HardSigmoid, the only activation here that has parameters
 ACTIVATIONS: dict[str, Activation] = {
     "hardsigmoid": lambda x: hard_sigmoid(x, ALPHA, BETA),
     "relu": lambda x: x.op("RELU"),

@@ -1,4 +1,4 @@
-"""Conv, and the convolution of a channels-last value, which ConvTranspose uses too."""
+"""Conv, and the convolution of a channels-last value, which ConvTranspose also uses."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Term:
         return Term(labels, self.shape.permuted(order), turned)
 
     def grouped(self, *groups: Labels) -> Term:
-        """Return the term with one axis per group; the groups hold all labels, and an empty one has length 1."""
+        """Return the term with one axis per group. The groups hold all labels; an empty group has length 1."""
         ordered = self.in_order(tuple(label for group in groups for label in group))
         signature, lengths = self.signature(), self.lengths()
         dims = tuple(int(np.prod([lengths[label] for label in group])) for group in groups)
@@ -85,7 +85,7 @@ class Term:
         )
 
     def without(self, labels: set[str]) -> Term:
-        """Return the term without those of `labels` whose axes have length 1 here."""
+        """Return the term without the axes of `labels` that have length 1 in this term."""
         lengths = enumerate(self.signature().items())
         kept = tuple(axis for axis, (label, length) in lengths if length != 1 or label not in labels)
         return self.reshaped(tuple(self.labels[axis] for axis in kept), self.shape.permuted(kept))
@@ -104,7 +104,8 @@ def einsum(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     operands, result = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
     terms = [_term(lowering, node, index, labels) for index, labels in enumerate(operands)]
-    # The first one is computed, and so are all products; weights are on the side that FULLY_CONNECTED needs.
+    # The first operand is computed, so every product is computed, too. Weights are then the right operand, as
+    # FULLY_CONNECTED needs.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     product = terms.pop(0)
     while terms:
@@ -127,7 +128,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
 
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
-    """Drop the axes of length 1 that are longer, or the batch, in other operands."""
+    """Drop each axis of length 1 that is longer, or is the batch, in another operand."""
     longer = {label for term in terms for label, length in term.signature().items() if length != 1}
     return [term.without(longer) for term in terms]
 

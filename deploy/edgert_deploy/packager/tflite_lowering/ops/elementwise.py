@@ -33,7 +33,7 @@ def absolute(x: Value, node: Node) -> Value:
 
 
 def negative(x: Value, node: Node) -> Value:
-    """Multiply by -1: the quantizer leaves NEG in float32."""
+    """Multiply by -1, because the quantizer leaves NEG in float32."""
     return x * -1 if x.dtype == FLOAT32 else x.op("NEG")
 
 
@@ -49,7 +49,7 @@ def reciprocal(x: Value, node: Node) -> Value:
 
 
 def erf(x: Value, node: Node) -> Value:
-    """Compute Erf by ERF_POLYNOMIAL, since TFLite lacks it. A GELU around it was fused before."""
+    """Compute Erf by ERF_POLYNOMIAL, because TFLite lacks Erf. A GELU around it was fused before."""
     x = x.op("MAXIMUM", -ERF_LIMIT).op("MINIMUM", ERF_LIMIT)
     squared = x * x
     value = x.constant(ERF_POLYNOMIAL[-1])
@@ -65,7 +65,7 @@ def cast(lowering: Lowering, node: Node) -> None:
 
 
 def dropout(lowering: Lowering, node: Node) -> None:
-    """Return the input: inference drops nothing. The mask has no value."""
+    """Return the input, because inference drops no elements. The output `mask` has no value."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
         raise Uncovered("it is in training mode; export the model for inference")
     x, layout = lowering.read_as_made(node)
@@ -73,7 +73,7 @@ def dropout(lowering: Lowering, node: Node) -> None:
 
 
 def is_inf(x: Value, node: Node) -> Value:
-    """Test that x - x is not a number and x is one, and that x has the wanted sign."""
+    """Test that x - x is NaN and x is not, and that x has the wanted sign."""
     difference = x - x
     result = difference.op("NOT_EQUAL", difference, dtype=BOOL).op("LOGICAL_AND", x.op("EQUAL", x, dtype=BOOL))
     for sign_name, opposite in (("positive", "LESS"), ("negative", "GREATER")):

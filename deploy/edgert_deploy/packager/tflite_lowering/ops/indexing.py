@@ -1,4 +1,4 @@
-"""Look-ups by a constant or computed index, and writes by one."""
+"""Look-ups by a constant or computed index, and writes by such an index."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def trilu(lowering: Lowering, node: Node) -> None:
 def _non_negative(
     lowering: Lowering, node: Node, index: int, lengths: int | Sequence[int], wanted: np.dtype[Any] | None = None
 ) -> Value:
-    """Return the indices `index` of `node` into axes of `lengths`, as TFLite takes them: not negative.
+    """Return input `index` of `node`, indices into axes of `lengths`, as TFLite needs them: not negative.
 
-    Constant indices are int32; computed ones keep their dtype, or are cast to the `wanted` one.
+    Constant indices are int32. Computed indices keep their dtype, or are cast to the `wanted` dtype.
     """
     name = node.inputs[index]
     if lowering.is_constant(name):

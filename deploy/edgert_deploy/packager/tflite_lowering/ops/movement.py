@@ -25,7 +25,7 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Return whether only constant weights read a flattened value: then these are permuted instead."""
+    """Return whether only a layer with constant weights reads a flattened value: it permutes its weights."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
@@ -39,12 +39,12 @@ def _flattens_features(lowering: Lowering, node: Node) -> bool:
 
 
 def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
-    """Return the position in the flattened ONNX item of each element of a flattened channels-last item."""
+    """Return each element's position in the flattened ONNX item, in the order of a channels-last item."""
     return np.moveaxis(np.arange(int(np.prod(item))).reshape(item), 0, -1).reshape(-1)
 
 
 def transpose(lowering: Lowering, node: Node) -> None:
-    """Transpose. A change between the two layouts only renames the tensor."""
+    """Write Transpose. A change between the two layouts only renames the tensor."""
     source = node.inputs[0]
     rank = lowering.shape(source).rank
     order = tuple(int(i) for i in node.attributes.get("perm", reversed(range(rank))))
@@ -57,7 +57,7 @@ def transpose(lowering: Lowering, node: Node) -> None:
 
 
 def expand(lowering: Lowering, node: Node) -> None:
-    """Broadcast to a shape without the batch, or one whose batch the value has already."""
+    """Broadcast to a shape without the batch, or to one whose batch the value already has."""
     x, after = lowering.read(node), lowering.shape(node.outputs[0])
     if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
         raise Uncovered("it expands a computed value to the batch; export the model with its batch fixed to 1")
@@ -140,7 +140,7 @@ def _start(start: int, length: int, step: int) -> int:
 
 
 def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -> Value:
-    """Write STRIDED_SLICE to one step after the last element; masks open the batch and ends before 0."""
+    """Write STRIDED_SLICE to one step after the last element; masks express the batch and ends before 0."""
     last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
     open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
     cut = (x.indices(values) for values in (begin, last, stride))
@@ -151,7 +151,7 @@ def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -
 
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
-    """Move blocks to channels: TFLite's order is ONNX's DCR mode, and a look-up reorders for CRD."""
+    """Move blocks to channels. TFLite's order is ONNX's DCR mode; for CRD, a look-up changes the order."""
     block, shape = int(node.attributes["blocksize"]), lowering.shape(node.outputs[0])
     shape = lowering.laid_out(shape, Layout.CHANNELS_LAST)
     deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)

@@ -1,4 +1,4 @@
-"""The normalizations, with each BatchNormalization that no convolution could absorb."""
+"""The normalizations, and each BatchNormalization that was not folded into a convolution."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def batch_normalization(lowering: Lowering, node: Node) -> None:
 def _image(lowering: Lowering, node: Node) -> tuple[Value, int, Layout]:
     """Return a node's input with a rank of 4 at most, the axis of its channels, and its layout.
 
-    TFLite's older INT8 kernels broadcast up to rank 4, so that the depth and the height of a volume become one axis.
+    TFLite's older INT8 kernels broadcast only up to rank 4, so the depth and the height of a volume become one axis.
     """
     x, layout = lowering.read_as_made(node)
     rank = lowering.shape(node.inputs[0]).rank
@@ -85,16 +85,16 @@ def _image(lowering: Lowering, node: Node) -> tuple[Value, int, Layout]:
 def _finish_image(
     lowering: Lowering, node: Node, x: Value, channel: int, layout: Layout, scale: NDArray[Any], offset: NDArray[Any]
 ) -> None:
-    """Make `node`'s result: `x`, made of an image, times one constant per channel plus another."""
+    """Write `node`'s result: `x`, computed from an image, times one constant per channel plus another."""
     dims = [-1 if axis == channel else 1 for axis in range(x.shape.rank)]
     x = x * scale.reshape(dims) + offset.reshape(dims)
     lowering.result(node, x.reshaped(lowering.laid_out(lowering.shape(node.outputs[0]), layout)), layout)
 
 
 def lp_normalization(lowering: Lowering, node: Node) -> None:
-    """Divide x by its p-norm along one axis; TFLite has an operator for p = 2 along the last one.
+    """Divide x by its p-norm along one axis; TFLite has an operator for p = 2 along the last axis.
 
-    A norm below 1e-6 counts as 1e-6, like in that operator: zeros stay zeros.
+    A norm below 1e-6 counts as 1e-6, as in that operator, so zeros stay zeros.
     """
     x = lowering.read(node)
     axis = int(node.attributes.get("axis", -1)) % x.shape.rank

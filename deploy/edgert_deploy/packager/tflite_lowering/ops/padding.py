@@ -51,7 +51,7 @@ def _value(lowering: Lowering, node: Node) -> Any:
 
 
 def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> Value:
-    """Pad with a value; pad floats by zeros plus the value, as the quantizer leaves PADV2 in float32."""
+    """Pad with a value. Pad floats with zeros, and add the value there: PADV2 would stay in float32."""
     if value and x.dtype != FLOAT32:
         return x.op("PADV2", x.indices(amounts), value, shape=x.shape.padded(amounts.tolist()))
     padded = x.padded(amounts.tolist())

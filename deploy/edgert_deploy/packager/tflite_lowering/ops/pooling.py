@@ -1,6 +1,6 @@
 """MaxPool, AveragePool, LpPool, two axes at a time: a pool over boxes is a pool over each axis.
 
-TFLite has no option for some windows: dilated ones, or padding that zeros do not imitate. A look-up then puts the
+TFLite has no option for some windows: dilated windows, or padding that zeros cannot replace. A look-up then puts the
 elements of every window side by side along its axis, and the window becomes a plain one whose stride is its length.
 """
 
@@ -28,7 +28,7 @@ def max_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _max(plane: Value, window: Window, non_negative: bool) -> Value:
-    """Take maxima that ignore padding: pad with 0 if no value is lower, else with the window's elements.
+    """Compute maxima that ignore padding: pad with 0 if no value is lower, else with window elements.
 
     Minus infinity would work in float32, but would use up the whole INT8 range.
     """
@@ -59,7 +59,7 @@ def _can_mirror(axis: WindowAxis) -> bool:
 def _undilated_max(
     plane: Value, window: Window, also: Callable[[WindowAxis], bool] = lambda axis: False
 ) -> tuple[Value, Window]:
-    """Put windows along dilated axes, and those of `also`, side by side; padding repeats an element."""
+    """Put windows along dilated axes, and along axes of `also`, side by side; padding repeats an element."""
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation == 1 and not also(axis):
@@ -75,7 +75,7 @@ def _undilated_max(
 
 
 def average_pool(lowering: Lowering, node: Node) -> None:
-    """Take means; except under SAME, where TFLite excludes padding, a factor per position corrects them."""
+    """Compute means. A factor per position corrects them, except with SAME, where TFLite excludes padding."""
     counted = bool(node.attributes.get("count_include_pad", 0))
 
     def average(plane: Value, window: Window) -> Value:
@@ -103,7 +103,7 @@ def _mean_with_zeros(plane: Value, window: Window) -> Value:
 
 
 def lp_pool(lowering: Lowering, node: Node) -> None:
-    """Take the p-th root of the sum of p-th powers: of their mean, times the p-th root of the number."""
+    """Compute the p-th root of the sum of p-th powers, as the root of their mean times their number."""
     power = float(node.attributes.get("p", 2))
     area = int(np.prod(node.attributes["kernel_shape"]))
     _pool(

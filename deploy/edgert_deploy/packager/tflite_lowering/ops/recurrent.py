@@ -1,7 +1,8 @@
-"""RNN, GRU and LSTM, unrolled: plain operators for each step, which has its own INT8 scales.
+"""RNN, GRU and LSTM, unrolled: each step has separate plain operators, with their own INT8 scales.
 
-TFLite has a sequence operator only for LSTM; it keeps its state between runs and supports neither a direction nor a
-sequence's length. The product with the input does not depend on the state: it is one FULLY_CONNECTED over all steps.
+TFLite has a sequence operator only for LSTM. That operator keeps its state between runs, and supports neither a
+direction nor a sequence's length. The product with the input does not depend on the state, so one FULLY_CONNECTED
+computes it for all steps.
 
 Shapes: X [steps, batch, inputs]; W [directions, gates * hidden, inputs]; R [directions, gates * hidden,
 hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states [directions, batch, hidden].
@@ -20,7 +21,7 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import ACTIVATIONS, ALPHA, BETA, KINDS, Activation, Cell, State
 from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 
-# A step is some 15 operators per direction; beyond this limit the file loads too slowly.
+# A step has about 15 operators per direction; with more steps, the file loads too slowly.
 STEPS_MAX = 512
 # Positions of the inputs of ONNX's operators; only LSTM has the last two.
 BIAS, LENGTHS, INITIAL_HIDDEN, INITIAL_MEMORY, PEEPHOLES = 3, 4, 5, 6, 7

@@ -26,7 +26,7 @@ class Axes:
 
 
 def reduction(code: str, before: str = "", after: str = "") -> Write:
-    """Return a writer of after(reduce(before(x))), the outer two unary operators or SQUARE, a MUL."""
+    """Return a writer of after(reduce(before(x))). `before` and `after` are unary, or SQUARE, a MUL."""
 
     def compute(x: Value, axes: Axes) -> Value:
         x = x * x if before == "SQUARE" else x.op(before) if before else x
@@ -67,7 +67,7 @@ def _writer(compute: Callable[[Value, Axes], Value]) -> Write:
 
 
 def _axes(lowering: Lowering, node: Node) -> Axes:
-    """Return the axes to reduce: without any given, all of them, or none with `noop_with_empty_axes`."""
+    """Return the axes to reduce. If the node names none: all, or none with `noop_with_empty_axes`."""
     rank = lowering.shape(node.inputs[0]).rank
     axes = lowering.integers(node, "axes", 1)
     if not axes:
@@ -80,7 +80,7 @@ def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> A
     rank, held = lowering.shape(node.inputs[0]).rank, lowering.layout(node.inputs[0])
     keep = keep or not axes
     if held is Layout.CHANNELS_LAST and not keep and axes != list(range(2, rank)):
-        held = Layout.NATIVE  # the rest would be in neither order
+        held = Layout.NATIVE  # the other axes would have neither order
     places = [lowering.axis(axis, rank, held) for axis in axes]
     if held is Layout.CHANNELS_LAST and rank == 3 and not keep:
         places.append(1)  # the added height of a value of rank 3

@@ -18,7 +18,7 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered
 
-# The largest difference of two computations of a weight in float32, on an axis of some thousand elements.
+# The largest difference of two computations of a weight in float32, on an axis of a few thousand elements.
 WEIGHT_TOLERANCE = 1e-4
 # TFLite's options (alignCorners, halfPixelCenters).
 BILINEAR_RULES = ((False, True), (True, False), (False, False))
@@ -71,7 +71,7 @@ def _is_modern(node: Node) -> bool:
 
 
 def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
-    """Return ONNX's own factor for each of `axes`, or the quotient of its lengths."""
+    """Return ONNX's own factor for each of `axes`, or the quotient of the axis's lengths."""
     if "scales" in node.attributes:
         return [float(s) for s in node.attributes["scales"]]
     name = node.input(2 if _is_modern(node) else 1)

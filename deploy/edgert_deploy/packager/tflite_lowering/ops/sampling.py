@@ -1,7 +1,7 @@
 """Positions and weights with which Resize samples an axis, by ONNX's and TFLite's rules.
 
-Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) for the details that it
-leaves open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
+Source: the specification of ONNX's Resize; for details that it leaves open, ONNX's reference
+(onnx/reference/ops/op_resize.py); tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Sampling:
     rule: str
 
     def positions(self) -> NDArray[np.float32]:
-        """Return the position of each output on the axis, in elements; in float32, to round like runtimes do."""
+        """Return the position of each output on the axis, in elements; in float32, to round as runtimes do."""
         x, half = np.arange(self.outputs, dtype=np.float32), np.float32(0.5)
         scale = np.float32(self.scale)
-        resized = np.float32(self.scale * self.length)  # may be no whole number
+        resized = np.float32(self.scale * self.length)  # may be a fraction
         placed: NDArray[np.float32] = (x + half) / scale - half
         match self.rule:
             case "asymmetric":

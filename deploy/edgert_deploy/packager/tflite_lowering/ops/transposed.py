@@ -1,4 +1,4 @@
-"""ConvTranspose: a convolution to the phases of the stride, their rearrangement, and a cut.
+"""ConvTranspose: a convolution that computes the phases of the stride, their rearrangement, and a cut.
 
 TRANSPOSE_CONV itself needs the output's shape as a constant, with the batch, and has neither groups nor dilations.
 Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j < m of x[q -
@@ -37,7 +37,7 @@ class TransposedAxis:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is cut off: every phase of every position is an output."""
+        """Whether every phase of every position is an output, so that nothing is cut off."""
         return self.before == 0 and self.outputs == self.positions * self.stride
 
 

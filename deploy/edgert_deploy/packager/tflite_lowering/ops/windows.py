@@ -40,7 +40,7 @@ class WindowAxis:
         return self.before == self.after == 0
 
     def elements(self) -> NDArray[np.intp]:
-        """Return the elements that each position reads, [outputs, kernel]; outside of 0 to `size` is padding."""
+        """Return the elements that each position reads, [outputs, kernel]; outside 0 to `size` is padding."""
         starts = np.arange(self.outputs) * self.stride - self.before
         read: NDArray[np.intp] = starts[:, None] + np.arange(self.kernel) * self.dilation
         return read
