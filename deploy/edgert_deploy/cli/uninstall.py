@@ -21,7 +21,7 @@ from edgert_deploy.devices.transports import Transport
 @selector_argument()
 @click.option("--purge", is_flag=True, help="Remove models, trusted keys and configuration too.")
 @yes_option
-@click.option("--dry-run", is_flag=True, help="Show what would be removed and what would stay; change nothing.")
+@click.option("--dry-run", is_flag=True, help="List the parts to remove and the parts that stay; change nothing.")
 @inventory_option
 @json_option
 def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: Inventory, as_json: bool) -> None:

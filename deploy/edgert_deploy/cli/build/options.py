@@ -93,7 +93,9 @@ build_options = gathered(
             type=FILE,
             help="Samples to quantize with: .npz, .npy, a folder of .npy, images, sound, series or texts, or module:function.",
         ),
-        click.option("--holdout", type=FILE, help="Samples that judge the artifacts; none may be from the training."),
+        click.option(
+            "--holdout", type=FILE, help="Samples that judge the artifacts; none of them may be a training sample."
+        ),
         click.option(
             "--allow-overlap",
             is_flag=True,
@@ -111,9 +113,13 @@ build_options = gathered(
             type=Number(0),
             default=0.01,
             show_default=True,
-            help="The largest loss of an artifact against FP32 that passes, in the metric's unit.",
+            help="The largest loss against FP32 with which an artifact passes, in the metric's unit.",
         ),
-        click.option("--max-class-drop", type=Number(0), help="The largest loss of any class or slice that passes."),
+        click.option(
+            "--max-class-drop",
+            type=Number(0),
+            help="The largest loss of any class or slice with which an artifact passes.",
+        ),
     ),
     *section(
         "The model's inputs and outputs",
@@ -122,7 +128,7 @@ build_options = gathered(
             "inputs",
             multiple=True,
             metavar="NAME=SHAPE",
-            help="The lengths of an input's axes, if the model leaves them open or has others: images=1,3,640,640, ids=int64:1,128.",
+            help="The lengths of an input's axes, if open or different in the model: images=1,3,640,640, ids=int64:1,128.",
         ),
         click.option(
             "--buckets",
@@ -165,7 +171,7 @@ build_options = gathered(
             type=click.Choice(["all", "first"]),
             default="all",
             show_default=True,
-            help="The engines of a profile to build for.",
+            help="Build for all engines of a profile, or only for the first.",
         ),
         click.option(
             "--precision",
@@ -210,7 +216,7 @@ build_options = gathered(
             "--downgrade-from",
             type=click.IntRange(2, 2**53 - 1),
             metavar="RELEASE",
-            help="Let devices replace releases up to RELEASE by this older one. It expires in 30 days unless --expires is given.",
+            help="Let devices replace releases up to RELEASE by this older one, for 30 days unless --expires is given.",
         ),
         click.option(
             "--expires",

@@ -8,7 +8,7 @@ from edgert.cli.command import LazyGroup
 
 COMMANDS = {
     "inspect": ("edgert_deploy.cli.bundle.inspect:inspect", "Show what a bundle contains."),
-    "diff": ("edgert_deploy.cli.bundle.diff:diff", "Show what changed between two bundles."),
+    "diff": ("edgert_deploy.cli.bundle.diff:diff", "Show the changes between two bundles."),
     "verify": ("edgert_deploy.cli.bundle.verify:verify", "Check a bundle's signature and every byte."),
     "report": ("edgert_deploy.cli.bundle.report:report", "Write a report on a bundle as one HTML page with plots."),
 }

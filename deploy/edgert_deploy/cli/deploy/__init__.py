@@ -44,7 +44,7 @@ from edgert_deploy.rollout.waves import Strategy
 @trial_options
 @wave_options
 @transfer_options
-@click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the steps; change nothing.")
 @verbose_option
 @inventory_option
 @json_option

@@ -78,7 +78,7 @@ trial_options = gathered(
             "--watch",
             "watch_s",
             type=Duration(),
-            help="How long the device watches the limits: 90s, 10m, 2h [default: 60s if there are limits].",
+            help="Time for which the device watches the limits: 90s, 10m, 2h [default: 60s if there are limits].",
         ),
         click.option(
             "--unattended/--attended",
@@ -138,7 +138,7 @@ transfer_options = gathered(
             type=BundlePath(),
             multiple=True,
             metavar="OLD.edgert",
-            help="An older bundle that the devices have, if another host sent it: then only differences are sent. May be repeated.",
+            help="An older bundle that another host sent to the devices: only differences are then sent. May be repeated.",
         ),
     ),
 )

@@ -18,7 +18,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS, extra="fleet", context_settings={"max_content_width": 110})
 def fleet() -> None:
-    """Watch, record, query, show and export what the fleet reports over MQTT.
+    """Watch, record, query, show and export the fleet's reports over MQTT.
 
     \b
     Examples:

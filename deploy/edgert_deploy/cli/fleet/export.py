@@ -47,7 +47,8 @@ Prometheus 2.40 or newer reads the histograms as native ones (start it with --en
   histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
 A scraper that requests text gets classic histograms with one bucket for each octave. Several exporters divide a large
 fleet by --site; sum over all of them. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
-expects. It misses messages while it is down, unless --session NAME makes the broker keep them (one NAME for each).
+expects. It misses messages while it is down, unless --session NAME makes the broker keep them (one NAME for each
+exporter).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.

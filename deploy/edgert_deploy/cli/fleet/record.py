@@ -36,9 +36,9 @@ Examples:
 
 \b
 A repeated report is written once: the key is (device, boot, model, seq). Any number of recorders may write to one
-store, for instance one for each --site. Each window is also added to a row for its minute and a
-row for its hour, which stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq`
-shows the gaps. With --session NAME the broker keeps them until they are in the store. Ctrl-C or SIGTERM ends it.
+store, for instance one for each --site. The recorder also adds each window to a row for its minute and a row for its
+hour; these rows stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq` shows the
+gaps. With --session NAME the broker keeps the reports until they are in the store. Ctrl-C or SIGTERM ends the command.
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot be reached.
@@ -55,16 +55,16 @@ def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
 @broker_options
 @store_option
 @session_option
-@_keep("--keep-windows", KEEP_WINDOWS_H, "How long to keep single windows.")
-@_keep("--keep-minutes", KEEP_MINUTES_H, "How long to keep a group's minutes.")
-@_keep("--keep-hours", KEEP_HOURS_H, "How long to keep hours and events.")
+@_keep("--keep-windows", KEEP_WINDOWS_H, "Time to keep single windows.")
+@_keep("--keep-minutes", KEEP_MINUTES_H, "Time to keep a group's minutes.")
+@_keep("--keep-hours", KEEP_HOURS_H, "Time to keep hours and events.")
 @click.option(
     "--size",
     "size_bytes",
     type=Size(10_000_000),
     default=f"{SIZE_BYTES_MAX // 10**9}GB",
     show_default=True,
-    help="A SQLite store larger than this loses its oldest windows early.",
+    help="The largest size of a SQLite store; above it, the oldest windows are removed early.",
 )
 @for_option
 def record(

@@ -56,12 +56,12 @@ Examples:
 
 \b
 The page fetches nothing from the network and changes nothing. Its state comes from the broker. Its curves come from the
-store that `edgert fleet record` fills (--store). Without one, the command fills a store of its own while
-it runs (--size bounds it; stderr names the file). Rollouts are those of the project to devices that report here.
+store that `edgert fleet record` fills (--store). Without such a store, the command fills its own store while it runs
+(--size limits it; stderr names the file). Rollouts are those of the project to devices that report to this broker.
 
 \b
-It listens on loopback, where every user of this machine can read it. With another --host it asks for a token, which is
-part of the printed address. The connection is not encrypted: put a TLS proxy before it, or use ssh as above.
+The page listens on loopback, where every user of this machine can read it. With another --host, it requires the token
+in the printed address. The connection is not encrypted: put a TLS proxy before it, or use ssh as above.
 
 \b
 Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the store cannot be reached.
@@ -94,7 +94,7 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
     type=Size(10_000_000),
     default=OWN_SIZE,
     show_default=True,
-    help="The largest size of its own store; the oldest windows are removed first.",
+    help="The largest size of the page's own store; the oldest windows are removed first.",
 )
 @click.option("--alerts", metavar="URL", callback=_web_address, help="An Alertmanager, to which the page links.")
 @json_option

@@ -70,9 +70,9 @@ Examples:
 
 \b
 Percentiles cover the last ten minutes. They are merged from the devices' histograms, so those of the whole fleet are
-true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker started. `missing` counts
-histograms that were sent and never arrived. `stale` is a device that is online by its status and sent nothing for 2.5
-windows. Devices report once in each window (60 s unless configured).
+true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker started. `missing` counts sent
+histograms that never arrived. A device is `stale` if its status is online, but it sent nothing for 2.5 windows. Devices
+report once in each window (60 s unless configured).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -100,7 +100,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     type=Duration(0.1),
     default=duration_text(INTERVAL_S),
     show_default=True,
-    help="How often to draw the table.",
+    help="Time between two updates of the table.",
 )
 def watch(
     settings: MqttSettings,
