@@ -1,10 +1,10 @@
 """The build cache: artifacts, keyed by the content of everything that determines them.
 
-A key is the SHA-256 of the source graph, the calibration samples, precision and options, the profile's fields that a
-builder may read, the versions of the libraries, and the packager's own code. An entry is a folder with the artifact's
-files and `entry.json`, which has their SHA-256. An entry is written to a temporary folder, then renamed; each read
-verifies it. The least recently used entry is evicted first. A damaged entry, a full disk or a read-only folder only
-causes a new build: every fault of the cache is a miss.
+A key is a SHA-256 of all inputs. These are the source graph, the calibration samples, precision and options, the
+profile's fields that a builder may read, the versions of the libraries, and the packager's own code. An entry is a
+folder with the artifact's files and `entry.json`, which has their SHA-256. An entry is written to a temporary folder,
+then renamed; each read verifies it. The least recently used entry is evicted first. A damaged entry, a full disk or a
+read-only folder only causes a new build: every fault of the cache is a miss.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ def deploy(
 ) -> None:
     """Ship BUNDLE to the devices of SELECTOR and make it live, or roll back.
 
-    Each device installs the bundle, loads it beside the live version, checks its golden samples, switches to it on
-    trial, checks it again through the socket, and keeps it. If anything fails, the previous version stays live. A
-    device that does not answer does not delay the others. If a local device is not bootstrapped yet, the command does
-    that first. A device accepts one deployment of a model at a time and refuses a second one. Without SELECTOR, the
-    devices are those of the project's `selector`.
+    Each device installs the bundle, loads it beside the live version, and checks its golden samples. Then the device
+    switches to it on trial, checks it again through the socket, and keeps it. If anything fails, the previous version
+    stays live. A device that does not answer does not delay the others. If a local device is not bootstrapped yet, the
+    command does that first. A device accepts one deployment of a model at a time and refuses a second one. Without
+    SELECTOR, the devices are those of the project's `selector`.
 
     With --limit and --watch the device measures the version on trial. It rolls back by itself, with the reason, when a
     limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].

@@ -3,17 +3,17 @@
 **The choice.** The golden samples are SAMPLES of the hold-out that cover FP32's answers. The first are those with the
 lowest and the highest value of each output. Each next sample is the farthest from all chosen ones (greedy k-centre;
 Gonzalez, 1985). While a class has no chosen sample, only samples of such classes count. An error at one end of the
-range, or in one class, then shows in a check of eight samples. There are fewer if a sample has megabytes, because the
-bundle has the inputs of each sample, and the answers of each artifact to it.
+range, or in one class, then shows in a check of eight samples. If a sample has megabytes, there are fewer: the bundle
+has the inputs of each sample, and each artifact's answers to it.
 
 **The tolerance.** The artifact answers the samples on this host in every way in which its engine can compute (the
 builder's `ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A
-device differs from this host as these ways differ from each other: in the order of sums and in rounding. It may differ
-by MARGIN times the largest of these differences, and at least by the precision's floor, because identical results on
-this host do not predict another processor. The floor is 3 quantization steps in INT8, 4 roundings of FP16, or a
-ten-thousandth of the range in FP32. A step is the range of FP32's answers / 255; different TFLite runtimes differed by
-up to 3 steps. An engine whose kernels this host cannot run states larger floors (the builder's `tolerance_times` and
-`tolerance_floor`).
+device differs from this host as these ways differ from each other: in the order of sums and in rounding. The tolerance
+is MARGIN times the largest of these differences. It is at least the precision's floor, because identical results on
+this host do not predict the results of another processor. The floor is 3 quantization steps in INT8, 4 roundings of
+FP16, or a ten-thousandth of the range in FP32. A step is the range of FP32's answers / 255; different TFLite runtimes
+differed by up to 3 steps. An engine whose kernels this host cannot run states larger floors (the builder's
+`tolerance_times` and `tolerance_floor`).
 """
 
 from __future__ import annotations

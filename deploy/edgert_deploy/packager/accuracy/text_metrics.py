@@ -1,7 +1,8 @@
 """Word and character error rates of the texts that a model writes, as jiwer computes them.
 
-A rate is the least number of insertions, deletions and substitutions that turn the texts into the true ones, divided by
-the number of true words or characters of all samples. Spaces separate words; spaces around a text do not count.
+A rate is a number of errors, divided by the number of true words or characters of all samples. The errors are the least
+insertions, deletions and substitutions that turn the texts into the true texts. Spaces separate words; spaces around a
+text do not count.
 """
 
 from __future__ import annotations

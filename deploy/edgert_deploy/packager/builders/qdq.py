@@ -53,8 +53,8 @@ class Recipe:
 
 
 DYNAMIC_RANGE = "dynamic-range"
-# The operators with most of the work. With these alone in INT8, additions, activations and the concatenated outputs of
-# a detector's head, whose coordinates and scores would share one scale, stay in float.
+# The operators with most of the work. With only these in INT8, additions and activations stay in float. So do the
+# concatenated outputs of a detector's head, whose coordinates and scores would share one scale.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantize only these operators
 # Operators that are faster with DYNAMIC_RANGE; ConvInteger is slower than a convolution in float.

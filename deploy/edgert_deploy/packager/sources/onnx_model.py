@@ -1,7 +1,7 @@
 """ONNX models: reads a file, checks it, translates it for all runtimes, and runs it once.
 
-`examine` runs in a child process (probe.py): protobuf, ONNX's checker and ONNX Runtime are native code, and a file made
-to crash them or to exhaust the machine must not end the command.
+`examine` runs in a child process (probe.py): protobuf, ONNX's checker and ONNX Runtime are native code. A file that
+crashes them or exhausts the machine must not end the command.
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ def described(dims: Any) -> str:
 def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
-    The batch is the axis with the name of another input's open axis 0, or of an output's if all inputs have a fixed
-    axis 0 that is not 1. If no axis has a name, the batch is the only open axis. If axis 0 of the other inputs is 1,
-    the batch is the first axis of length 1. An input whose axis 0 is the batch does not change.
+    The batch is the axis with the name of another input's open axis 0. If all inputs have a fixed axis 0 that is not 1,
+    the name of an output's open axis 0 counts. If no axis has a name, the batch is the only open axis. If axis 0 of the
+    other inputs is 1, the batch is the first axis of length 1. An input whose axis 0 is the batch does not change.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]

@@ -1,8 +1,8 @@
 """Opsets that the runtimes read.
 
-Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a model
-of a newer opset is lowered to OPSET_MAX, and a model of an opset without quantization is raised, if ONNX's converter
-can do so and the answers stay the same. Otherwise the model does not change.
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So ONNX's
+converter lowers a model of a newer opset to OPSET_MAX, and raises a model of an opset without quantization. The build
+uses the result only if the answers stay the same. Otherwise the model does not change.
 """
 
 from __future__ import annotations
