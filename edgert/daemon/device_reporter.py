@@ -1,7 +1,7 @@
 """The supervisor's own telemetry: events, and the state of each model's slots.
 
-The first message imports telemetry, so that the supervisor stays small. If the spool refuses a message, the message is
-lost and logged; the daemon continues.
+The reporter imports telemetry at the first message, so that the supervisor stays small. If the spool refuses a message,
+the message is lost; the daemon logs this and continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DeviceReporter:
         self._thread: threading.Thread | None = None
 
     def event(self, name: str, model: str | None, fields: dict[str, Any]) -> None:
-        """Report an event of `model`, or of the device. Its `model_version` follows from its `release`."""
+        """Report an event of `model`, or of the device. A `release` among its fields gives `model_version`."""
         from edgert.telemetry.messages import Topics, release_id, wall_ms
         from edgert.telemetry.reporter import append_event
 
@@ -112,5 +112,5 @@ class DeviceReporter:
 
 
 def _sendable(text: str) -> str:
-    """Return the start of a text. Half of a surrogate pair, which no message can contain, becomes `?`."""
+    """Return the start of a text. A lone surrogate, which no message can contain, becomes `?`."""
     return text[:REASON_LENGTH_MAX].encode(errors="replace").decode()

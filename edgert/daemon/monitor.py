@@ -90,7 +90,7 @@ class Monitor:
         try:
             environment = {**os.environ, VARIABLE: str(os.getpid())}
             self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        except OSError as error:  # there is no memory or no process: the same as a daemon that ends at once
+        except OSError as error:  # too little memory or too many processes: like a daemon that ends at once
             log(f"edgertd cannot be started: {error.strerror}")
             return NOT_STARTED
         if self._ending:  # the signal arrived before the daemon had started
@@ -103,7 +103,7 @@ class Monitor:
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
         self._adopted = None
-        from edgert.state_dir import StateDir  # rarely needed, and half of the monitor's imports
+        from edgert.state_dir import StateDir  # rarely needed, and as large as half of the monitor's other imports
 
         return self._ending or not StateDir(Path(self._state)).control_socket.exists()
 
@@ -133,7 +133,7 @@ def signal_monitor(monitor: int, number: signal.Signals) -> None:
 
 
 def has_lost_its_monitor(daemon: int) -> bool:
-    """Return whether the monitor of the process `daemon` has ended, and no other has adopted it."""
+    """Return whether the monitor of process `daemon` has ended and no other monitor adopted the daemon."""
     if not _was_monitored(daemon):
         return False
     try:
@@ -163,7 +163,7 @@ def shorten_log() -> None:
     """Empty the log if it is too long: a model that keeps failing must not fill the disk."""
     try:
         if os.fstat(2).st_size > LOG_BYTES_MAX:
-            os.ftruncate(2, 0)  # all processes append, so they continue at the new end
+            os.ftruncate(2, 0)  # all processes open the log for appending, so they continue at its new end
     except OSError:
         pass  # the log is a terminal or a pipe
 

@@ -1,7 +1,7 @@
 """The supervisor: accepts connections, passes them to the model's worker, keeps workers running.
 
-It never handles a request: once the hello has named the model, it passes the connection's descriptor to that model's
-worker. It has one thread and one selector.
+It never handles a request: it reads the hello, which names the model, and passes the connection's descriptor to that
+model's worker. It has one thread and one selector.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Supervisor:
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot)
         self._own_alarms = self._channel_alarms()
-        self._alarms: dict[str, tuple[str, ...]] = {"": ()}  # the last report, by model; "" is the device itself
+        self._alarms: dict[str, tuple[str, ...]] = {"": ()}  # as last reported, by model; "" is the device itself
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
@@ -126,7 +126,7 @@ class Supervisor:
                 self._due_s = 0.0
         self._acceptor.tick()
         if self._clock() < self._due_s and self._stop_by_s is None:
-            return  # only connections were passed on: a check of every part costs more than to pass one on
+            return  # only connections were passed on, and a check of every part would cost more than that
         parts = self._timed_parts()
         for part in parts:
             part.tick()
@@ -136,11 +136,11 @@ class Supervisor:
             self._reported_ready = True
             service_manager.notify("READY=1")
         due_s = soonest_s(parts)
-        assert due_s is not None  # some parts are regular
+        assert due_s is not None  # the regular parts are always due at some time
         self._due_s = due_s
 
     def _wait_s(self) -> float:
-        if self._stop_by_s is not None:  # workers end within milliseconds
+        if self._stop_by_s is not None:  # poll, because workers end within milliseconds
             return 0.01
         accepting_s = self._acceptor.due_s()
         due_s = self._due_s if accepting_s is None else min(accepting_s, self._due_s)
@@ -317,7 +317,7 @@ class Supervisor:
                 control.reply(answer_of(to_json(service.status())) if error is None else error_answer(error))
 
             service.sync(settled)
-        elif op == "follow":  # the hint that the channel may have changed
+        elif op == "follow":  # a hint that the channel may have changed
             self._follow_hint()
             control.reply(answer_of({}))
         elif op == "event":  # an event of the follower
@@ -368,14 +368,14 @@ class Supervisor:
     def _follow_hint(self) -> None:
         """Start a round soon; a flood of hints causes at most one round in HINT_PAUSE_S."""
         now_s = self._clock()
-        if self._follower is not None and now_s >= self._hinted_at_s:  # otherwise one is already planned
+        if self._follower is not None and now_s >= self._hinted_at_s:  # otherwise a round is already planned
             self._hinted_at_s = max(now_s + random.uniform(0.0, HINT_S_MAX), self._hinted_at_s + HINT_PAUSE_S)
             self._follower.start_in(self._hinted_at_s - now_s)
 
     # --- set-up -------------------------------------------------------------------------------
 
     def _socket_paths(self) -> tuple[Path, Path]:
-        """Return the path of the apps' socket and that of the control socket. Raises StorageFailed."""
+        """Return the paths of the apps' socket and of the control socket. Raises StorageFailed."""
         try:
             control, apps = self._state.place("control.sock"), self._state.place("edgert.sock")
             if self._state.read_only:

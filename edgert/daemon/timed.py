@@ -7,7 +7,10 @@ from typing import Protocol
 
 
 class Timed(Protocol):
-    """`tick` does the work that is due, if any; `due_s` is its next due time on the clock, None for never."""
+    """A part that acts at due times.
+
+    `tick` does the work that is due, if any. `due_s` returns the next due time on the part's clock, None for never.
+    """
 
     def tick(self) -> None: ...
 

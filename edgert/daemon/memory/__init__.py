@@ -1,1 +1,1 @@
-"""The memory of all models: decides which version may load now, and which models are unloaded for it."""
+"""The memory of all models: decides which version may load now, and which models must unload for it."""

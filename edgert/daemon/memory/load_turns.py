@@ -1,4 +1,4 @@
-"""Decides when models load: one per processor at a time, and each only if there is memory for it."""
+"""Decides when models load: one per processor at a time, and only if there is memory for the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoadTurns:
     """Admits loads of `services` in turn, each if `budget` has memory for it.
 
     Models that clients request load first, then pinned ones. A model needs no turn if a command waits for it, if it is
-    on trial, or if it serves while its next version loads. If a model must wait, the next attempt calls its `sync`.
+    on trial, or if it serves while its next version loads. If a model must wait, `tick` calls its `sync` later.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LoadTurns:
         for model, wait in list(self._waits.items()):
             if now_s >= wait.again_at_s:
                 self._try_again(self._services[model])
-                if self._waits.get(model) is wait:  # the model no longer waits
+                if self._waits.get(model) is wait:  # the model no longer waits for memory
                     del self._waits[model]
         queued = [service for model, service in self._services.items() if model in self._queued]
         for service in sorted(queued, key=lambda service: (not service.asked_at_s, not service.pinned)):

@@ -33,8 +33,8 @@ class MemoryBudget:
     def admit(self, service: ModelService, slots: SlotState) -> bool:
         """Return whether `service` may load its live version now; if not, start to unload other models.
 
-        A version of the same model that still serves does not count, because a swap must not stop the model. Raises
-        Unavailable for a version that needs more than the budget minus the pinned models.
+        An older version of the same model that still serves does not count, because a swap must not stop the model.
+        Raises Unavailable for a version that needs more memory than the pinned models leave of the budget.
         """
         version = slots.live
         if not self._limit_mb or version is None:
@@ -48,7 +48,8 @@ class MemoryBudget:
                 f"release {version.release} of {service.model} needs {known_mb:.0f} MB, "
                 f"but the pinned models leave {left_mb:.0f} MB of the budget: raise memory_mb in config.toml"
             )
-        # An estimate alone is no reason to refuse: if it was too low, `loaded` unloads other models later.
+        # The need is only estimated, so it is no reason to refuse. If it is too low, `loaded` unloads other models
+        # later.
         need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots), self._forks()))
         return self._make_room(need_mb, reservations, service.model)
 
@@ -72,7 +73,7 @@ class MemoryBudget:
         return room.now
 
     def _reservations(self, asking: ModelService | None = None) -> list[Reservation]:
-        """Return the memory of all workers; of the service `asking`, only that of workers which are leaving."""
+        """Return the memory of all workers. From the service `asking`, only workers that end count."""
         return [each for service in self._services.values() for each in self._reservations_of(service, asking)]
 
     def _reservations_of(self, service: ModelService, asking: ModelService | None) -> list[Reservation]:
@@ -95,7 +96,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One worker's part of the budget. A `leaving` worker frees it soon; a `fixed` worker stays loaded."""
+    """One worker's part of the budget. A `leaving` worker frees its part soon; a `fixed` one stays loaded."""
 
     model: str
     mb: float
@@ -106,7 +107,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is memory now; if not, the models to unload for it (none: wait)."""
+    """Whether there is memory now; if not, the models to unload (none: wait)."""
 
     now: bool
     unload: tuple[str, ...] = ()
@@ -115,7 +116,8 @@ class Room:
 def make_room(need_mb: float, limit_mb: float, reservations: Sequence[Reservation], now_s: float) -> Room:
     """Decide how `need_mb` fits under `limit_mb` beside `reservations`.
 
-    The least recently used models come first. Unload as few as possible, and none if even all would not suffice.
+    The least recently used models are unloaded first, and as few as possible. If even all of them would not free enough
+    memory, none is unloaded.
     """
     staying = [each for each in reservations if not each.leaving]
     if need_mb <= limit_mb - sum(each.mb for each in reservations):

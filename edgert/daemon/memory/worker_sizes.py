@@ -9,9 +9,10 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-# A worker with its engine's code and without its model: as a separate program, and a fork's own part (decision 24).
+# The memory of a worker with its engine's code and without its model: as a separate program, and as a fork, which
+# shares most of it (decision 24).
 PROGRAM_MB, FORK_MB = 40.0, 12.0
-LEARNED_SHARE = 0.05  # the least relative change that is written
+LEARNED_SHARE = 0.05  # a smaller relative change of the size is not written
 
 
 class LearnedSizes:
@@ -41,14 +42,14 @@ class LearnedSizes:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps({"worker_mb": round(mb, 1)}).encode(), durable=False)
         except OSError:
-            pass  # without a free block the size is not stored, and the model serves all the same
+            pass  # the disk is full: the size is not stored, but the model serves
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest[:32]}.size.json"
 
 
 def estimated_mb(folder: Path, forked: bool) -> float:
-    """Return an estimate in MB for a version that never served here: its files once, and a worker."""
+    """Return an estimate in MB for a version that never served here: the size of its files and a worker."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

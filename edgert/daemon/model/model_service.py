@@ -1,11 +1,12 @@
 """Serves the live version of one model.
 
 The service follows the model's slots: `sync` reads them and starts a worker for the live version. A new version loads
-in its own worker while the old one serves. When it is ready, it receives new connections, and the old worker tells its
-clients to reconnect. A worker whose memory exceeds its limit is replaced in the same way.
+in its own worker while the old version serves. When the new worker is ready, it receives new connections, and the old
+worker tells its clients to reconnect. A worker whose memory exceeds its limit is replaced in the same way.
 
 If a worker ends unexpectedly, the service restarts it after a pause that grows. After CRASHES_MAX ends in a row, the
-service rolls the model back. Without a good version that it trusts, it quarantines the model, with long pauses.
+service rolls the model back. If no good version is left that it trusts, it quarantines the model: restarts then follow
+after long pauses.
 
 With a memory budget, a model loads when the first client requests it, and is unloaded when another model needs the
 memory.
@@ -52,7 +53,7 @@ Settled = Callable[[EdgeRTError | None], None]
 
 
 class ModelService:
-    """`report` reports an event of the model (name, fields).
+    """Serves the live version of one model. `report` reports an event of the model (name, fields).
 
     `admit` returns whether a version may load now. If it returns False, it calls `sync` later; it raises if the version
     cannot load soon. `start_worker` starts a worker, and passes its messages to `received` and its end to `ended`.
@@ -73,7 +74,7 @@ class ModelService:
         self.model, self.pinned = model, config.model(model).pinned
         self.store = SlotStore(state.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        # The time of a client's last request that was refused. 0: load without a request. None: wait for a request.
+        # The time when the last client was refused. 0: load without a client. None: wait for a client.
         self.asked_at_s = 0.0 if self.pinned or not config.serving.memory_mb else None
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
@@ -105,7 +106,7 @@ class ModelService:
             return
         self._restarts.cancel()
         self.trial.follow(slots)
-        if self.store.fault is not None:  # the disk is full or read-only, and the previous version serves
+        if self.store.fault is not None:  # the slots could not record a rollback on a full or read-only disk
             self._slot_writer.attempt("record the rollback", self.store.record)
         serving, loading = self.workers.serving, self.workers.loading
         if loading is not None and not loading.runs(slots.live):
@@ -186,9 +187,9 @@ class ModelService:
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
-        """Stop with the daemon: every worker answers the requests that it has and refuses others."""
+        """Stop with the daemon: every worker answers its current requests and refuses new ones."""
         self._idle = ModelState.STOPPING
-        self.workers.abandon()  # no client is connected to a worker that loads
+        self.workers.abandon()  # a worker that loads has no clients
         self.workers.retire(final=True)
         self._restarts.cancel()
         self._slot_writer.clear()
@@ -279,7 +280,7 @@ class ModelService:
         self._settle(fault)
 
     def _serve_none(self, idle: ModelState) -> None:
-        """Serve no version for now; if a fault is the reason, clients receive it."""
+        """Serve no version for now. If there is a fault, clients receive it as the reason."""
         self._idle = ModelState.FAILED if self.fault else idle
         self._settle(None)
 
@@ -297,7 +298,7 @@ class ModelService:
         order = self._order(folder, version.digest, previous=previous)
         try:
             self.workers.start(order, version)
-        except OSError as error:  # there is no memory or no process; the version did not cause this
+        except OSError as error:  # too little memory or too many processes; the version did not cause this
             self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), blamed=False)
 
     def _switch(self, worker: WorkerProcess) -> None:
@@ -311,7 +312,7 @@ class ModelService:
         self.trial.begin(worker)
 
     def _recycle(self, worker: WorkerProcess) -> bool:
-        """Load the version that serves again, to switch to the new worker; return whether this started."""
+        """Load the live version again in a new worker, to replace the old one; return whether this started."""
         try:
             slots = self.store.read()
             if not worker.runs(slots.live) or not self._admit(self, slots):

@@ -10,9 +10,9 @@ RETRY_S = 0.1  # a client's pause before its next attempt while a model loads
 
 
 class ModelState(str, Enum):
-    """The state of one model: SERVING and LOADING have a worker; the others are reasons for none.
+    """The state of one model: SERVING and LOADING have a worker; the others explain why there is none.
 
-    None follows from the state before it, so there is no table of transitions (decision 30).
+    No state depends on the state before it, so there is no table of transitions (decision 30).
     """
 
     SERVING = "ready"

@@ -12,7 +12,7 @@ QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # the pauses after CRAS
 
 
 class Restarts:
-    """Counts the crashes of one version in a row, and calls `restart` after a pause that grows with them.
+    """Counts the crashes of one version in a row. Calls `restart` after a pause that grows with the count.
 
     `distrusted` holds the digests of versions that failed since a command last chose a version.
     """

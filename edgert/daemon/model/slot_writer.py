@@ -11,9 +11,9 @@ STORAGE_RETRY_S = 5.0  # a full disk stays full for longer
 
 
 class SlotWriter:
-    """Makes changes now or later.
+    """Makes a change now, or later if it fails.
 
-    A change reads the slots itself, so that an outdated change does nothing.
+    Each change reads the slots first, so that an outdated change does nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

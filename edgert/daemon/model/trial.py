@@ -1,7 +1,7 @@
 """The trial of one model: its end, and the consequences of its limits.
 
-`Trial` follows the slots, starts a `TrialWatch` if the trial has limits, and acts on the result of the watch: it keeps
-the version, waits for the host, or starts a rollback.
+`Trial` follows the slots, and starts a `TrialWatch` if the trial has limits. It acts on the result of the watch: it
+keeps the version, waits for the host, or starts a rollback.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edgert.versions.slots import CUT_OFF, SlotState, Version
 
 
 class Trial:
-    """All methods run on the supervisor's thread.
+    """The trial of one model. All methods run on the supervisor's thread.
 
-    `roll_back` ends the trial of a version (version, reason, fields of the event). `rolled_back` is called with the
-    same arguments after the time of a trial has passed, or `sync` if a command ended it first. `report` reports an
-    event.
+    `roll_back` ends the trial of a version (version, reason, fields of the event). If a trial's time passes, `Trial`
+    ends the trial and calls `rolled_back` with the same arguments, or `sync` if a command has ended the trial. `report`
+    reports an event.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Trial:
         self._roll_back, self._rolled_back, self._sync, self._report = roll_back, rolled_back, sync, report
         self.in_progress = False
         self._ends_at_s: float | None = None
-        self.fault: EdgeRTError | None = None  # the reason why a trial that is over could not end yet
+        self.fault: EdgeRTError | None = None  # why a trial could not end although its time has passed
         self._watch: TrialWatch | None = None
         self._last: TrialStatus | None = None  # the result of the last watch
         self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
@@ -60,14 +60,14 @@ class Trial:
             self._ends_at_s = self._clock() + slots.trial.left_s(self._store.clock)
 
     def begin(self, worker: WorkerProcess) -> None:
-        """Watch the limits from now on, if the trial of `worker`'s version has limits."""
+        """Start to watch the limits, if the trial of `worker`'s version has limits."""
         self._watch, self._unwatched = None, worker
         error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
         if error is not None:  # without a watch, the trial ends with a rollback
             log(f"model {self._model}: its limits are not watched yet: {error.message}")
 
     def is_of(self, version: Version) -> bool:
-        """Return whether `version` is on trial. If the slots cannot be read, return True: this starts nothing."""
+        """Return whether `version` is on trial. If the slots cannot be read, return True, so nothing starts."""
         try:
             slots = self._store.read()
         except EdgeRTError:
@@ -85,7 +85,7 @@ class Trial:
             self._conclude(self._watch)
 
     def count_golden(self, samples: int) -> None:
-        """Count golden samples of a command, which are not requests of apps."""
+        """Count golden samples that a command sent, because they are not requests of apps."""
         if self._watch is not None:
             self._watch.count_golden(samples)
 
@@ -94,7 +94,7 @@ class Trial:
         self._watch = self._unwatched = self.fault = None
 
     def stop(self) -> None:
-        """Let the trial continue without this daemon."""
+        """Stop watching; the trial continues without this daemon."""
         self.forget()
         self._ends_at_s = None
 

@@ -1,10 +1,11 @@
 """Measures a version on trial and judges its limits.
 
 A `TrialWatch` starts when the version on trial serves. After each period it requests the worker's figures, measures the
-worker's memory and the device's temperature, and judges them (edgert.versions.trial_limits). A limit that is broken
-LOOKS_TO_BREAK times in a row ends the watch at once; at the end, one judgement decides. If apps sent too few requests
-for a p99 or an error rate, the worker first sends itself golden samples, through the socket like an app. A worker that
-ends or hangs during the watch fails the trial (`ModelService.ended`), and so does one that is replaced (`Trial`).
+worker's memory and the device's temperature, and compares all of them with the limits (edgert.versions.trial_limits). A
+limit that is broken LOOKS_TO_BREAK times in a row ends the watch at once; at the end, one broken limit is enough. If
+apps sent too few requests for a p99 or an error rate, the worker first sends golden samples to itself, through the
+socket like an app. The trial fails if the worker ends or hangs during the watch (`ModelService.ended`) or is replaced
+(`Trial`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from edgert.versions.trial_limits import (
 )
 from edgert.worker_link import link
 
-PERIOD_SHARE = 1 / 60  # the time between two judgements, as a share of the watch
+PERIOD_SHARE = 1 / 60  # the time between two comparisons with the limits, as a share of the watch
 PERIOD_S_MIN, PERIOD_S_MAX = 0.2, 5.0
 SILENT_S_MAX = 15.0  # a worker without figures for longer than this fails the watch
 FILL_GRACE_S = 30.0  # the time that golden samples may take in addition to FILL_S_MAX
@@ -73,13 +74,13 @@ class TrialWatch:
         return self.phase in (TrialPhase.HELD, TrialPhase.BROKEN)
 
     def tick(self, now_s: float) -> None:
-        """Request figures if this is due; fail a worker that has reported none for too long."""
+        """Request figures if this is due; fail a worker that has sent no figures for too long."""
         if self.over or now_s < self._due_s:
             return
         self._due_s = now_s + self._period_s
         if now_s < self._ends_s:
             self._due_s = min(self._due_s, self._ends_s)
-        with contextlib.suppress(OSError):  # the worker has ended, which the loop notices, or its queue is full
+        with contextlib.suppress(OSError):  # the worker has ended, which the loop will see, or its queue is full
             link.send(self.worker.link, {"op": "figures"})
         if now_s - self._received_s > SILENT_S_MAX + self._period_s:
             message = f"the worker reported no figures for {now_s - self._received_s:.0f} s"
@@ -129,7 +130,7 @@ class TrialWatch:
 
     def _fill(self) -> None:
         self.phase = TrialPhase.FILLING
-        self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message tells when the samples are answered
+        self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message arrives when the samples are answered
         count = REQUESTS_MIN - self.readings.requests
         with contextlib.suppress(OSError):
             link.send(self.worker.link, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
@@ -148,7 +149,7 @@ class TrialWatch:
 
 
 def event_fields(readings: Readings) -> dict[str, Any]:
-    """Return the readings under their names in telemetry, which are not all names of limits."""
+    """Return the readings by their names in telemetry; some differ from the names of limits."""
     figures = {
         "p99_ms": readings.value("p99_ms"),
         "error_rate": readings.value("error_share"),
@@ -159,7 +160,7 @@ def event_fields(readings: Readings) -> dict[str, Any]:
 
 
 def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:
-    """Return folder and digest of the good version for the comparison, if a limit needs one."""
+    """Return folder and digest of the good version to compare with, if a limit needs a comparison."""
     spare = slots.spare
     if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
         return None

@@ -1,9 +1,9 @@
 """The acceptor: accepts new connections and reads exactly the hello of each.
 
-Usually the hello has arrived when the connection is accepted. Otherwise the connection is pending, with a deadline. If
-too many are pending, the oldest is dropped, so that a flood of silent connections excludes no client. The rate of
-accepts is limited, so that a flood does not take the processors from connected clients. Further connections wait in the
-kernel's queue; if that is full, a client waits 2 s.
+Usually the hello has arrived when the acceptor accepts the connection. Otherwise the connection is pending, with a
+deadline. If too many connections are pending, the acceptor drops the oldest, so that a flood of silent connections
+excludes no client. The rate of accepts is limited, so that a flood does not take the processors from connected clients.
+Further connections wait in the kernel's queue. If that queue is full, a client waits 2 s.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HELLO_S_MAX = 5.0
 PENDING_MAX = 256
 ACCEPTS_MAX = 64  # accepts per turn of the loop
 ACCEPTS_PER_S_MAX = 2000.0
-BURST_MAX = 512  # the clients of a model that reconnect at the same time after a swap
+BURST_MAX = 512  # accepts at once without the rate limit, because a model's clients reconnect together after a swap
 FLOOD_PAUSE_S = 0.01
 ACCEPT_PAUSE_S = 0.1  # the pause if the process is out of descriptors or memory
 PASSED_ON = "passed on"  # the result of each event of the acceptor
-# Apps send the same hello repeatedly, and most hellos have this length: such a hello is parsed once.
+# Apps send the same hello repeatedly, and most hellos are at most this long: each such hello is parsed once.
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
@@ -49,8 +49,8 @@ class Acceptor:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, as a new one costs 9 µs
-        self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which nobody changes
+        self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, because a new buffer costs 9 µs
+        self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which must not be changed
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
@@ -159,7 +159,7 @@ class _PendingHello:
         self._first_bytes = b""  # at most KEPT_HELLO_BYTES
 
     def read(self) -> dict[str, Any] | None:
-        """Return the hello's content, or None if the client ended.
+        """Return the hello's content, or None if the client closed.
 
         Raises BlockingIOError while bytes are missing.
         """

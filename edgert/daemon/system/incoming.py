@@ -1,8 +1,8 @@
 """Removes files that hosts left in `STATE/incoming` because they died or lost the connection.
 
-A host can resume an interrupted transfer for PARTIAL_S_MAX after its last byte. Other files there belong to commands of
-a few minutes. Ages depend on the wall clock, which may jump by years on a device without a battery. So a file stays
-while the clock is not synchronized, and until the daemon has seen the file unchanged for WATCHED_S_MIN.
+A host can resume an interrupted transfer for PARTIAL_S_MAX after its last byte. Other files there belong to commands
+that take a few minutes. Ages depend on the wall clock, which may jump by years on a device without a battery. So a file
+stays while the clock is not synchronized, and until it has not changed for WATCHED_S_MIN on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgert import machine
 from edgert.log import log
 
 PARTIAL_S_MAX = 7 * 86400.0  # the age at which an interrupted transfer is removed
-LEFT_S_MAX = 86400.0  # the age at which other files and folders are removed: those of an install or a bench
+LEFT_S_MAX = 86400.0  # the age at which the files and folders of an install or a bench are removed
 WATCHED_S_MIN = 6 * 3600.0
 CHECK_S = 3600.0
 

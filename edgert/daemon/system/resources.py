@@ -32,7 +32,7 @@ def sole_daemon(state: StateDir) -> Iterator[int | None]:
                 state.make()
                 file = stack.enter_context(locked(state.pid, wait_s=0))
                 descriptor, text = file.fileno(), f"{os.getpid()}\n".encode()
-                with contextlib.suppress(OSError):  # no block is free; only the lock matters
+                with contextlib.suppress(OSError):  # the disk is full, but only the lock matters
                     file.write(text)
                     file.truncate(len(text))
         except BlockingIOError as error:
@@ -44,7 +44,7 @@ def sole_daemon(state: StateDir) -> Iterator[int | None]:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors to the hard limit, here and in the workers: each client needs one."""
+    """Raise the limit of descriptors to the hard limit. The workers inherit it; each client needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

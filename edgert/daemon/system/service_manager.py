@@ -1,4 +1,4 @@
-"""Messages to systemd (sd_notify(3)), and the check whether it runs the daemon of a state folder."""
+"""Messages to systemd (sd_notify(3)), and a check: does systemd run the daemon of a state folder?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watchdog_s() -> float | None:
 def manager_of(state: Path, *, active: bool = False) -> str | None:
     """Return `systemctl` or `systemctl --user` if its unit runs the daemon of a state folder, else None.
 
-    With `active`, a unit that is only enabled does not count, as it starts the daemon only at the next boot.
+    With `active`, a unit that is only enabled does not count, because it starts the daemon at the next boot.
     """
     if not os.path.isdir("/run/systemd/system"):
         return None

@@ -1,7 +1,7 @@
 """A process beside the workers: the forwarder, the HTTP server, or a round of the follower.
 
-No request on the local socket waits for it, so the supervisor restarts it after a pause that grows. Its standard input
-is a pipe that closes when the supervisor dies; then the process also ends.
+No request on the local socket waits for this process, so the supervisor restarts it after a pause that grows. Its
+standard input is a pipe that closes when the supervisor dies; then the process also ends.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ STOP_S_MAX = 5.0
 class SideProcess:
     """Keeps `command` running until `stop`. `clock` is monotonic seconds.
 
-    With `round_pause_s` the command makes rounds: after a good end, the next one starts in `round_pause_s()` seconds.
-    Its output is dropped. All methods run on the supervisor's thread. `selector` reports the end of the process, or
-    `tick` without a pidfd.
+    With `round_pause_s` the command makes rounds: after a run without an error, the next starts in `round_pause_s()`
+    seconds. Its output is dropped. All methods run on the supervisor's thread. `selector` reports the end of the
+    process, or `tick` without a pidfd.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SideProcess:
         try:
             out = None if self._round_pause_s is None else subprocess.DEVNULL
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out)
-        except OSError as error:  # there is no memory or no process
+        except OSError as error:  # too little memory or too many processes
             self._plan_restart(f"cannot be started: {error.strerror}")
             return
         try:
@@ -70,7 +70,7 @@ class SideProcess:
             self._due_s = self._clock() + CHECK_S
 
     def start_in(self, pause_s: float) -> None:
-        """Start the process after a pause; if it still runs, the pause starts at its end."""
+        """Start the process after a pause. If the process still runs, the pause starts when it ends."""
         if self._process is None:
             self._due_s = self._clock() + pause_s
         else:
@@ -89,7 +89,7 @@ class SideProcess:
             self._check()
 
     def stop(self) -> None:
-        """End the process for good."""
+        """End the process and do not restart it."""
         process, self._due_s = self._process, None
         if process is None:
             return

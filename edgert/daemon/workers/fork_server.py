@@ -1,7 +1,7 @@
 """Starts workers as forks of one fork server if that saves memory and works, else as programs.
 
-`edgert.worker.fork_server` is the server's process. It is the parent of the workers. So the daemon holds a pidfd of
-each worker, to kill it and to detect its end, and requests the exit code from the server. Workers continue if their
+`edgert.worker.fork_server` is the server's process, and the parent of the workers. So the daemon holds a pidfd of each
+worker, to kill the worker and to detect its end. It requests the exit code from the server. Workers continue if their
 server is killed; the next worker gets a new server.
 """
 
@@ -56,12 +56,12 @@ class WorkerStarter:
         return self._forks and self._pays()
 
     def abandon(self) -> None:
-        """Kill a server that has no worker yet; this ends the workers that wait for it."""
+        """Kill a server that has started no worker yet; this also ends the workers that wait for the server."""
         if self._server is not None and not self._server.forked:
             self._server.process.kill()
 
     def close(self) -> None:
-        """End the server, whose workers have ended."""
+        """End the server. All its workers have ended."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -109,7 +109,7 @@ class ForkServer:
             link.send(self.link, {"op": "reap", "pid": pid})
             received = link.receive(self.link)
         except OSError:
-            self.process.kill()  # the server may be stuck; the next worker gets a new one
+            self.process.kill()  # the server may be stuck; the next worker gets a new server
             return None
         return None if received is None else int(received[0]["code"])
 

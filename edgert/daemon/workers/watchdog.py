@@ -1,6 +1,6 @@
 """Limits the run time and memory of the worker that serves: kills or replaces it.
 
-`edgert/daemon/model/` starts the next worker: after a kill by the rules of `restarts.py`, as a replacement at once.
+`edgert/daemon/model/` starts the next worker: after a kill by the rules of `restarts.py`, or at once as a replacement.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import EngineFailed
 
-CHECK_S_MAX = 30.0  # the longest time between two checks; the limit of a run's length is exact all the same
+CHECK_S_MAX = 30.0  # the longest time between two checks; a run that reaches its limit is still checked on time
 MEMORY_CHECK_S = 2.0  # the longest time between two checks if a worker's memory is limited
-MEMORY_HARD_SHARE = 1.25  # a worker beyond this multiple of its limit is killed, not replaced
+MEMORY_HARD_SHARE = 1.25  # a worker beyond this multiple of its memory limit is killed, not replaced
 RECYCLE_PAUSE_S = 60.0
 
 
@@ -35,7 +35,7 @@ class Watchdog:
         self._replaced_at_s: float | None = None
 
     def plan(self) -> None:
-        """Set the next check of a worker to a multiple of the period: many models then share one wake-up."""
+        """Plan the next check at a multiple of the period, so that many models share one wake-up."""
         now_s, worker = self._clock(), self._workers.serving
         if worker is None:
             return

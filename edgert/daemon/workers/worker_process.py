@@ -27,9 +27,10 @@ EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the 
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """`loaded` is None until the worker is ready; `mb` is the last measurement of its memory (0: none).
+    """A worker process. `loaded` is None until the worker is ready.
 
-    Its load may take `load_s_max`, starting at `started_s`; `progress` is the last line of a long load.
+    `mb` is the last measurement of its memory (0: none). Its load may take `load_s_max` from `started_s` on. `progress`
+    is the last line of a long load.
     """
 
     process: Process
@@ -66,7 +67,7 @@ class WorkerProcess:
                 process = start_process(theirs)
             on_error.pop_all()
         ours.setblocking(False)
-        with contextlib.suppress(OSError):  # the process ended at once, and the loop will see the closed link
+        with contextlib.suppress(OSError):  # the process has already ended; the loop will see the closed link
             link.send(ours, to_json(order), (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 

@@ -32,7 +32,7 @@ class WorkerSet:
         return self.loading
 
     def switch(self) -> None:
-        """Let the worker that loaded serve, and end the one that served."""
+        """Let the worker that loaded serve, and end the worker that served."""
         self.retire()
         worker, self.loading = self.loading, None
         assert worker is not None  # the caller has received its message
@@ -89,6 +89,6 @@ class WorkerSet:
 
     @property
     def stuck(self) -> bool:
-        """Whether a worker still runs after its kill, which this daemon cannot change."""
+        """Whether a worker still runs after its kill. The daemon cannot end such a worker."""
         now_s = self._clock()
         return any(worker.killed_at_s is not None and now_s - worker.killed_at_s > STUCK_S for worker in self)
