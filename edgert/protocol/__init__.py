@@ -1,1 +1,1 @@
-"""The local protocols without sockets of their own: tensor frames, shared memory, control messages."""
+"""The local protocols of apps and commands: tensor frames, shared memory, control messages, sockets."""

@@ -12,9 +12,9 @@ from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
 FILE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")  # the first bytes of JPEG, PNG and WAV files
-COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
+COPY_BYTES_MAX = 4096  # up to this size, a copy is cheaper than another buffer in the system call
 
-# A cache, as connections send the same few shapes repeatedly.
+# This is a cache, because connections send the same few shapes repeatedly.
 _DESCRIPTORS: dict[tuple[int, np.dtype[Any], tuple[int, ...]], bytes] = {}
 DESCRIPTORS_MAX = 1024
 
@@ -22,7 +22,7 @@ _DTYPES = {datatype: np.dtype(name) for datatype, name in NUMPY_NAMES.items()}
 
 
 def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    """Return `array` as tensor `number` of a frame: a copy if it is small, else its own memory."""
+    """Return `array` as tensor `number` of a frame: a copy of a small array, else the array's own memory."""
     shape = array.shape
     key = (number, array.dtype, shape)
     described = _DESCRIPTORS.get(key)
@@ -34,7 +34,7 @@ def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the memory of `array`, which is copied if it is not contiguous."""
+    """Return the memory of `array`, or of a copy if the array is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -53,7 +53,7 @@ def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
 
 
 def signature_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
-    """Return the shapes and dtypes of arrays, to compare with those of others."""
+    """Return the shapes and dtypes of arrays, to compare them with those of other arrays."""
     if len(arrays) == 1:
         return arrays[0].shape, arrays[0].dtype
     return tuple((array.shape, array.dtype) for array in arrays)

@@ -1,4 +1,4 @@
-"""The protocol of the control socket for `edgertd`'s commands: a JSON line as request, one as answer."""
+"""The protocol of the control socket for `edgertd`'s commands: each request and answer is a JSON line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceErro
 
 LINE_BYTES_MAX = 256 * 1024
 ASK_S_MAX = 5.0
-SYNC_S_MAX = 240.0  # the wait for "sync", longer than the limit of a worker's load
+SYNC_S_MAX = 240.0  # the time-out of "sync", longer than the limit of a worker's load
 
 
 def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
-    Raises DaemonUnreachable if none listens, DaemonEnded if it ends (for example, killed), DaemonBusy if it does not
-    answer, and the daemon's own error.
+    Raises DaemonUnreachable if no daemon listens, DaemonEnded if it ends before it answers, DaemonBusy if it does not
+    answer in time, and the daemon's own error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
@@ -48,7 +48,7 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> di
 
 
 def read_answer(line: bytes) -> dict[str, Any]:
-    """Return the value in the daemon's answer. Raises its error, and ProtocolError for another line."""
+    """Return the value in the daemon's answer. Raises the daemon's error, or ProtocolError for a bad line."""
     try:
         value = json.loads(line)
         if "error" in value:

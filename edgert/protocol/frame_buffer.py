@@ -41,11 +41,11 @@ _LENGTHS, _LENGTHS_OFFSET = struct.Struct("<IHHQ"), 24  # meta bytes, tensors, s
 _new = tuple.__new__  # creates a NamedTuple without a call of its Python function
 
 # Facts about the last frame, for the next frame of the same form:
-# - the number of its bytes from the socket (only the header, if the body was in shared memory); -1 if no frame can have
-#   the same form, as it had meta, a status or no tensors, or more bytes arrived with it;
+# - the number of its bytes from the socket (only the header, if the body was in shared memory). It is -1 if no frame
+#   can have the same form: the last frame had meta, a status or no tensors, or more bytes arrived with it;
 # - the header's bytes of magic, version and kind, then of the lengths; the flag FLAG_SHARED; the kind;
 # - the ends of its descriptors and of the frame; the descriptors; the tensors that they describe.
-# It is a plain tuple, because Python unpacks this kind fastest.
+# They are a plain tuple, because Python unpacks a plain tuple fastest.
 _Last = tuple[int, bytes, bytes, int, int, int, int, bytes, tuple[WireTensor, ...]]
 _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 
@@ -53,21 +53,21 @@ _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 class FrameBuffer:
     """Collects the bytes of one connection and returns its frames in order.
 
-    Bytes that are not the protocol raise ProtocolError, before memory of the announced size is allocated.
-    `shared` is the memory that holds the bodies of FLAG_SHARED frames, after room for a header.
+    Bytes that break the protocol raise ProtocolError, before memory of the announced size is allocated. `shared` is the
+    memory that holds the bodies of FLAG_SHARED frames, after room for a header.
 
     Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The
     buffer is in one of three states:
 
-    - no frame has begun: `_filled` is 0, and `room` is the whole buffer. The frame returned last lies there, too, so
-      its memoryviews are valid until bytes are received;
-    - a frame has begun: its first `_filled` bytes are here, and `room` is behind them. Once the header is complete,
-      there is room for the whole frame;
-    - a frame was returned, and `more` bytes of the next ones are behind it; `_filled` counts both. `feed(0)` moves them
-      to the front; before that, nothing may be received.
+    - no frame has begun: `_filled` is 0, and `room` is the whole buffer. The last returned frame is also there, so its
+      memoryviews are valid until bytes are received;
+    - a frame has begun: its first `_filled` bytes are in the buffer, and `room` is behind them. Once the header is
+      complete, there is room for the whole frame;
+    - a frame was returned, and `more` bytes of the next frames are behind it; `_filled` counts both. `feed(0)` moves
+      these bytes to the front; before that, nothing may be received.
 
-    Every request passes here, at both ends. So a frame that arrives whole and whose kind, lengths and descriptors equal
-    those of the last one is not checked again.
+    Every request passes through this code, at both ends. So a frame is not checked again if it arrives whole, and its
+    kind, lengths and descriptors equal those of the last frame.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FrameBuffer:
         size_bytes: int = 8192,
         resizing: Callable[[int, int], None] = lambda old_bytes, new_bytes: None,
     ) -> None:
-        """`resizing` is called before the buffer changes its size, and may refuse by raising an error."""
+        """`resizing` is called before the buffer changes its size; to refuse, it raises an error."""
         self._resizing = resizing
         self._small_bytes = size_bytes
         self._body_bytes_max = frame_bytes_max - HEADER_BYTES
@@ -92,7 +92,7 @@ class FrameBuffer:
 
     def _allocate(self, size_bytes: int) -> None:
         # An anonymous map is page-aligned and costs nothing before its first use. The first use of a private map costs
-        # half of that of a shared one, and a sixth with huge pages.
+        # half as much as that of a shared map, and a sixth as much with huge pages.
         memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size_bytes >= HUGE_PAGE_BYTES:
             with contextlib.suppress(OSError, AttributeError):  # not every kernel has huge pages
@@ -111,7 +111,7 @@ class FrameBuffer:
             head, flags, request_id, model_id, arg, lengths, stages = _ALIKE.unpack_from(view)
             if head == last_head and lengths == last_lengths and flags & FLAG_SHARED == last_shared:
                 if last_shared:
-                    assert self.shared is not None  # the last frame was in it
+                    assert self.shared is not None  # the last frame was in shared memory
                     view[HEADER_BYTES:size] = self.shared[HEADER_BYTES:size]
                 if view[HEADER_BYTES:end].tobytes() == descriptors:
                     self._filled, self.room = 0, view
@@ -144,7 +144,7 @@ class FrameBuffer:
         return HEADER_BYTES + int(body_bytes) - self._filled
 
     def _parse(self, filled: int) -> Frame | None:
-        """Return the frame at offset 0, or None while bytes of it are missing. Raises ProtocolError."""
+        """Return the frame at offset 0, or None while some of its bytes are missing. Raises ProtocolError."""
         head, flags, request_id, model_id, arg, lengths, stages = _ALIKE.unpack_from(self._view)
         magic, version, kind = _BEGINNING.unpack(head)
         meta_bytes, tensor_count, status, body_bytes = _LENGTHS.unpack(lengths)
@@ -167,7 +167,7 @@ class FrameBuffer:
             tensors = self._parse_tensors(start, end, size)
         if filled == size:
             self._filled, self.room = 0, self._view
-        else:  # the client does not wait for its answers
+        else:  # more bytes have arrived: the client does not wait for its answers
             self._filled, self.more = filled, filled - size
         repeatable = tensors and not (meta_bytes or status or self.more)
         self._last = (received if repeatable else -1, head, lengths, shared, kind, end, size, descriptors, tensors)

@@ -1,8 +1,8 @@
 """The frames that one end of a connection sends, one after the other.
 
-Theory of operation: the requests of a connection usually have the same shapes, and so have the answers. So the last
-frame is kept, and only the differing fields are written for the next one. A short frame is kept whole, with copies of
-its arrays. The arrays of a long frame are copied into shared memory, if there is any; else they are sent from their own
+Theory of operation: the requests of a connection usually have the same shapes, and so have its answers. So the last
+frame is kept, and only the different fields are written for the next frame. A short frame is kept whole, with copies of
+its arrays. The arrays of a long frame are copied into shared memory, if there is any. Else they are sent from their own
 memory, after a kept head.
 """
 
@@ -25,7 +25,7 @@ _write_varying, _write_stages = wire.VARYING.pack_into, wire.STAGES.pack_into
 
 
 class KeptFrame:
-    """Builds frames of one `kind`. Send each before you build the next one.
+    """Builds frames of one `kind`. Send each frame before you build the next one.
 
     `shared` is the half of the shared memory that this end writes. After each call, `frame_bytes` is the size of the
     whole frame, and `sent_bytes` is the number of its bytes for the socket.
@@ -88,7 +88,7 @@ class KeptFrame:
             header = wire.share(parts, self._shared)
         self._shared_flag = 0
         if header is not None:
-            assert self._shared is not None  # the header announces that the arrays are there
+            assert self._shared is not None  # the kept header says that the arrays are in shared memory
             self._head, self._shared_flag, self.sent_bytes = bytearray(header), wire.FLAG_SHARED, len(header)
             self._places = _places(arrays, self._shared)
             parts = (self._head,)

@@ -21,7 +21,7 @@ SO_PASSRIGHTS = 83  # Linux 6.16 and newer; Python has no name for it yet
 def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]:
     """Listen at `path` with that mode and group, without blocking. Remove the socket at the end.
 
-    Clients cannot send descriptors, if the kernel can refuse them. Raises ConfigInvalid.
+    If the kernel supports it, clients cannot send descriptors. Raises ConfigInvalid.
     """
     with ExitStack() as stack:
         try:
@@ -30,7 +30,7 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
                 path.parent.chmod(0o755)  # despite the umask, apps of other users must reach the socket
             _remove_stale_socket(path)
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
-            mask = os.umask(0o177)  # nobody connects before mode and group are right
+            mask = os.umask(0o177)  # so no client connects before mode and group are set
             try:
                 listener.bind(os.fspath(path))
             finally:
@@ -38,7 +38,7 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
             if group and path.stat().st_gid != (gid := grp.getgrnam(group).gr_gid):
                 os.chown(path, -1, gid)
             path.chmod(mode)
-            with suppress(OSError):  # an older kernel closes descriptors on arrival
+            with suppress(OSError):  # on an older kernel, the receiver closes descriptors that arrive
                 listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
             listener.listen(BACKLOG)
         except OSError as error:

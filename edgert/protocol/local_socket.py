@@ -14,7 +14,7 @@ from edgert.protocol import wire
 
 WAIT_S_MAX = 24 * 86400.0  # the longest time-out of `poll`; longer waits are reduced to it
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
-# A 32-bit Python with 64-bit times (Debian 13) has the newer of the two options, which needs two 64-bit numbers.
+# A 32-bit Python with 64-bit times (Debian 13) uses the newer of two socket options, which needs two 64-bit numbers.
 _TIMEVAL = "qq" if socket.SO_RCVTIMEO == 66 else "ll"
 
 
@@ -34,8 +34,8 @@ def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
 def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
     """Return a connected socket. Raises DaemonUnreachable.
 
-    If the daemon's queue is full, it waits until `deadline`; without `wait` it fails at once, with a BlockingIOError as
-    the cause.
+    If the daemon's queue is full, the call waits until `deadline`. Without `wait`, the call fails at once, with a
+    BlockingIOError as the cause.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

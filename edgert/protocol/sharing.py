@@ -1,8 +1,8 @@
 """Memory that an app and the daemon share, for the bodies of large frames.
 
-The daemon creates it, sealed against any change of size, and passes its descriptor with the WELCOME; a client never
-names memory. The client writes its first half (requests), the daemon its second (responses). Each end copies a frame
-out of the other's half before it reads the content. The body of a frame starts at offset 64 of a half, after the space
+The daemon creates the memory, seals its size, and passes its descriptor with the WELCOME; a client cannot choose
+memory. The client writes the first half (requests), the daemon the second half (responses). Each end copies a frame out
+of the other end's half before it reads the content. The body of a frame starts at offset 64 of a half, after the space
 of a header.
 """
 
@@ -40,7 +40,7 @@ class SharedArea:
 
     @classmethod
     def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """Return a new area with halves of `half_bytes` or more, and its descriptor; None without memory."""
+        """Return a new area with halves of `half_bytes` or more, and its descriptor; None if memory is short."""
         size_bytes = cls.bytes_for(half_bytes)
         try:
             descriptor = os.memfd_create("edgert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -67,9 +67,9 @@ class SharedArea:
             os.close(descriptor)
 
     def free_pages(self) -> None:
-        """Return the area's memory to the kernel, even if a client has its descriptor: it then reads as zeros."""
+        """Return the area's memory to the kernel, even if a client has its descriptor: the client reads zeros."""
         pages: mmap.mmap = self.request.obj  # type: ignore[assignment]  # made by _mapped
-        with contextlib.suppress(OSError):  # unsupported: the pages stay until the client closes its descriptor
+        with contextlib.suppress(OSError):  # not supported: the pages stay until the client closes its descriptor
             pages.madvise(mmap.MADV_REMOVE)
 
     @classmethod
@@ -87,7 +87,7 @@ def send_with_descriptor(sock: socket.socket, data: bytes, descriptor: int) -> N
 
 
 def receive_with_descriptor(sock: socket.socket, room: memoryview) -> tuple[int, int | None]:
-    """Receive into `room`; return the number of bytes and the first descriptor, and close others."""
+    """Receive into `room`; return the number of bytes and the first descriptor, and close all others."""
     count, attached, _, _ = sock.recvmsg_into([room], DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
     descriptors = descriptors_in(attached)
     for extra in descriptors[1:]:

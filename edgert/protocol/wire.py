@@ -1,11 +1,11 @@
 """The local protocol's format (docs/protocol.md): the parts of a frame, and how frames are written.
 
 A frame is a 64-byte header, then `meta` (JSON), then one 64-byte descriptor for each tensor, then the tensors'
-bytes. Each part is padded with zeros to a multiple of 64, so that every tensor is aligned in the buffer that receives
-it and can be used there. All numbers are little-endian.
+bytes. Each part is padded with zeros to a multiple of 64. So every tensor is aligned in the buffer that receives it,
+and can be used there. All numbers are little-endian.
 
-Between an app and the daemon, the body of a frame may be in memory that both map (`FLAG_SHARED`): then only the header
-passes the socket, and the receiver copies the body out before it reads it. `frame_buffer` reads frames.
+Between an app and the daemon, the body of a frame may be in memory that both map (`FLAG_SHARED`). Then only the header
+passes the socket, and the receiver copies the body before it reads the content. `frame_buffer` reads frames.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLAG_NO_CACHE = 1  # INFER: the engine answers, and the answer is not cached
 FLAG_CACHE_HIT = 2  # RESULT: the answer is from the cache
 FLAG_SHARED = 4  # INFER, RESULT: the body is in the shared memory that arrived with the WELCOME
 FLAG_HIGH_PRIORITY = 8  # INFER: the request overtakes others that wait for the engine
-FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer is that of a nearly equal input
+FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer belongs to a nearly equal input
 FLAG_MANY = 32  # RESULT: other clients also send requests to this model
 
 # magic, version, kind, flags, request id, model id, arg, meta bytes, tensors, status, body bytes, stage times
@@ -65,8 +65,8 @@ class Frame(NamedTuple):
     """One received frame.
 
     `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR). `tensors` is the same object
-    as in the last frame if descriptors and place are unchanged: arrays over it then stay valid. `stages` are the
-    header's bytes: see `stage_times`.
+    as in the last frame if descriptors and place are unchanged: arrays over these tensors then stay valid. `stages` are
+    the header's bytes: see `stage_times`.
     """
 
     kind: int
@@ -146,7 +146,7 @@ def frame(
 def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
     """Copy the body of a frame made by `frame` into `area`; return the header that announces it.
 
-    Returns None if the body does not fit: then the frame is sent as it is.
+    Returns None if the body does not fit; then send the frame unchanged.
     """
     at = HEADER_BYTES
     for part in parts[1:]:
