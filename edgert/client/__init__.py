@@ -1,1 +1,1 @@
-"""The clients of the daemon: blocking, asyncio, and their common parts."""
+"""The clients of the daemon: a blocking client, an asyncio client, and their common parts."""

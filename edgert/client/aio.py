@@ -1,6 +1,6 @@
 """The asyncio client of the local socket: like `Client`, without blocking the event loop.
 
-A cancelled or timed-out call closes its connection, so that its late answer cannot be read as that of another request.
+A cancelled or timed-out call closes its connection, so that no other request can receive its late answer.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class AsyncClient(BaseClient):
         return pool
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Drop the connections of a closed loop, to which they belong, and use `loop` from now on."""
+        """Drop the connections if their loop is closed, and use `loop` from now on."""
         if self._loop is not None and not self._loop.is_closed():
             raise RequestError("this client belongs to another event loop; create a client for each loop")
         for pool in self._pools.values():
@@ -148,7 +148,7 @@ class AsyncClient(BaseClient):
         self._loop = loop
 
     async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
-        """Return a new connection once the daemon accepts it. A session's connection belongs to no pool."""
+        """Return a new connection once the daemon accepts it. The connection of a session is in no pool."""
         pool = None if model is None or session else self._pools[model]
         while True:
             self._check_open()

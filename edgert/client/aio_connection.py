@@ -1,14 +1,14 @@
 """The asyncio client's connections, each with one request at a time, and their pool.
 
 Theory of operation: each connection keeps one reader callback on the loop while it is open. The callback receives into
-the frame buffer and copies the tensors of an answer out at once, because the next bytes may arrive before the waiting
-task runs. So a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle
+the frame buffer. It copies the tensors of an answer at once, because the next bytes may arrive before the waiting task
+runs. So a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle
 connection moves, the connection closes when the daemon sends MOVED, not at the next request.
 
 Measured on one core with the daemon, medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB: this client
 71 / 138 / 637; bare loops without its checks and time-outs over BufferedProtocol 70 / 144 / 1,125, over
 `loop.sock_recv_into` 104 / 172 / 714, over streams 104 (55 in another run) / 143 / 1,220; the blocking client on a
-socket 44 / 94 / 496. Shared memory reduces the time for 1.2 MB to 0.45 of that (`bench.transport`).
+socket 44 / 94 / 496. With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIAL_PAUSE_S = 0.005  # the pause between attempts while the daemon's queue of n
 
 
 class Pool:
-    """The connections of one model: a limit on requests at once, and the idle connections."""
+    """The connections of one model: the limit of parallel requests, and the idle connections."""
 
     def __init__(self, requests_max: int) -> None:
         self._free = requests_max
@@ -78,7 +78,7 @@ class Pool:
             self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """Drop a connection that ended, if it was idle."""
+        """Remove a connection that ended, if it was idle."""
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
 
@@ -98,7 +98,7 @@ def _time_out(turn: asyncio.Future[None]) -> None:
 
 
 class Connection:
-    """One connection, bound to one model by its hello (None: to the daemon), one request at a time."""
+    """One connection, which its hello binds to one model (None: to the daemon). One request at a time."""
 
     @classmethod
     async def opened(
@@ -115,12 +115,12 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
-        self.parting: Exception = session_late()  # the reason of the end, if no request received it
+        self.parting: Exception = session_late()  # the reason of the end, if no request received the reason
         self._sock, self.conversation, self._pool = sock, conversation, pool
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
-        self._sending = False  # whether the daemon certainly lacks bytes of the request
-        # The request in progress ends in an event, or in an error of the connection.
+        self._sending = False  # True while the daemon cannot have all bytes of the request
+        # The result of the request in progress: an event, or an error of the connection.
         self._outcome: asyncio.Future[Event | Exception] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -132,8 +132,8 @@ class Connection:
     ) -> Outputs | InferResponse:
         """Send one request and return its answer; give the connection back to the pool.
 
-        `resume` is a frame to send before the request: the first one of a session that moved to this connection. Raises
-        the daemon's error, WorkerLost, Retry.
+        `resume` is a frame to send before the first request of a session that moved to this connection. Raises the
+        daemon's error, WorkerLost, Retry.
         """
         try:
             left_s = deadline - time.monotonic()
@@ -141,7 +141,7 @@ class Connection:
                 raise DeadlineExceeded("the time-out passed before the request was sent; give a longer timeout_s")
             parts = self.conversation.request(inputs, flags, timeout_us(left_s), trace)
             if resume:
-                self.conversation.resume = resume  # until the worker sends a newer one
+                self.conversation.resume = resume  # until the worker sends a newer RESUME
             answer = await self._exchange([resume, *parts] if resume else parts, deadline)
         except EdgeRTError:
             self._give_back()
@@ -180,8 +180,8 @@ class Connection:
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
-        if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED holds its memory
-            # The daemon closed before it had the whole request. It may have sent an error, which is not yet read.
+        if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED has its memory
+            # The daemon closed before it had the whole request. It may have sent an error: wait for that.
             self._loop.call_later(RETRY_PAUSE_S, self._settle, outcome)
         elif self._timer is None or deadline < self._timer_at:
             self._set_timer()
@@ -198,7 +198,7 @@ class Connection:
             outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
-        """Set one timer for many requests: deadlines usually only grow, so the timer is renewed when it fires."""
+        """Set one timer for many requests: deadlines usually only grow, so a timer that fires is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline
@@ -214,7 +214,7 @@ class Connection:
             self._ended(self.conversation.late(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
-        """Send as much as the kernel accepts, the rest by a callback. False if the connection is closed."""
+        """Send what the kernel accepts now, and the rest by a callback. False if the connection is closed."""
         try:
             sent = self._sock.sendmsg(parts)
         except BlockingIOError:
@@ -248,7 +248,7 @@ class Connection:
         self._loop.add_writer(self._sock.fileno(), writable)
 
     def _readable(self) -> None:
-        """Receive bytes of the daemon. The event loop calls this with or without a request in progress."""
+        """Receive bytes from the daemon. The event loop calls this with or without a request in progress."""
         conversation, frames = self.conversation, self.conversation.frames
         try:
             count = self._receive(frames.room)
@@ -295,7 +295,7 @@ class Connection:
 
 
 def _unsent(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
-    """Return the rest of `parts` after their first `sent` bytes, without a copy."""
+    """Return `parts` without their first `sent` bytes, and without a copy."""
     rest: list[wire.Buffer] = []
     for part in parts:
         if sent >= len(part):

@@ -43,14 +43,14 @@ class BaseClient:
         self._closed = False
 
     def __reduce__(self) -> tuple[Callable[..., BaseClient], tuple[Any, ...]]:
-        """Pickle the settings only: a copy, also in another process, opens its own connections."""
+        """Pickle only the settings: a copy of the client opens its own connections, also in another process."""
         return _with_settings, (type(self), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         return {"path": self.path, "timeout_s": self.timeout_s, "transport": self.transport}
 
     def timeout_of(self, timeout_s: float | None) -> float:
-        """Return the time-out of a request: its own, or the client's. Raises RequestError."""
+        """Return the time-out of a request: its own, else that of the client. Raises RequestError."""
         if timeout_s is None:
             return self.timeout_s
         check_timeout(timeout_s)
@@ -66,7 +66,7 @@ def _with_settings(kind: Callable[..., BaseClient], settings: dict[str, Any]) ->
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise RequestError unless a time-out is a number of seconds from 0 up."""
+    """Raise RequestError unless a time-out is a number of seconds, 0 or more."""
     try:
         if timeout_s >= 0:  # false for nan
             return

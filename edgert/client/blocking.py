@@ -1,9 +1,9 @@
 """The blocking client of the daemon's local socket.
 
-Threads may share a `Client`: each request takes its own connection from a small pool and returns it, so threads never
-wait for each other here. The client opens connections when it needs them, and again after the daemon restarts or moves
-a model to a new version. A forked process leaves its parent's connections to the parent and opens its own: on a common
-connection, each process would receive the other's answers.
+Threads may share a `Client`. Each request takes its own connection from a small pool and returns it, so threads never
+wait for each other in the client. The client opens connections when it needs them, and again after the daemon restarts
+or moves a model to a new version. A forked process does not use its parent's connections but opens its own. Otherwise
+each process could receive answers to the other's requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # the open ones of this process
+_open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # the open clients and sessions of this process
 
 
 def _leave_to_the_parent() -> None:
@@ -87,8 +87,8 @@ class Client(BaseClient):
         `inputs` is one array, for a model with one input, or arrays by input name. Give the batch axis, or omit it in
         every input for a single item. A model with preprocessing also accepts UINT8 arrays; if it decodes images, it
         accepts the bytes of a JPEG or PNG file, or a list of them (docs/images.md). A request of `priority` "high"
-        overtakes others that wait for the engine. With `trace`, the answer is an InferResponse: the outputs, the
-        release that answered, the stage times, the batch, and whether a cache answered.
+        overtakes other requests that wait for the engine. With `trace`, the answer is an InferResponse: the outputs,
+        the release that answered, the stage times, the batch, and whether a cache answered.
 
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
@@ -120,9 +120,9 @@ class Client(BaseClient):
     def session(self, model: str) -> Session:
         """Start a session of `model`, whose requests continue each other.
 
-        Close it, or use it in a `with` block. From one request to the next the daemon keeps the model's state, and the
-        values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model has no
-        memory to keep), Unavailable, DeadlineExceeded.
+        Close the session, or use it in a `with` block. Between requests, the daemon keeps the model's state and the
+        values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model has no memory
+        to keep), Unavailable, DeadlineExceeded.
         """
         deadline = time.monotonic() + self.timeout_s
         return Session(self, self._connected(model, deadline, share=True, session=True), model)
@@ -155,7 +155,7 @@ class Client(BaseClient):
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that no request uses, and free their memory. Later requests open new ones."""
+        """Close the connections that no request uses, and free their memory. Later requests connect again."""
         for connections in list(self._idle.values()):
             while connections:
                 connections.pop().close()
@@ -175,7 +175,7 @@ class Client(BaseClient):
     def _connected(
         self, model: str | None, deadline: float, *, share: bool = False, session: bool = False
     ) -> Connection:
-        """Return a new connection once the daemon accepts it; `share` requests shared memory if allowed."""
+        """Return a new connection once the daemon accepts it; `share` requests shared memory, if allowed."""
         may_share = self._share and model is not None
         while True:
             self._check_open()
@@ -194,7 +194,7 @@ class Client(BaseClient):
 
 
 def _may_be_large(inputs: Inputs) -> bool:
-    """Return whether `inputs` look large enough for shared memory. Only the frame gives the exact size."""
+    """Return whether `inputs` seem large enough for shared memory. Only the frame has the exact size."""
     values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
     sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
     return sum(sizes) >= SHARE_BYTES_MIN
@@ -224,7 +224,7 @@ class Session:
         """Send the next chunk; return arrays by output name, one item for each window that it completed.
 
         Inputs and options are those of `Client.infer`. After an error of the daemon the session continues without this
-        chunk. Raises SessionLost if it cannot continue: start a new one.
+        chunk. Raises SessionLost if the session cannot continue: start a new one.
         """
         flags = request_flags(True, priority)
         timeout_s = self._client.timeout_of(timeout_s)

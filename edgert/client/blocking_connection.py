@@ -30,10 +30,11 @@ class Connection:
         hello = conversation.hello()
         self._sock = dial(path, deadline)
         with contextlib.suppress(OSError):  # `_greet` reports the reason
-            self._sock.sendall(hello)  # early, so that the daemon reads it during the rest of this set-up
+            self._sock.sendall(hello)  # sent early, so that the daemon reads it during the rest of this set-up
         self._watched = select.poll()
         self._watched.register(self._sock, select.POLLIN)
-        # In a process with several threads, each system call releases Python's lock: a poll costs more than it saves.
+        # In a process with several threads, each system call releases Python's lock, so a poll costs more than it
+        # saves.
         self._one_thread = threading.active_count() == 1
         self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
         try:
@@ -71,7 +72,7 @@ class Connection:
         return event
 
     def send_resume(self, frame: bytes) -> None:
-        """Send a session's memory to its new worker, which answers only if it refuses."""
+        """Send a session's memory to its new worker. The worker answers only if it refuses the memory."""
         self.conversation.resume = frame  # until the worker sends a newer one
         with contextlib.suppress(OSError):  # the next request reports the reason
             self._sock.sendall(frame)
@@ -102,8 +103,9 @@ class Connection:
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
 
-        The daemon's read of the request wakes a thread that sleeps in `recv`, but not one that sleeps in `poll`. A poll
-        pays if the client would take processor time from the daemon or from other clients (decision 27).
+        When the daemon reads the request, the kernel wakes a thread that sleeps in `recv`, but not a thread that sleeps
+        in `poll`. So a poll is faster if the client would otherwise take processor time from the daemon or from other
+        clients (decision 27).
         """
         frames = self.conversation.frames
         while True:
@@ -124,7 +126,7 @@ class Connection:
             self._set_timeout(deadline - time.monotonic())
 
     def _refusal(self, deadline: float) -> Exception:
-        """Return the error of a daemon that closed before it had the whole request; a Retry if it sent none."""
+        """Return the error of a daemon that closed before it had the whole request; a Retry if there is none."""
         if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())

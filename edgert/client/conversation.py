@@ -28,7 +28,7 @@ Outputs = dict[str, NDArray[Any]]
 
 
 class Retry(Exception):
-    """The request reached no engine: send it over a new connection, after the pause that `error` asks for."""
+    """The request reached no engine. Send it again over a new connection, after the pause of `error`."""
 
     def __init__(self, error: Unavailable | None = None) -> None:
         super().__init__()
@@ -55,9 +55,10 @@ class Conversation:
     """A hello to `model` (None: to the daemon), then requests and their answers, one after the other.
 
     `over` tells that the connection must be closed. After `request`, `size_bytes` is the number of bytes to send. With
-    `session`, the requests continue each other. If the daemon `moved` it, `resume` is the frame to send after the next
-    connection's hello, empty if there is nothing to continue yet. With `may_share`, a conversation that did not request
-    shared memory is `outgrown` once a frame is large enough for it: the next connection should request it.
+    `session`, the requests continue each other. If the daemon `moved` the session, `resume` is the frame to send after
+    the next connection's hello; it is empty if there is nothing to continue yet. With `may_share`, a conversation
+    without shared memory is `outgrown` once a frame is large enough for shared memory: the next connection should
+    request it.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Conversation:
         self._trace = False
         self._signature: tuple[Any, ...] | None = None
         self._added_axis = False
-        # The last answer: arrays over the receive buffer, kept while answers look the same.
+        # The last answer: arrays over the receive buffer, kept while answers have the same form.
         self._tensors: tuple[wire.WireTensor, ...] | None = None
         self._views: list[tuple[str, NDArray[Any]]] = []
 
@@ -96,7 +97,7 @@ class Conversation:
         """Return the buffers of an INFER frame; send them before the next call. Raises RequestError.
 
         With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
-        first large request of a conversation without shared memory, if the next one may have some.
+        first large request of a conversation without shared memory, if the next conversation may get it.
         """
         interface = self._interface
         assert interface is not None  # the daemon has greeted
@@ -134,7 +135,7 @@ class Conversation:
             if frame.tensors is not self._tensors:
                 self._map_outputs(frame.tensors, interface.outputs)
             outputs = {}
-            for name, view in self._views:  # a loop, as Python before 3.12 calls a function for a comprehension
+            for name, view in self._views:  # a loop, because Python before 3.12 calls a function for a comprehension
                 outputs[name] = view.copy()
             return _response(interface, frame, outputs) if self._trace else outputs
         if frame.kind == wire.ERROR and frame.request_id == self._request_id:
@@ -176,7 +177,7 @@ class Conversation:
         return error
 
     def late(self, sent: bool) -> DeadlineExceeded:
-        """Return the error of a passed time-out; `sent` is that of `ended`."""
+        """Return the error of a time-out that has passed; `sent` has the same meaning as in `ended`."""
         self.over = True
         if self._interface is None:
             return DeadlineExceeded("the daemon did not answer the hello in time; it may be overloaded")
@@ -191,7 +192,7 @@ class Conversation:
         self.frames.limit(self._interface.frame_bytes_max)
 
     def _by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
-        """Return the arrays of a dict in the model's order; none unless names and types are the model's."""
+        """Return a dict's arrays in the model's order; none unless names and types are those of the model."""
         assert self._interface is not None  # the caller has checked
         specs = self._interface.inputs
         if type(inputs) is not dict or len(inputs) != len(specs):
@@ -211,7 +212,7 @@ class Conversation:
 
 
 def session_lost(cause: Retry | WorkerLost) -> SessionLost:
-    """Return the app's error for the end of a session's connection."""
+    """Return the error that the app gets when the connection of its session ends."""
     error = cause.error if isinstance(cause, Retry) else cause
     why = "the model's worker ended" if error is None else error.message
     return SessionLost(f"{why}, and the memory of the session is lost: start a new session")

@@ -97,7 +97,7 @@ class ModelInterface:
 
 
 def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
-    """Return advice for these bytes, or this frame; "" if there is none."""
+    """Return advice for a refused file, text or frame; "" if there is none."""
     frames = [spec for spec in accepted if spec.datatype == "UINT8" and len(spec.shape) == 4]
     if frames and array.ndim > 2:
         return "; frames of another size or order of axes need [resize] and `layout` in the build's --preprocess file"
@@ -114,7 +114,7 @@ def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array. Bytes of files or texts become UINT8, several as rows padded with 0."""
+    """Return `value` as an array. Files or texts become UINT8; several become rows padded with 0."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, bytes | str):
