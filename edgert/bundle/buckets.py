@@ -18,7 +18,7 @@ LENGTH_MAX = 2**24
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """The input `name` is as long as the request along `axis`; `value` fills it up to the bucket."""
+    """An input that is padded. Along `axis`, `value` fills the input `name` up to the bucket."""
 
     name: str
     axis: int
@@ -27,7 +27,7 @@ class PaddedInput:
 
 @dataclass(frozen=True)
 class CutOutput:
-    """The output `name` has along `axis` one element per `divisor` input elements, rounded up."""
+    """An output that is cut. Along `axis`, it has one element per `divisor` input elements, rounded up."""
 
     name: str
     axis: int
@@ -40,9 +40,9 @@ class CutOutput:
 
 @dataclass(frozen=True)
 class Buckets(Closed):
-    """`sizes` of the open axis, ascending; `axis` is its name for people.
+    """The `sizes` of the open axis, ascending. `axis` is the axis's name in messages.
 
-    `golden_lengths` holds the length of each golden sample. Its arrays have the largest size.
+    `golden_lengths` holds the length of each golden sample. The arrays of golden samples have the largest size.
     """
 
     axis: str

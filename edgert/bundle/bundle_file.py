@@ -2,8 +2,8 @@
 
 The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files of the manifest in its
 order. The reader never parses the archive. The signed manifest alone determines the headers, sizes and hashes, and the
-reader compares every byte with them. So no header can name a link, a device, a path outside, or more bytes than were
-signed.
+reader compares every byte with them. So no header can name a link, a device, a path outside the folder, or more bytes
+than were signed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CHUNK_BYTES = 1024**2
 def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key: SigningKey) -> None:
     """Write a signed bundle beside `path`, then rename it to `path`.
 
-    `files[p]` is the path of the file with the name `p` in the manifest. The same manifest, files and key give the same
-    bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
+    `files[p]` is the path of the file that has the name `p` in the manifest. The same manifest, files and key give the
+    same bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
     """
     envelope = sign(manifest.to_bytes(), key)
     if len(envelope) > ENVELOPE_BYTES_MAX:
@@ -62,7 +62,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The manifest's SHA-256, which identifies the whole content: the manifest has the hash of every file."""
+        """The manifest's SHA-256. It identifies the whole content, because the manifest has all files' hashes."""
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
@@ -137,7 +137,7 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put the bundle's file into the message of a BundleError: several bundles may be open."""
+    """Add the bundle's file to the message of a BundleError, because several bundles may be open."""
     try:
         yield
     except BundleError as error:
@@ -197,14 +197,14 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
 
 @contextmanager
 def unpacking(folder: Path) -> Iterator[None]:
-    """Write the names that the block adds to `folder` through to the disk. Raises StorageFailed."""
+    """Make the names that the block adds to `folder` durable on the disk. Raises StorageFailed."""
     with storing(f"cannot unpack into {folder}", "free some space and install again"):
         yield
         sync_folders(folder)
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Create a file for writing, and the folders above it; follow no link and replace nothing."""
+    """Create a file for writing, and the folders above it. Follow no link and replace no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "wb")

@@ -1,8 +1,8 @@
 """A channel: the signed statement that names the release of each model for its devices.
 
 A host writes statements and puts the newest into a registry; devices request it. The registry is not trusted: a
-statement is a DSSE envelope with the signature of a trusted key, its counter only rises, and it expires. One statement
-contains all models of the channel, so that nobody can mix entries of two statements.
+statement is a DSSE envelope with the signature of a trusted key. Its counter only rises, and it expires. One statement
+contains all models of the channel, so that no registry can mix entries of two statements.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ChannelDevice:
 class Entry(Closed):
     """A release of a model for the devices that the entry selects.
 
-    Of several entries of a model, a device uses the first that selects it.
+    If a model has several entries, a device uses the first entry that selects it.
 
     `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
-    manifest, which are the names of both in the registry. Empty selectors select every device; `rack` also selects a
-    device with the tag `rack=3`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched
-    for `watch_s` seconds. A device does not start the trial of a `halted` release. A device that rolled a release back
+    manifest; the registry uses these hashes as names. Empty selectors select every device; `rack` also selects a device
+    with the tag `rack=3`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for
+    `watch_s` seconds. A device does not start the trial of a `halted` release. A device that rolled a release back
     tries it again if the limits, `watch_s` or the number `attempt` change. The entry of a runtime has no limits: a new
     runtime has `watch_s` seconds to serve every model with the right answers.
     """
@@ -87,9 +87,9 @@ class Entry(Closed):
 class Statement(Closed):
     """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
-    `counter` only rises: max(last + 1, seconds since 1970) also rises in a new registry, without the last counter.
-    `not_before` is the time from which the statement applies. `revoked` are ids of keys that devices no longer trust;
-    the key that signs the statement is never among them.
+    `counter` only rises. It is max(last + 1, seconds since 1970), so it rises even in a new registry, which lacks the
+    last counter. The statement applies from the time `not_before` on. `revoked` are ids of keys that devices no longer
+    trust; the key that signs the statement is never among them.
     """
 
     channel: str
@@ -141,8 +141,8 @@ def sign_statement(statement: Statement, key: SigningKey) -> bytes:
 def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) -> Statement:
     """Return the statement in an envelope that one of `trusted` signed for `channel`.
 
-    Raises SignatureInvalid, and ChannelInvalid if the bytes are no statement or that of another channel.
-    Call `check_next` before you follow the statement.
+    Raises SignatureInvalid. Raises ChannelInvalid if the bytes are not a statement of `channel`. Call `check_next`
+    before you follow the statement.
     """
     if len(data) > STATEMENT_BYTES_MAX:
         raise ChannelInvalid(f"the channel exceeds {STATEMENT_BYTES_MAX} bytes: the registry contains something else")
@@ -160,10 +160,10 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
 
 
 def check_next(statement: Statement, counter: int, now_s: float) -> None:
-    """Raise unless `statement` may follow one with `counter` (0: none yet) at the time `now_s`.
+    """Raise unless `statement` may follow a statement with `counter` (0: none yet) at the time `now_s`.
 
-    The clock of a device may be behind, but the signed time of issue has certainly passed. Raises ChannelTooOld if
-    the counter is lower, ChannelExpired, and ChannelInvalid if `not_before` is later.
+    The clock of a device may be late, but the signed time of issue has certainly passed. Raises ChannelTooOld if the
+    counter is lower, ChannelExpired if the statement has expired, and ChannelInvalid if `not_before` is later.
     """
     now_s = max(now_s, expiry_time(statement.issued))
     name = f"channel {statement.channel}"

@@ -8,8 +8,8 @@ The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes"
 device.
 
 Only the envelope is signed, so nothing else is trusted. The signed manifest determines the files, their sizes and
-hashes; a part must give exactly those bytes. For a file without a part, the reader finds the hash among the versions in
-the slots, and checks the hash again.
+hashes; a part must give exactly those bytes. If a file has no part, the reader searches the versions in the slots for a
+file with its hash, and checks the hash again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from edgert.errors import BundleCorrupt
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
 ENCODINGS = ("raw", "zstd", "patch")
-WINDOW_BYTES_MAX = 2**27  # a zstd frame's window; a reader uses memory only up to the signed size
-PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # the size of each of a patch's two files, as the window spans both
+WINDOW_BYTES_MAX = 2**27  # the window of a zstd frame; a reader uses no more memory than the signed size
+PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # the size of each of a patch's two files, because the window spans both
 _LENGTH = struct.Struct("<I")
 _CHUNK_BYTES = 1024**2
 _SHA256_DIGITS = 64
@@ -61,7 +61,7 @@ def has_zstd() -> bool:
 
 
 def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
-    """Write a delta of `parts`, each with its packed file. The same parts give the same bytes."""
+    """Write a delta of `parts`, each with its packed file. The same parts always give the same bytes."""
     listed = [{"sha256": p.sha256, "encoding": p.encoding, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
     header = json.dumps({"envelope": len(envelope), "parts": listed}, sort_keys=True).encode()
     out.write(MAGIC + _LENGTH.pack(len(header)) + header + envelope)
@@ -177,7 +177,7 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
 
 
 def _header(file: BinaryIO) -> tuple[int, list[Part]]:
-    """Return the envelope's size and the parts from the header, the next bytes of `file`."""
+    """Read the header, which is next in `file`. Return the envelope's size and the parts."""
     try:
         (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
         if size > HEADER_BYTES_MAX:

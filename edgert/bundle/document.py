@@ -25,7 +25,7 @@ def document_bytes(document: Any) -> bytes:
 
 
 def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError], update: str) -> T:
-    """Return the `cls` of signed bytes. Raises `fault`, which names `what` and the `update` that helps."""
+    """Return the `cls` in signed bytes. Raises `fault`; its message names `what` and the `update` to make."""
     try:
         value = json.loads(data)
         if (format_read := value.pop("format")) != FORMAT:
@@ -34,7 +34,7 @@ def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError]
     except UnknownKey as error:  # an ignored key might change the device's choice or a model's input
         raise fault(f"{what} cannot be read: {error}: {update}") from error
     except Mistyped as error:
-        if isinstance(error.__cause__, fault):  # the value has the right type, but it is not allowed
+        if isinstance(error.__cause__, fault):  # the value has the right type, but is not allowed
             raise error.__cause__ from None
         raise fault(f"{what} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """DSSE envelopes: a manifest, the statement of a channel or a runtime, with its signatures.
 
-DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. This module imports no
-cryptography, because a worker reads only envelopes that were verified at installation. The keys of
-`edgert.bundle.signing` sign and verify.
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. This module imports no cryptography: workers
+import it, and read only envelopes that were verified at installation. The keys of `edgert.bundle.signing` sign and
+verify.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise BundleCorrupt(f"the {_WHAT[payload_type]}'s envelope is damaged: send it again") from error
-    # Base64 and JSON have several forms of one value. Only one form is accepted, so that each changed byte is detected.
+    # Base64 and JSON have several forms of one value. The parser accepts only one form, to detect each changed byte.
     if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
         what = _WHAT[payload_type]
         raise BundleCorrupt(f"the {what}'s envelope is not in canonical form: the {what} was changed")

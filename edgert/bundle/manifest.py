@@ -47,7 +47,7 @@ class Accuracy:
 
     @property
     def passed(self) -> bool:
-        # Accuracies are ratios of counts. A drop that equals the limit must not fail because of rounding.
+        # Accuracies are ratios of counts. Because of this margin, rounding cannot refuse a drop that equals the limit.
         return self.drop <= self.max_drop + 1e-9
 
 
@@ -55,8 +55,8 @@ class Accuracy:
 class ArtifactEntry:
     """One engine's form of the model.
 
-    `entry` is the file that the engine opens, `files` are all its files, `golden_outputs` has one file per output.
-    `golden_atol` is, per output, the largest allowed absolute difference (in the output's unit) between a device's
+    `entry` is the file that the engine opens, `files` are all its files. `golden_outputs` has one file per output.
+    `golden_atol` has one limit per output, in the output's unit: the largest absolute difference between a device's
     answers to the golden inputs and the golden outputs.
     """
 
@@ -75,8 +75,8 @@ class ArtifactEntry:
 class TargetEntry:
     """The artifacts for a device profile, in order of preference.
 
-    `machines` are its processors as `uname -m` names them; an empty tuple allows any. `reference` is the FP32 artifact
-    with which a shadow compares live answers; "" if the bundle has none.
+    `machines` are the profile's processors, with their names in `uname -m`; an empty tuple allows any. `reference` is
+    the FP32 artifact that a shadow compares live answers with; "" if the bundle has none.
     """
 
     profile: str
@@ -89,14 +89,14 @@ class TargetEntry:
 class Manifest(Stateful):
     """The content of a bundle.
 
-    `downgrade_from` lets a device install this release if a higher one was live, up to that one; 0 for none.
-    `expires` is the time until which a device may install it, as 2027-02-19T08:00:00Z; "" means no end. An installed
-    version continues to serve after it. `signed_at` is the time of the signature of a bundle that expires; it is "" for
-    others, so that the same inputs give the same bytes. A downgrade always expires.
+    `downgrade_from` lets a device install this release although a higher release, up to this number, was live; 0 for
+    none. A device may install the bundle until the time `expires`, as 2027-02-19T08:00:00Z; "" means no end. An
+    installed version continues to serve after that time. `signed_at` is the time of the signature of a bundle that
+    expires. It is "" for other bundles, so that the same inputs give the same bytes. A downgrade always expires.
     `golden_raw` holds the windows of sound or of series, or the texts, from which the golden inputs were computed.
-    `buckets` are the lengths of the inputs' open axis, other than the batch.
-    `state` connects outputs to the inputs that receive them in a session's next item; apps see neither. Versions with
-    the same `state_id` continue each other's sessions.
+    `buckets` are the lengths of the inputs' open axis, other than the batch. `state` connects outputs to the inputs
+    that receive them in a session's next item; apps see neither. Versions with the same `state_id` continue each
+    other's sessions.
     """
 
     model: str
@@ -134,7 +134,7 @@ class Manifest(Stateful):
 
     @property
     def input_rule(self) -> Preprocess | Sound | Series | Text | None:
-        """The rule for an input that devices preprocess."""
+        """The rule for the input that devices preprocess; None if there is none."""
         return self.preprocess or self.sound or self.series or self.text
 
     @property

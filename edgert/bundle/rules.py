@@ -1,6 +1,6 @@
 """Processing rules: how a device computes the model's input, and answers from the model's outputs.
 
-Rules are values in the manifest. Each is checked against the model's inputs or outputs when the manifest is read.
+Rules are values in the manifest. When the manifest is read, each rule is checked against the model's inputs or outputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Resize(Closed):
     """The rule that resizes an image of any size to the model's `height` x `width` pixels.
 
     "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that
-    covers the model's size) and cuts out the middle. "letterbox" keeps the ratio, centres the image and fills the rest
+    covers the model's size), and keeps the middle. "letterbox" keeps the ratio, centres the image and fills the rest
     with `pad_value` before normalization.
     """
 
@@ -50,10 +50,10 @@ class Resize(Closed):
 class Preprocess(Closed):
     """The rule that computes the model's `input` from UINT8 values: (value * scale - mean) / std.
 
-    `mean` and `std` hold one number, or one per channel. `layout` is that of the UINT8 tensors: "nhwc", "nchw", or
-    "model" for the model's own, `model_layout`. `colour` is the order of the model's channels, `frame_colour` that of
-    the UINT8 tensors ("model": the same). With `resize` these tensors may have any height and width. With `decode`
-    requests may also contain a JPEG or PNG file.
+    `mean` and `std` hold one number, or one per channel. `layout` is the layout of the UINT8 tensors: "nhwc", "nchw",
+    or "model" for the model's own layout, `model_layout`. `colour` is the order of the model's channels, `frame_colour`
+    the order in the UINT8 tensors ("model": the same). With `resize`, the UINT8 tensors may have any height and width.
+    With `decode`, requests may also contain a JPEG or PNG file.
     """
 
     input: str
@@ -78,7 +78,7 @@ class Smooth(Closed):
     """The rule that computes an answer from the last `windows` windows of a signal.
 
     "mean" averages the class scores over the windows so far. "majority" answers the class that more than half of the
-    windows give, "all" the class that each of them gives. Both answer no class before the signal has so many windows.
+    windows give, "all" the class that each window gives. Both answer no class before the signal has `windows` windows.
     """
 
     rule: str
@@ -87,7 +87,7 @@ class Smooth(Closed):
 
 @dataclass(frozen=True)
 class Classify(Closed):
-    """The output `output` holds class scores along its last axis.
+    """The rule that classifies. The output `output` holds class scores along its last axis.
 
     Answers contain the best `top_k`, with their `labels`. An answer contains a class if the class's score is at least
     its `threshold` (one number, or one for each class; empty: always) and above the scores of the classes whose labels
@@ -110,11 +110,11 @@ class Classify(Closed):
 
 @dataclass(frozen=True)
 class Ctc(Closed):
-    """The output `output` holds the class scores of each step: [N, steps, classes], trained with CTC.
+    """The rule that decodes text. `output` holds the class scores of each step, trained with CTC.
 
-    An answer contains the text of greedy decoding: the best class of each step, repeats merged, class `blank` left
-    out. `labels` holds the text of each class; with `time_axis` "last" the output is [N, classes, steps]. `softmax`
-    means that scores are logits or logarithms of probabilities.
+    An answer contains the text of greedy decoding: it takes the best class of each step, merges repeats and omits class
+    `blank`. `labels` holds the text of each class. The output is [N, steps, classes], or [N, classes, steps] with
+    `time_axis` "last". `softmax` means that scores are logits or logarithms of probabilities.
     """
 
     output: str
@@ -133,10 +133,11 @@ class Ctc(Closed):
 class Detect(Closed):
     """The rule that computes boxes: scores of at least `score_threshold`, then NMS by class.
 
-    `boxes` names the output with A boxes per image. With `scores` empty it also holds the scores: [N, 4 + C, A] in form
-    "channels_first", [N, A, 4 + C] in "anchors_first"; with `objectness` there is one value more between them, by which
-    every score is multiplied. Else `scores` names an output with C scores per box, in the same form. `sigmoid` means
-    that scores are logits. `normalized` means that boxes are in 0 to 1 of the model's input, not in pixels.
+    `boxes` names the output with A boxes per image. With `scores` empty, this output also holds the scores: [N, 4 + C,
+    A] in form "channels_first", [N, A, 4 + C] in "anchors_first". With `objectness`, there is one more value between
+    boxes and scores; every score is multiplied by it. Else `scores` names an output with C scores per box, in the same
+    form. `sigmoid` means that scores are logits. `normalized` means that boxes are in 0 to 1 of the model's input, not
+    in pixels.
     """
 
     boxes: str

@@ -1,7 +1,7 @@
 """A release of the runtime: the signed list of wheels for each kind of device.
 
-A host publishes it into a registry, as an envelope and one blob for each wheel. Devices that follow a channel fetch
-the wheels that they lack (edgert.follow.runtime).
+A host publishes the release into a registry, as an envelope and one blob for each wheel. Devices that follow a channel
+fetch the wheels that they lack (edgert.follow.runtime).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Wheel(Closed):
 
 @dataclass(frozen=True)
 class RuntimeTarget(Closed):
-    """The runtime of one kind of device: Python `3.11`, `uname -m`, and `2.28` for that glibc or newer.
+    """The runtime of one kind of device: its Python (`3.11`), `uname -m`, and oldest glibc (`2.28`).
 
-    `id` names its content.
+    `id` identifies the content.
     """
 
     id: str

@@ -29,14 +29,15 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 
 @dataclass(frozen=True)
 class Sound(Closed):
-    """The features of mono sound: librosa's definitions and, apart from `rate_hz`, its names for them.
+    """The features of mono sound, with the definitions and names of librosa (except `rate_hz`).
 
     A window has `length` samples at `rate_hz`. With `step` 0 a request contains one window, padded with zeros at its
-    end; else a new window starts every `step` samples, and each is an item. A signal starts with `lead` added zeros.
+    end. Else a new window starts every `step` samples, and each window is an item. A signal starts with `lead` added
+    zeros.
 
     `features` is "samples", "log_mel" or "mfcc". `log` is "db", "ln" or "log10" of max(floor, power) + offset. The
-    features are then (value - mean) / std, with one number, or one for each band or coefficient. `time_axis` tells
-    whether time is the model's "first" or "last" axis.
+    features are then (value - mean) / std. `mean` and `std` hold one number, or one for each band or coefficient.
+    `time_axis` tells whether time is the model's "first" or "last" axis.
     """
 
     input: str
@@ -84,15 +85,15 @@ class Sound(Closed):
 class Series(Closed):
     """The rule that computes features of sensor values [time, channels], for each window of `length`.
 
-    With `step` 0 a request contains exactly one window; else a new window starts every `step` values, and each is an
-    item. `missing` first replaces NaN ("refuse", "zero", "hold" the last value, or "linear" between neighbours). Then
-    values become (value * scale - mean) / std, with one number or one per channel.
+    With `step` 0 a request contains exactly one window. Else a new window starts every `step` values, and each window
+    is an item. `missing` first replaces NaN ("refuse", "zero", "hold" the last value, or "linear" between neighbours).
+    Then values become (value * scale - mean) / std; `mean` and `std` hold one number or one per channel.
 
-    The `features` of one channel follow each other: its "values"; the magnitude of its "spectrum" (as
-    scipy.fft.rfft); the power within each of `bands` [low, high) Hz (as scipy.signal.periodogram); its "statistics".
-    With `detrend` the spectrum and the bands are without the window's mean; `window` is "boxcar" or "hann".
-    `feature_mean` and `feature_std` then normalize the features. With `time_axis` "first", a window of values is [time,
-    channels] for the model, else [channels, time]. Other features are [channels, features].
+    The `features` of one channel are concatenated: its "values"; the magnitude of its "spectrum" (as scipy.fft.rfft);
+    the power within each of `bands` [low, high) Hz (as scipy.signal.periodogram); its "statistics". With `detrend` the
+    window's mean is subtracted before the spectrum and the bands. `window` is "boxcar" or "hann". `feature_mean` and
+    `feature_std` then normalize the features. With `time_axis` "first", a window of values is [time, channels] for the
+    model, else [channels, time]. Other features are [channels, features].
     """
 
     input: str
@@ -198,7 +199,7 @@ def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Raise BundleError if `spec` does not fit features of `shape`. Ignore axes of 1; others may be flat."""
+    """Raise BundleError if `spec` does not fit features of `shape`. Axes of 1 do not count; flat fits."""
     item = spec.item_shape
     wanted = [n for n in item if n != 1]
     if wanted in ([n for n in shape if n != 1], [math.prod(shape)]):

@@ -1,4 +1,4 @@
-"""Ed25519 keys, which prove who signed a manifest, and that nobody changed it later.
+"""Ed25519 keys. A signature proves which key signed a manifest, and that it did not change later.
 
 A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 """
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from edgert.errors import ConfigInvalid
 
-KEY_BYTES_MAX = 64 * 1024  # the limit for files such as /dev/zero, which have no end
+KEY_BYTES_MAX = 64 * 1024  # a limit, because files such as /dev/zero have no end
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """The private half; it never leaves the host."""
+    """The private half of a key pair; it never leaves the host."""
 
     key: Ed25519PrivateKey
 
@@ -59,7 +59,7 @@ def new_key() -> SigningKey:
 
 
 def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> None:
-    """Write both halves as PEM, the private one for its owner only. Raises ConfigInvalid if one exists."""
+    """Write both keys as PEM; only the owner may read the private key. Raises ConfigInvalid if one exists."""
     private_pem = key.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -110,7 +110,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys that a device trusts, by file, and the errors of files without a key; in name order."""
+    """The keys that a device trusts, by file, and the errors of files without a key; in order of name."""
 
     keys: dict[Path, PublicKey]
     damaged: dict[Path, str]

@@ -18,14 +18,14 @@ STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State(Closed):
-    """The output `output` becomes the input `input` of the session's next item; the first item gets zeros."""
+    """Output `output` becomes input `input` of the session's next item; the first item gets zeros."""
 
     input: str
     output: str
 
 
 class Stateful:
-    """A model with the tensors that apps see, beside those that are state."""
+    """The tensors of a model: those that apps see, and those that are state."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -33,13 +33,13 @@ class Stateful:
 
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs that a request has: those that are no state."""
+        """The inputs in a request: all inputs that are not state."""
         bound = {binding.input for binding in self.state}
         return tuple(spec for spec in self.inputs if spec.name not in bound)
 
     @property
     def app_outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs of the model that an answer may have: those that are no state."""
+        """The model's outputs that an answer may have: all outputs that are not state."""
         bound = {binding.output for binding in self.state}
         return tuple(spec for spec in self.outputs if spec.name not in bound)
 

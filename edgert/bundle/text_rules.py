@@ -14,7 +14,7 @@ from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
-TOKENIZER = "tokenizer.json"  # its name in a bundle
+TOKENIZER = "tokenizer.json"  # the name of a tokenizer in a bundle
 TOKENS_MAX = 2**20  # tokens of one text
 TRUNCATIONS = ("right", "left", "none")
 POOLINGS = ("mean", "cls", "none")
@@ -25,12 +25,13 @@ DATATYPES = ("INT64", "INT32")
 class Text(Closed):
     """The rule that computes token ids from UTF-8 text, with a file of the library `tokenizers`.
 
-    `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a path there. The model's `input`
-    gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids. A name is "" if there is no such input.
+    `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a local path. The model's input
+    `input` gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids. A name is "" if the model has no
+    such input.
 
-    A text of more than `max_tokens`, special tokens included, loses its end ("right") or its start ("left") by
-    `truncation`; with "none" it is refused. Shorter texts are padded at their end, with `pad_id`, to the length of the
-    model's input; if that is open, to the longest text of the request, and then to a bucket.
+    If a text has more than `max_tokens` with special tokens, `truncation` removes its end ("right") or its start
+    ("left"), or refuses the text ("none"). Shorter texts are padded at their end, with `pad_id`, to the length of the
+    model's input. If that length is open, they are padded to the longest text of the request, and then to a bucket.
     """
 
     tokenizer: str
@@ -123,7 +124,7 @@ def describe_embed(rule: Embed) -> str:
 
 
 def _open_length(rule: Text, buckets: Buckets | None) -> int:
-    """Return the largest bucket. Raises BundleError unless the buckets are those of the text."""
+    """Return the largest bucket. Raises BundleError unless the buckets are lengths of the text's axis."""
     if buckets is None:
         raise BundleError(f"input {rule.input!r} has an open length: build with --buckets AXIS=SIZES or --input")
     pads = {place.name: place.value for place in buckets.inputs}
