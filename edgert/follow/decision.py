@@ -1,4 +1,4 @@
-"""The next step with one model of a channel, from the statement, the slots and the record. Pure."""
+"""Decides the next step with a model of a channel, from the statement, the slots and the record. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Do(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """A step, and its reason. `wanted`: the release should be live here, or it failed its trial."""
+    """A step and its reason. `wanted` is true if the release should be live here or failed its trial."""
 
     do: Do
     text: str

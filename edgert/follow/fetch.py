@@ -49,7 +49,7 @@ class ReleaseFetcher:
             data = self._registry.read(Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX), ENVELOPE_BYTES_MAX)
             manifest = _signed_manifest(data, entry, trusted)
             with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
-                write_delta(out, data, [])  # without parts: the files are in the slots, or are fetched
+                write_delta(out, data, [])  # without parts: the slots have the files, or the code below fetches them
         _check_fits(manifest, slots, now_s)
         files = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
         lacking = self._lacking(manifest.model, files)
@@ -71,7 +71,7 @@ class ReleaseFetcher:
         return fetched_path(self._state, manifest.model, file.sha256)
 
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return the files to fetch, each content once, including files in a slot that flash memory changed."""
+        """Return the files to fetch, each content once. They include damaged files in a slot."""
         files = {file.sha256: file for file in wanted}
         held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
         return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
@@ -89,7 +89,7 @@ class ReleaseFetcher:
             )
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove the fetched files of a model that are not wanted; the next round retries a failure."""
+        """Remove fetched files of a model that are no longer wanted. After a failure, the next round retries."""
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:
 
 
 def _check_fits(manifest: Manifest, slots: SlotState, now_s: float) -> None:
-    """Raise, before the download, the errors that an install would raise after it."""
+    """Raise the errors of an install before the download, not after it."""
     name = f"release {manifest.release} of {manifest.model}"
     check_expiry(manifest.expires, name, now_s)
     if not manifest.may_follow(slots.ratchet):

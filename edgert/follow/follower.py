@@ -1,8 +1,9 @@
 """The follower of one channel: reads the statement from the registry, and advances each model.
 
 Theory of operation: `ask_registry` and `advance_models` read all their data from disk (the record, the stored
-statement, the slots) and decide from that. So after an interrupted round, the next one continues; nothing else has to
-be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are used.
+statement, the slots) and decide from these data. So after an interrupted round, the next round continues; nothing else
+must be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are
+used.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ T = TypeVar("T")
 class Step:
     """The result of one model's step, as text.
 
-    `soon` requests another round soon. `error` is the reason of a failure, which the next round retries. `wanted` is
-    the entry whose release should be live here.
+    `soon` requests another round soon. `error` is the reason of a failure; the next round tries again. `wanted` is the
+    entry whose release should be live here.
     """
 
     text: str
@@ -129,7 +130,8 @@ class ChannelFollower:
     def round(self) -> Round:
         """Read the channel, then advance the models.
 
-        Without an answer, the stored statement applies until it expires. Raises FollowerBusy and StorageFailed.
+        If the registry does not answer, the stored statement applies until it expires. Raises FollowerBusy and
+        StorageFailed.
         """
         with self._locked():
             error = self._try_to_ask()
@@ -141,8 +143,8 @@ class ChannelFollower:
     def ask_registry(self) -> None:
         """Read the channel from the registry, and store a new statement.
 
-        Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed; the earlier
-        statement then stays.
+        Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed. After an error,
+        the earlier statement stays.
         """
         record, trusted = self._records.read(), self._trusted()
         current = self._records.statement(self._channel, trusted)
@@ -164,7 +166,7 @@ class ChannelFollower:
         self._records.accept(envelope, record.accepting(statement, self._source, manifest))
 
     def statement(self) -> Statement | None:
-        """Return the current statement; None before the first."""
+        """Return the stored statement; None if there was none yet."""
         return self._records.statement(self._channel, self._trusted())
 
     def advance_models(self) -> list[Step]:
@@ -174,7 +176,7 @@ class ChannelFollower:
             return []
         if statement.expired(self._latest.now_s()):
             return [Step(_expired_text(statement))]
-        # The runtime comes first: it waits for models on trial, and models wait for the end of its trial.
+        # The runtime comes first. It waits for models on trial, and models wait for the end of the runtime's trial.
         models = sorted(statement.models, key=lambda model: model != RUNTIME)
         return [self._try_to_advance(model, statement.entry_for(model, self._device)) for model in models]
 
@@ -199,7 +201,7 @@ class ChannelFollower:
             self._write_status(error=error.message)
             return error
         statement = self.statement()
-        assert statement is not None  # a successful request has stored one
+        assert statement is not None  # a successful request has stored a statement
         asked_at = int(self._latest.now_s())
         self._write_status(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
         return None
@@ -215,7 +217,7 @@ class ChannelFollower:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step]) -> None:
-        """Store each model's result, and log new ones. After an expiry, the wanted releases stay."""
+        """Store each model's result, and log new results. When the statement expires, wanted releases stay."""
         before, statement = self._read_status(), self.statement()
         for step in steps:
             if step.text not in before.steps:
@@ -227,7 +229,7 @@ class ChannelFollower:
         self._write_status(steps=tuple(step.text for step in steps), wanted=wanted)
 
     def _judge_staleness(self) -> None:
-        """Raise the alarm channel_stale, or clear it."""
+        """Raise or clear the alarm channel_stale."""
         status, statement, now_s = self._read_status(), self.statement(), self._latest.now_s()
         begun_at = status.begun_at or int(now_s)
         heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
@@ -291,7 +293,7 @@ class ChannelFollower:
         return Step(decision.text, soon=decision.do is not Do.NOTHING)
 
     def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
-        """Fetch. If the connection breaks, try again soon, as long as each attempt receives some bytes."""
+        """Fetch. If the connection breaks, try again soon, unless the attempt received no bytes."""
         while True:
             before = self._pace.fetched_bytes
             try:
@@ -302,7 +304,7 @@ class ChannelFollower:
                 self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
 
     def _install_and_activate(self, entry: Entry, path: Path | None) -> None:
-        """Install and activate under the claim. Decide again before each, as a deployment may have intervened."""
+        """Install and activate under the claim. Decide again before each: a deployment may have intervened."""
         from edgert.versions.install import install
 
         try:
@@ -323,14 +325,14 @@ class ChannelFollower:
             limits, _ = fit_for(limits, store, self._config)
         except TransitionRefused as error:
             raise ConfigInvalid(error.message) from error
-        # Write the record first, so that this release is not tried a second time, however the trial ends.
+        # Write the record first. So this release is not tried a second time, whatever the result of the trial.
         self._records.write(self._records.read().trying(entry))
         store.activate(limits.confirm_s, limits)
         with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
 
     def _note_refusal(self, entry: Entry, error: EdgeRTError) -> Step:
-        """Record that this release cannot be installed here; it is not tried again until its entry changes."""
+        """Record that this release cannot be installed here. No attempt follows until its entry changes."""
         record = self._records.read()
         tried = record.tried_of(entry)
         if tried is None or not tried.reason:  # otherwise it was already reported
@@ -367,7 +369,7 @@ def _expired_text(statement: Statement) -> str:
 
 
 def reporter(state: StateDir) -> Report:
-    """Return a `Report` that sends events to the daemon for the spool. Without a daemon they are lost."""
+    """Return a `Report` that sends events to the daemon for the spool. Without a daemon, events are lost."""
 
     def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
         try:

@@ -11,7 +11,7 @@ from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
-    """A download stops now, and continues when the window of `[follow]` opens."""
+    """A download stops now. It continues when the hours of `[follow]` allow it."""
 
 
 class Pace:
@@ -42,7 +42,7 @@ class Pace:
             raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
 
     def took(self, count: int) -> None:
-        """Count `count` fetched bytes, and wait if this was too fast. Raises WindowClosed."""
+        """Count `count` fetched bytes, and wait if they came too fast. Raises WindowClosed."""
         self.fetched_bytes += count
         self.check()
         self._rate_limit.passed(count)

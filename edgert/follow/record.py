@@ -29,7 +29,7 @@ CHANNELS_MAX = 64  # the most channels whose counters are kept
 
 @dataclass(frozen=True)
 class Tried:
-    """The last attempt with a model. `reason` tells why it was refused; "" if the slots have its result."""
+    """The last attempt with a model. `reason` tells why it was refused; "" if the slots have the result."""
 
     attempt: str
     reason: str = ""
@@ -39,8 +39,8 @@ class Tried:
 class Record:
     """The counters seen, by channel, the newest channel last, and the releases `tried`, by model.
 
-    `manifest` is the digest of the OCI manifest of the stored statement, which is from `source`. `runtime` is the
-    highest release of the runtime that was in use.
+    `manifest` is the digest of the stored statement's OCI manifest; `source` is the registry that it came from.
+    `runtime` is the highest release of the runtime that was in use.
     """
 
     counters: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class RecordStore:
         self._record, self._statement = folder / "record.json", folder / "statement.dsse.json"
 
     def read(self) -> Record:
-        """Return the record; an empty one if there is none, or if it is damaged."""
+        """Return the record; an empty record if there is none, or if it is damaged."""
         return read_json(Record, self._record) or Record()
 
     def write(self, record: Record) -> None:

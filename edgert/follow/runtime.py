@@ -1,12 +1,12 @@
-"""The runtime that a channel names: fetched, created beside the one in use, tested and tried.
+"""Updates of the runtime by a channel: fetch it, create it beside the current one, test it and try it.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
 those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
-stays. A later round repeats an interrupted one: only a complete environment counts, and the files of the script show
-whether a trial started, and how it ended.
+stays. After an interrupted round, a later round repeats the steps. Only a complete environment counts, and the files of
+the script show whether a trial started and how it ended.
 
-The follower runs as the daemon's user. So it can change only a runtime that belongs to this user; it refuses one that
-root installed.
+The follower runs as the daemon's user. So it can change only a runtime that belongs to this user. It refuses to change
+a runtime that root installed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ POLL_S = 0.05
 class RuntimesHere:
     """The runtimes in HOME.
 
-    `trying` is the one on trial, "" for none; `outcome` is that of the last trial.
+    `trying` is the runtime on trial, "" for none. `outcome` is the result of the last trial.
     """
 
     in_use: str = ""
@@ -88,7 +88,7 @@ class RuntimesHere:
 
 
 def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
-    """Return the follower's step for `entry`, whose environment here has the id `runtime`.
+    """Return the follower's step for `entry`. The id of its environment on this device is `runtime`.
 
     `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
     """
@@ -122,7 +122,7 @@ class RuntimeFollower:
         self._records = RecordStore(state)
 
     def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
-        """Return the next step for `entry`; first record and report the end of its trial.
+        """Return the next step for `entry`. First record and report the end of its trial, if the trial ended.
 
         Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
         and StorageFailed.
@@ -176,8 +176,8 @@ class RuntimeFollower:
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Create the environment, test it and start its trial.
 
-        The script `runtime.sh` decides, and restarts the daemon twice at most. Raises DeployUnderWay, EngineMissing,
-        RolledBack if the test failed, DaemonUnreachable and DeviceError.
+        The script `runtime.sh` decides whether the runtime stays, and restarts the daemon at most twice. Raises
+        DeployUnderWay, EngineMissing, RolledBack if the test failed, DaemonUnreachable and DeviceError.
         """
         home = self._own_home()
         with self._claimed(home):
@@ -192,13 +192,13 @@ class RuntimeFollower:
             if why:
                 self._collect(home)
                 raise RolledBack(f"the new runtime failed its self-test: {why}")
-            # Write both first, so that this release is not tried a second time, however the trial ends.
+            # Write both first. So this release is not tried a second time, whatever the result of the trial.
             store_file(folder / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(self._records.read().trying(entry))
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid if there is none, or with `check` if it cannot be changed."""
+        """Return HOME. Raises ConfigInvalid if there is none, or, with `check`, if HOME cannot be changed."""
         if self._home is None:
             raise ConfigInvalid(
                 f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update edgert there by hand"
@@ -215,7 +215,7 @@ class RuntimeFollower:
         return RuntimesHere(_target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome")))
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return this device's part of the release. Fetch its envelope once; verify it each time."""
+        """Return this device's part of the release. Fetch the envelope once, but verify it each time."""
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:
@@ -240,7 +240,7 @@ class RuntimeFollower:
         new_bytes = int(sum(wheel.unpacked_bytes for wheel in wheels) * INSTALLED_FACTOR)
         need = {self._state.root: sent - fetched_bytes, home: sent + new_bytes}
         if self._state.root.stat().st_dev == home.stat().st_dev:
-            need = {home: sent - fetched_bytes + new_bytes}  # the wheels are linked
+            need = {home: sent - fetched_bytes + new_bytes}  # the wheels are linked, not copied
         for folder, count in need.items():
             free = shutil.disk_usage(folder).free
             if free < count + SPARE_BYTES:
