@@ -20,7 +20,7 @@ BACKLOG = 128
 
 @dataclass(frozen=True)
 class Address:
-    """A Unix socket's `path`, or `host` and `port` (0: any free one)."""
+    """A Unix socket's `path`, or `host` and `port` (0: any free port)."""
 
     path: Path | None = None
     host: str = ""
@@ -38,7 +38,7 @@ class Address:
 
 
 def parse_address(text: str, *, allow_remote: bool) -> Address:
-    """Parse `text`. Raises ConfigInvalid for a wrong address, or a remote one without `allow_remote`."""
+    """Parse `text`. Raises ConfigInvalid for a wrong address, and for a remote one unless `allow_remote`."""
     if text.startswith("unix:"):
         path = Path(text[len("unix:") :])
         if not path.is_absolute() or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:

@@ -1,12 +1,12 @@
-"""Selects the connections to end when all places are taken, or bodies fill their memory.
+"""Selects the connections to end when all places are taken, or bodies fill the memory for them.
 
-Theory of operation: a connection waits for its client while the client has to send a request or its rest, or to read
-an answer. It does not wait while its request is handled. From `due_s` on the client is late. A body and an answer that
-move at BODY_BYTES_PER_S_MIN are never late, and faster bytes allow a pause of at most STILL_S_MAX. A new connection
-takes the place of a late client: of those at the address with the most places, the one that is late for longest.
-Earlier answers give a client no advantage, because an attacker also gets answers. So slow heads and bodies of an
-attacker end before a good request, however many there are. Only received bytes count as memory, never the length that
-a request states.
+Theory of operation: a connection waits for its client while the client must send a request or the rest of it, or read
+an answer. A connection does not wait while its request is handled. From `due_s` on, the client is late. A body or an
+answer that moves at BODY_BYTES_PER_S_MIN is never late, and faster bytes allow a pause of at most STILL_S_MAX. A new
+connection takes the place of a late client. Among the late clients at the address with the most places, this is the
+client that is late for longest. Earlier answers give a client no advantage, because an attacker also gets answers. So
+slow heads and bodies of an attacker end before a good request, even if there are many of them. Only received bytes
+count as memory, never the length that a request states.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Admission:
         self._taken_bytes = 0
 
     def admit(self, place: Place) -> bool:
-        """Give `place` to a new connection; return False if all are taken and no client is late."""
+        """Admit a new connection with `place`; return False if all places are taken and no client is late."""
         with self._lock:
             full = len(self._places) >= self._limits.connections_max
             if full and (len(self._leaving) >= self._limits.connections_max or not self._evict(place)):
@@ -83,7 +83,7 @@ class Admission:
         return not self._places and not self._leaving
 
     def take(self, place: Place, size_bytes: int) -> None:
-        """Count a body's bytes. Raises HttpError (503) if they are too many and no other client is late."""
+        """Count a body's bytes. Raises HttpError (503) if there are too many and no other client is late."""
         with self._lock:
             while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
@@ -100,7 +100,7 @@ class Admission:
             place.taken_bytes = 0
 
     def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
-        """End the connection that is first in line; return whether there is one."""
+        """End the connection whose place a new one may take; return False if there is none."""
         now_s = self._clock()
         by_address = Counter(place.address for place in self._places if place is not newcomer)
         late = [

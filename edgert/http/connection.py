@@ -2,7 +2,7 @@
 
 Theory of operation: the parser reads every head and every chunked body. A body with a stated length is read directly
 into its buffer instead, so a large tensor is copied once. The connection reads the next request only after it has
-answered the last one, so a client cannot queue work, and every wait has a limit. The connection tells its `Place` when
+answered the last one, so a client cannot queue work. Every wait has a limit. The connection notes in its `Place` when
 it waits for the client, because a connection that waits can lose its place (edgert/http/admission.py).
 """
 
@@ -58,7 +58,7 @@ class HttpConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def serve(self) -> None:
-        """Answer requests until the client leaves, must leave, or breaks the rules. Raises OSError."""
+        """Answer requests until the client closes, must leave, or breaks the protocol. Raises OSError."""
         keep = True
         while keep and not self._place.must_end:
             try:
@@ -66,7 +66,7 @@ class HttpConnection:
                 if request is None:
                     return
                 keep = self._answer(request)
-            except HttpError as error:  # the start of the next request in the stream is unknown
+            except HttpError as error:  # after this error, the start of the next request in the stream is unknown
                 self._send(error.response(), keep_alive=False, with_body=True)
                 self._linger()
                 return
@@ -76,14 +76,14 @@ class HttpConnection:
                 self._place.due_s = self._clock() + (NEXT_HEAD_S if keep else 0)
 
     def _next(self) -> ParsedRequest | None:
-        """Return the next request with a complete head; None if the client has gone or is silent for too long."""
+        """Return the next request with a complete head; None if the client has gone or was silent too long."""
         began_s, place = self._clock(), self._place
         idle_s_max = self._limits.idle_s_max if place.was_answered else self._limits.head_s_max
         head_until_s: float | None = None
         while (request := self._parser.take()) is None:
             if head_until_s is None and self._parser.requests:
                 head_until_s = self._clock() + self._limits.head_s_max
-                if place.was_answered:  # a new client is due from the time of its connection
+                if place.was_answered:  # the time of a new client started when it connected
                     place.due_s = self._clock() + NEXT_HEAD_S
             try:
                 count = self._sock.recv_into(self._received)
@@ -109,7 +109,7 @@ class HttpConnection:
         _check_head(request)
         body = self._body(request)
         self._place.due_s = None
-        # After a refusal of a completely read request, the next one can still be read.
+        # The request was read completely, so after a refusal the next request can still be read.
         try:
             encoding = request.headers.get("content-encoding", "identity").strip().lower()
             if encoding != "identity":
@@ -179,7 +179,7 @@ class HttpConnection:
             count = self._sock.recv_into(place)
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
-        if self._place.must_end:  # only a completely received request is still answered
+        if self._place.must_end:  # the server then answers only a completely received request
             raise busy("other clients need this connection, or the server stops: try again")
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
@@ -254,7 +254,7 @@ class HttpConnection:
         """Send the rest of `parts` after their first `sent` bytes, as the client reads them."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
-        place.due_s, place.sends = began_s, True  # bytes in the kernel's buffer do not count as read
+        place.due_s, place.sends = began_s, True  # bytes in the kernel's buffer do not count as read by the client
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:
@@ -269,7 +269,7 @@ class HttpConnection:
         place.sends = False
 
     def _linger(self) -> None:
-        """Let the client read the answer. If the socket closed with unread bytes, the kernel would drop it."""
+        """Give the client time to read the answer: a close with unread bytes makes the kernel drop the answer."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -298,7 +298,7 @@ def _check_head(request: ParsedRequest) -> None:
 
 
 def _memory(size_bytes: int) -> memoryview:
-    """Return private memory (half the cost of shared), in which only written pages use memory."""
+    """Return private memory, which costs half as much as shared memory. Only written pages use memory."""
     if size_bytes <= mmap.PAGESIZE:
         return memoryview(bytearray(size_bytes))
     return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

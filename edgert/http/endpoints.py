@@ -1,6 +1,6 @@
 """The Open Inference Protocol and Triton's extensions, answered through the local client.
 
-They use the daemon like an app: its socket for inference, its control socket for figures.
+The endpoints use the daemon like an app: its socket for inference. They use its control socket for figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgert.tensors import TensorSpec, batchable
 
 TIMEOUT_S_MAX = 3600.0
 REQUEST_ITEMS_MAX = 1024  # docs/protocol.md, Limits
-HIGHEST_PRIORITY = 1  # Triton counts from the highest; the daemon has two classes
+HIGHEST_PRIORITY = 1  # in Triton, 1 is the highest priority; the daemon has two priorities
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
@@ -35,8 +35,8 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-# A browser sends these types for any page without a preflight request. curl's default, the third type of forms, is not
-# in the list, because a browser marks its own requests with Origin.
+# A browser sends these types for any page, without a preflight request. The third such type, curl's default, is not in
+# the list: a browser marks its own requests with Origin.
 FORM_TYPES = ("text/plain", "multipart/form-data")
 _LENGTH_HEADER = LENGTH_HEADER.lower()
 
@@ -44,21 +44,21 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 class Endpoints:
     """Answers requests.
 
-    `client` and `control_socket` connect to the daemon; `host_checked` refuses foreign Host fields. At most
+    `client` and `control_socket` connect to the daemon. With `host_checked`, foreign Host fields are refused. At most
     `inferences_max` requests infer at once.
 
-    If only this machine can connect, a request with a foreign name as its Host is from a web page whose own name has
-    this address (DNS rebinding). It must not be answered.
+    If only this machine can connect, a request with a foreign name as its Host comes from a web page whose name
+    resolves to this address (DNS rebinding). Such a request must be refused.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:
         self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
         self._inferences_max = inferences_max
         self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
-        self._inferred = False  # since the last call of `release_memory`
+        self._inferred = False  # whether a request inferred since the last call of `release_memory`
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
-        # The words of the path -> method and endpoint.
+        # The parts of the path -> method and endpoint.
         self._of_server: dict[tuple[str, ...], tuple[str, Callable[[], HttpResponse]]] = {
             ("metrics",): ("GET", self._metrics),
             ("v2",): ("GET", self._server),
@@ -93,9 +93,9 @@ class Endpoints:
         return response
 
     def release_memory(self) -> bool:
-        """Release the memory of earlier inferences, unless one arrived since the last call.
+        """Release the memory of earlier inferences, unless a request inferred since the last call.
 
-        Returns whether it did.
+        Returns whether it released memory.
         """
         if self._inferred:
             self._inferred = False

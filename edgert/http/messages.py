@@ -32,7 +32,7 @@ class HttpRequest(NamedTuple):
 
 
 class HttpResponse(NamedTuple):
-    """A status and a body, which is sent part by part. A `stream` follows until it or the connection ends.
+    """A status and a body, which is sent part by part. A `stream` may follow; it ends with the connection.
 
     With `closes` the connection ends after the answer.
     """
@@ -57,7 +57,7 @@ class HttpResponse(NamedTuple):
 
 
 class HttpError(Exception):
-    """The request ends with `status` and `message`; the client may repeat it after `retry_after_s`."""
+    """The request ends with `status` and `message`. The client may repeat it after `retry_after_s`."""
 
     def __init__(
         self, status: int, message: str, retry_after_s: float | None = None, allow: str = "", *, closes: bool = False

@@ -1,6 +1,6 @@
 """The daemon's status as Prometheus text.
 
-The form: https://prometheus.io/docs/instrumenting/exposition_formats/.
+The format: https://prometheus.io/docs/instrumenting/exposition_formats/.
 
 Counters start at 0 with each worker process of a model, as Prometheus expects.
 """
@@ -92,7 +92,7 @@ _BY_LABEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], Mapping[str, int
         1,
     ),
 )
-# One value a model: name, kind, help, the value.
+# Metrics with one value per model: name, kind, help, the value.
 _BY_MODEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], float]], ...] = (
     ("edgert_inferences", "counter", "Items that the engine computed.", lambda m: m.inferences),
     ("edgert_executions", "counter", "Runs of the engine.", lambda m: m.executions),

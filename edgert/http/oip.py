@@ -5,8 +5,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 first, `Inference-Header-Content-Length` is its length, and the tensors' bytes follow in the order of the JSON.
 
 Numbers from JSON need many times their own size as Python objects. So their count is limited, and only one thread at a
-time works on long JSON; this costs no time, because Python runs one thread at a time anyway. A shape in a request
-allocates no memory: its values are counted first.
+time works on long JSON. This costs no time, because Python runs one thread at a time anyway. A shape in a request
+allocates no memory until its values are counted.
 
 The client of a camera or a sensor sends the same JSON with each tensor. So short JSON before binary data is kept with
 its parsed form, and so is the JSON of a binary answer.
@@ -36,15 +36,16 @@ from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # values in one answer
-SHORT_JSON = 16 * 1024  # the bytes to read, or values to write, that need no lock
-KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest kept JSON, and the number kept of requests and of answers
+SHORT_JSON = 16 * 1024  # up to so many bytes to read, or values to write, no lock is needed
+KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest kept JSON, and how many are kept of requests, and of answers
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
-# Files are rows of one array, padded to the longest. It may have this many bytes, or this multiple of those sent.
+# Files are rows of one array, padded to the longest. The array may have this many bytes, or this multiple of the bytes
+# that were sent.
 PADDED_BYTES_MIN, PADDED_TIMES_MAX = 1024**2, 8
-VALUES_MAX = 2**32  # values of a shape, where an axis of 0 counts as 1
-# The limits of long JSON. They are counted before it is parsed, because each list and each string becomes an object.
+VALUES_MAX = 2**32  # the values of a shape; an axis of 0 counts as 1
+# The limits of long JSON. Lists and strings are counted before JSON is parsed, because each becomes an object.
 LISTS_MAX = 256 * 1024
 STRINGS_MAX = 2048
 
@@ -57,7 +58,7 @@ _long_json = threading.Lock()
 
 
 class WantedOutput(NamedTuple):
-    """One wanted output. `classes` above 0 requests that many of the largest values instead of the tensor."""
+    """One wanted output. If `classes` is above 0, so many of the largest values replace the tensor."""
 
     name: str
     binary: bool
@@ -74,7 +75,7 @@ class BinaryInput(NamedTuple):
     end: int
 
     def given(self, data: memoryview) -> Given:
-        """Return its values, as a view of `data`. Raises RequestError if the lengths of BYTES are wrong."""
+        """Return the input's values, as a view of `data`. Raises RequestError if lengths of BYTES are wrong."""
         own = data[self.begin : self.end]
         if self.dtype is None:
             return _files(self.name, own, math.prod(self.shape))
@@ -82,9 +83,9 @@ class BinaryInput(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One inference request. `outputs` None asks for all; `timeout_s` None means the server's default.
+    """One inference request. `outputs` None means all; `timeout_s` None means the server's default.
 
-    `priority` is Triton's: 0 the default, 1 the highest.
+    `priority` is a priority of Triton: 0 is the default, 1 the highest.
     """
 
     inputs: dict[str, Given]
@@ -109,7 +110,7 @@ def read_question(body: memoryview, json_length: str | None) -> Question:
 
 
 def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question]:
-    """Return the inputs that follow as `data_bytes` of binary data, and the request without them."""
+    """Return the inputs in the `data_bytes` of binary data, and the request without these inputs."""
     if len(text) > SHORT_JSON:
         _check(
             text.count(b"[") + text.count(b"{") <= LISTS_MAX, f"the JSON has more than {LISTS_MAX} lists and objects"
@@ -184,7 +185,7 @@ def answer(
 
 
 def _response(parts: list[bytes | memoryview]) -> HttpResponse:
-    """Return the response with these parts: JSON, then binary data."""
+    """Return the response with these parts: first JSON, then binary data."""
     if len(parts) == 1:
         return HttpResponse(200, parts, JSON_TYPE)
     return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
@@ -215,7 +216,7 @@ def _values(want: WantedOutput, array: NDArray[Any]) -> int:
 def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memoryview]:
     length = len(body)
     if json_length is not None:
-        # isdecimal alone would accept the digits of other scripts, and very long numbers.
+        # isdecimal alone would also accept digits of other scripts, and very long numbers.
         if not (json_length.isascii() and json_length.isdecimal() and len(json_length) < 20):
             raise RequestError(f"{LENGTH_HEADER} must be a number")
         length = int(json_length)
@@ -303,7 +304,7 @@ def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape:
             wide = np.array(flat, np.float64)
         except OverflowError as error:
             raise RequestError(f"the data of input {name!r} does not fit {datatype}: {error}") from error
-        with np.errstate(over="ignore"):  # a value too large for a float becomes infinite, as usual
+        with np.errstate(over="ignore"):  # a value that is too large for a float becomes infinite, as usual
             return wide.astype(dtype).reshape(shape)
     low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     _check(not flat or low <= min(flat) <= max(flat) <= high, f"the data of input {name!r} does not fit {datatype}")

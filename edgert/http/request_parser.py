@@ -1,7 +1,7 @@
 """The requests of one connection, parsed by httptools (the parser of Node.js).
 
-Most clients send the same head with each request, before another tensor. So the last head is kept with its parsed form:
-if the parser is between two requests, the same bytes have the same meaning, and are not parsed again.
+Most clients send the same head with each request, before a different tensor. So the last head is kept with its parsed
+form. If the parser is between two requests, the same bytes have the same meaning, and are not parsed again.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class RequestParser:
         return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
 
     def skip_body(self) -> None:
-        """Expect the next request; the caller reads the rest of this one's body itself."""
+        """Expect the next request; the caller itself reads the rest of the current request's body."""
         from httptools import HttpRequestParser
 
         self._parser: HttpRequestParser = HttpRequestParser(self)
         self._last, self._unparsed_bytes = ParsedRequest(complete=True), 0
 
     def _keep(self, data: memoryview) -> None:
-        """Keep the head in `data` if `data` has only the head and bytes of its body with a stated length."""
+        """Keep the head in `data`, if only bytes of a body with a stated length follow the head."""
         request = self._last
         head = bytes(data[: len(data) - request.body_bytes])
         if (
@@ -76,7 +76,7 @@ class RequestParser:
             self._kept_head, self._kept = head, replace(request, parts=[])
 
     def _came_again(self, data: memoryview) -> bool:
-        """Use `data` if it is the kept head and bytes of its body; otherwise return False."""
+        """Use `data` if it begins with the kept head and goes on with body bytes; otherwise return False."""
         kept, at = self._kept, len(self._kept_head)
         size_bytes = int(kept.headers.get("content-length", 0))
         body_bytes = len(data) - at
@@ -99,7 +99,7 @@ class RequestParser:
             self._last.keep_alive = False
         except HttpParserError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"not HTTP/1.1: {error}") from error
-        # httptools keeps a field, a trailer or a chunk's extension until it ends, and reports nothing before.
+        # httptools keeps a field, a trailer or a chunk's extension until it is complete, and reports nothing before.
         self._unparsed_bytes = self._unparsed_bytes + len(data) if self._progress() == before else 0
         for request in self.requests or (ParsedRequest(),):
             head_bytes = max(request.head_bytes, self._unparsed_bytes)
@@ -152,7 +152,7 @@ class RequestParser:
 def check_installed() -> None:
     """Raise ConfigInvalid if httptools is missing."""
     try:
-        import httptools  # noqa: F401  # asked only whether it can be imported
+        import httptools  # noqa: F401  # only to learn whether it can be imported
     except ImportError as error:
         raise ConfigInvalid(
             "[http] needs the package httptools. From the host: edgert bootstrap DEVICE --upgrade; "

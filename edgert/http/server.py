@@ -1,7 +1,7 @@
 """Accepts HTTP connections, each with its own thread, and limits their number.
 
-It uses blocking threads instead of an event loop because a blocking call computes the answer: to pass it between a loop
-and a pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
+It uses blocking threads instead of an event loop, because a blocking call computes the answer. Passing the answer
+between a loop and a thread pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgert.http.limits import STOP_S_MAX, Limits
 from edgert.http.messages import HttpError
 from edgert.log import log
 
-STOP_POLL_S = 0.005  # between two looks at the connections that end
+STOP_POLL_S = 0.005  # the time between two checks whether all connections have ended
 PAUSE_S = 0.05  # the pause if the process is out of descriptors or threads
 
 
@@ -70,7 +70,7 @@ class HttpServer:
             sock, peer = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # the process is out of descriptors until some are closed
+        except OSError:  # the process is out of descriptors until some connections close
             time.sleep(PAUSE_S)
             return
         sock.setblocking(True)

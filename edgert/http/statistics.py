@@ -1,8 +1,8 @@
-"""The daemon's status of a model in the shape of Triton's statistics extension.
+"""The daemon's status of a model in the form of Triton's statistics extension.
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md: durations are
-nanoseconds; an inference is one item of a batch, an execution one run of the engine; a cache hit counts as neither. The
-queue also counts hits; the three stages of computing do not.
+nanoseconds. An inference is one item of a batch, an execution is one run of the engine; a cache hit counts as neither.
+The queue also counts hits; the three stages of computing do not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
     }
 
 
-# The stages around the engine are timed for each request, not for each batch.
+# The stages before and after the engine are timed for each request, not for each batch.
 _UNKNOWN = {"compute_input": {"count": 0, "ns": 0}, "compute_output": {"count": 0, "ns": 0}}
 
 
