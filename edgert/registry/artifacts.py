@@ -1,12 +1,12 @@
 """Releases and channels in a repository: OCI image manifests with their own media types.
 
-A release is one manifest: a layer for the signed envelope of its bundle and one for each of its files, with the path as
-its name, as `oras` and `skopeo` expect. Releases share equal files. A channel is a manifest with one layer, the signed
-statement. Manifests are not trusted. A device checks the statement's signature; the statement has the digest of the
-envelope, and the envelope that of each file. So a device reads no manifest of a release.
+A release is one manifest. It has a layer for the signed envelope of its bundle, and a layer for each file, with the
+path as its name, as `oras` and `skopeo` expect. Releases share equal files. A channel is a manifest with one layer, the
+signed statement. Manifests are not trusted. A device checks the statement's signature. The statement has the digest of
+the envelope, and the envelope has the digest of each file. So a device does not read the manifest of a release.
 
-    MODEL-RELEASE    a release; edgert.runtime-RELEASE one of the runtime, with a layer for each wheel
-    channel.NAME     the newest statement of a channel; no model's name contains a dot
+    MODEL-RELEASE a release; edgert.runtime-RELEASE a release of the runtime, with a layer for each wheel channel.NAME
+    the newest statement of a channel; no model's name contains a dot
 
 https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md#guidelines-for-artifact-usage
 """
@@ -22,7 +22,7 @@ from edgert.errors import NotInRegistry, RegistryCorrupt
 from edgert.registry.address import DIGEST, digest_of
 from edgert.registry.client import MANIFEST_TYPE, Blob, Registry
 
-if TYPE_CHECKING:  # a round without a new statement needs no bundle
+if TYPE_CHECKING:  # a round without a new statement does not import edgert.bundle
     from edgert.bundle.manifest import FileEntry, Manifest
     from edgert.bundle.runtime_release import RuntimeRelease, Wheel
 
@@ -32,7 +32,7 @@ FILE_TYPE = "application/vnd.edgert.file.v1"
 RUNTIME_TYPE = "application/vnd.edgert.runtime.v1"
 CHANNEL_TYPE = "application/vnd.edgert.channel.v1"
 STATEMENT_TYPE = "application/vnd.edgert.statement.v1+json"
-EMPTY = b"{}"  # the configuration of an artifact that has none
+EMPTY = b"{}"  # stands for the configuration of an artifact that has none
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _TITLE = "org.opencontainers.image.title"
 
@@ -55,7 +55,7 @@ def file_blob(entry: FileEntry | Wheel) -> Blob:
 
 
 def release_manifest(manifest: Manifest, envelope: Envelope, digest: str) -> bytes:
-    """Return a release's OCI manifest; the same bundle, with this `digest`, gives the same bytes."""
+    """Return a release's OCI manifest. The same bundle, with this `digest`, always gives the same bytes."""
     layers = [_layer(blob_of(envelope.raw), ENVELOPE_TYPE, ENVELOPE_NAME)]
     layers += [_layer(file_blob(entry), FILE_TYPE, entry.path) for entry in manifest.files]
     annotations = {
@@ -89,7 +89,7 @@ def channel_manifest(statement: bytes, channel: str, counter: int, expires: str)
 
 
 def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str, bytes] | None:
-    """Return the digest of a channel's manifest and its signed statement; None if it is still `known`.
+    """Return the digest of a channel's manifest, and its signed statement; None if the digest is `known`.
 
     The caller verifies the statement (edgert.bundle.channel). Raises NotInRegistry, RegistryError.
     """
@@ -110,7 +110,7 @@ def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str
 
 
 def statement_blob(data: bytes) -> Blob:
-    """Return the blob of the statement, from the manifest of a channel. Raises RegistryCorrupt."""
+    """Return the blob of the statement that a channel's manifest names. Raises RegistryCorrupt."""
     try:
         value = json.loads(data)
         (layer,) = value["layers"]

@@ -29,9 +29,9 @@ from edgert.registry.login import Credentials, Login
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST_BYTES_MAX = 1024**2
 SLOWEST_BYTES_PER_S = 1000.0
-START_S = 60.0  # allowed in addition to the time at the slowest rate
+START_S = 60.0  # the time allowed in addition to the transfer at the slowest rate
 RETRY_AFTER_S_MAX = 24 * 3600.0
-ERROR_BYTES_MAX, ERROR_CHARS_MAX, ERROR_S_MAX = 8192, 200, 5.0  # of a registry's reason
+ERROR_BYTES_MAX, ERROR_CHARS_MAX, ERROR_S_MAX = 8192, 200, 5.0  # the limits of a registry's reason for an error
 _CHUNK_BYTES = 64 * 1024
 _OVERLOADED = (408, 425, 429, 500, 502, 503, 504)
 
@@ -81,11 +81,11 @@ class Registry:
 
     @property
     def date_s(self) -> float | None:
-        """The registry's time with its last answer, in seconds since 1970; None if it states none."""
+        """The registry's time in its last answer, in seconds since 1970; None if the answer has no time."""
         return self._connection.date_s
 
     def manifest(self, reference: str, known: str = "") -> Fetched | None:
-        """Return the manifest of a tag or a digest; None if its digest is still `known`."""
+        """Return the manifest of a tag or a digest; None if the manifest's digest is `known`."""
         if not (TAG.fullmatch(reference) or DIGEST.fullmatch(reference)):
             raise RegistryError(f"{reference[:80]!r} is neither a tag nor a digest")
         headers = {"Accept": MANIFEST_TYPE} | ({"If-None-Match": f'"{known}"'} if known else {})
@@ -102,9 +102,9 @@ class Registry:
         return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
 
     def has(self, blob: Blob) -> bool:
-        """Return whether the registry holds the blob, by fetching its last byte.
+        """Return whether the registry has the blob: fetch its last byte.
 
-        A HEAD would only query an index, which still lists a file that the storage lost or truncated.
+        A HEAD request would only query an index. The index may list a file that the storage lost or truncated.
         """
         last = blob.size_bytes - 1
         headers = {"Range": f"bytes={last}-{last}"} if blob.size_bytes else {}
@@ -116,7 +116,7 @@ class Registry:
                 return response.headers.get("Content-Length") == str(blob.size_bytes)
             if response.headers.get("Content-Range") != f"bytes {last}-{last}/{blob.size_bytes}":
                 return False
-            with suppress(RegistryUnreachable):  # the index knew the size, and the file is shorter
+            with suppress(RegistryUnreachable):  # the index has the right size, but the file is shorter
                 return len(self._read_all(response, f"blob {blob.digest}", 1)) == 1
             return False
 
@@ -137,9 +137,9 @@ class Registry:
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
         """Fetch the blob to `path`, which is missing or contains the bytes of an earlier attempt.
 
-        `on_bytes` gets the count of each piece on disk; it may wait (a limited rate), or raise to stop. The
-        fetched bytes stay for the next attempt, also after a power cut. If all bytes have the digest, the file is
-        durable. With another digest it is removed; raises RegistryCorrupt then. Raises StorageFailed.
+        `on_bytes` gets the count of each piece on disk; it may wait, to limit the rate, or raise, to stop. The fetched
+        bytes stay for the next attempt, also after a power cut. If the bytes have the digest, the file is durable. If
+        not, the file is removed, and RegistryCorrupt raised. Raises StorageFailed.
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -245,7 +245,7 @@ class Registry:
                 )
 
     def _read_all(self, response: urllib3.BaseHTTPResponse, what: str, bytes_max: int) -> bytes:
-        """Return a whole small body."""
+        """Return the whole body of a small answer."""
         data = b""
         with self._connection.limited(self.repository.url, self._connection.answer_s):
             # A broken connection first returns the received bytes, and raises its error at the next read.
@@ -266,7 +266,7 @@ class Registry:
         body: Body | None = None,
         wait_s: float = 0,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send a request; send it again with a login if the registry requires one. `path` may be a whole URL."""
+        """Send a request, and again with a login if the registry requires it. `path` may be a whole URL."""
         url = f"{self.repository.url}{path}" if path.startswith("/") else path
         is_registry = urlsplit(url).netloc == self.repository.host
         for first in (True, False):
@@ -279,7 +279,7 @@ class Registry:
             self._login.answer(url, challenge)
 
     def _expect(self, response: urllib3.BaseHTTPResponse, what: str, *wanted: int) -> None:
-        """Raise the error for an answer without a wanted status."""
+        """Raise the error for an answer, unless its status is one of `wanted`."""
         status = response.status
         if status in wanted:
             return
@@ -305,9 +305,9 @@ class Registry:
         raise RegistryError(f"{self.repository} answers {status} for {what}{advice}")
 
     def _reason_of(self, response: urllib3.BaseHTTPResponse) -> str:
-        """Return the registry's own reason as the end of a sentence, "" if it gives none.
+        """Return the registry's own reason as the end of a sentence, "" if there is none.
 
-        The form: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes
+        The format: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes
         """
         data = b""
         with suppress(RegistryError), self._connection.limited(self.repository.url, ERROR_S_MAX):
@@ -320,7 +320,7 @@ class Registry:
 
 
 class _Content:
-    """The bytes to send, from the start at each iteration; reports each piece."""
+    """The bytes to send; each iteration starts at the first byte. Reports each piece."""
 
     def __init__(self, source: Path | bytes, on_bytes: OnBytes) -> None:
         self._source, self._on_bytes = source, on_bytes
@@ -350,7 +350,7 @@ def _checked(blob: Blob) -> str:
 
 
 def _hashed(file: BinaryIO, size_bytes: int) -> hashlib._Hash:
-    """Hash the content of `file` and stay at its end; empty a file that is too long."""
+    """Hash the content of `file` and stay at its end. First empty a file that is too long."""
     digest = hashlib.sha256()
     if os.fstat(file.fileno()).st_size > size_bytes:
         file.truncate(0)

@@ -1,8 +1,8 @@
 """HTTP requests with limits on every wait, answer and redirect; failures become EdgeRT errors.
 
-The registry and the network are not trusted. A server that sends single bytes now and then never exceeds a socket's
-time-out. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. The reader of a large
-blob counts its waiting time (client.py).
+The registry and the network are not trusted. If a server sends single bytes now and then, a socket's time-out never
+ends the wait. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. The reader of a
+large blob counts the time that it waits (client.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from edgert.errors import ConfigInvalid, RegistryError, RegistryUnreachable
 
 CONNECT_S_MAX = 20.0
 STALL_S_MAX = 30.0  # the longest wait for the next bytes
-ANSWER_S_MAX = 60.0  # the longest wait for the head of an answer, or for all of a small one
+ANSWER_S_MAX = 60.0  # the longest wait for the head of an answer, or for the whole of a small answer
 REDIRECTS_MAX = 5
-_BY_THE_CLOCK = (9, 10)  # of OpenSSL: a certificate is not yet valid, or has expired
+_BY_THE_CLOCK = (9, 10)  # OpenSSL's codes for a certificate that is not yet valid, or has expired
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 Body = bytes | Iterable[bytes]
 
 
 class Connection:
-    """Requests to one host and to those that it redirects to. One thread at a time may use it.
+    """Requests to one host and to hosts that it redirects to. One thread at a time may use it.
 
-    `ca` is a file with the authorities of the servers' certificates; None means the system's.
+    `ca` is a file with the authorities of the servers' certificates; None means the system's authorities.
     """
 
     def __init__(self, ca: Path | None = None, *, answer_s: float = ANSWER_S_MAX) -> None:
@@ -58,7 +58,7 @@ class Connection:
     def close(self) -> None:
         for manager in self._managers.values():
             manager.clear()
-        for connection in list(self._open):  # after an error, a pool may live until the next garbage collection
+        for connection in list(self._open):  # after an error, a pool may exist until the next garbage collection
             connection.close()
 
     @contextmanager
@@ -67,8 +67,8 @@ class Connection:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request and yield its answer with an unread body; follow the redirects of a GET.
 
-        A server may close a kept connection just before the next request: then the request is sent once more if its
-        body can be sent again. A redirect to another host drops the login; one from https to http is refused.
+        A server may close a kept connection just before the next request. Then the request is sent once more, if its
+        body can be sent again. A redirect to another host drops the login; a redirect from https to http is refused.
         `answer_s` replaces the time for the answer's head. Raises RegistryUnreachable and RegistryError.
         """
         for _ in range(REDIRECTS_MAX + 1):
@@ -80,7 +80,7 @@ class Connection:
                 response = self._send(method, url, headers, body, answer_s or self.answer_s)
             with contextlib.suppress(ValueError, TypeError, OverflowError):
                 date_s = parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
-                time_text(date_s)  # a year beyond 9999 is no time either
+                time_text(date_s)  # raises for a year beyond 9999, which counts as no time
                 self.date_s = date_s
             location = response.headers.get("Location") if method in ("GET", "HEAD") else None
             if response.status not in _REDIRECTS or location is None:
@@ -171,7 +171,7 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _closed_before_answer(error: RegistryUnreachable) -> bool:
-    """Return whether the server closed the connection without answering, like servers with idle ones."""
+    """Return whether the server closed the connection without an answer, as servers do with idle ones."""
     cause = error.__cause__
     closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
     return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)
@@ -224,7 +224,7 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def _proxy(scheme: str) -> str:
-    """Return the address of the proxy that the environment names for `scheme`, or ""."""
+    """Return the address of the environment's proxy for `scheme`, or ""."""
     proxy = urllib.request.getproxies_environment().get(scheme, "")
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
@@ -235,7 +235,7 @@ def _host(url: str) -> str:
 
 def _reason(url: str, error: BaseException) -> str:
     inner: BaseException | None = error
-    while isinstance(inner, HTTPError):  # urllib3 keeps what it wraps as the cause, or among the arguments
+    while isinstance(inner, HTTPError):  # urllib3 keeps the wrapped error as the cause, or among the arguments
         error, inner = (
             inner,
             inner.__cause__ or next((cause for cause in inner.args if isinstance(cause, Exception)), None),

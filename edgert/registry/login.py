@@ -1,7 +1,7 @@
-"""The login at a registry: credentials in Docker's form, and answers to its challenges.
+"""The login at a registry: credentials in Docker's format, and answers to the registry's challenges.
 
 On a host the file is `~/.docker/config.json`, which `docker login`, `podman login --compat-auth-file` and `skopeo login
---compat-auth-file` write. On a device, the configuration names a file of the same form:
+--compat-auth-file` write. On a device, the configuration names a file of the same format:
 
     {"auths": {"registry.example.org": {"auth": "BASE64 OF user:password"}}}
 
@@ -43,7 +43,7 @@ class Credentials:
 
 
 def read_credentials(file: Path | None, host: str) -> Credentials | None:
-    """Return the credentials for `host` in a file of Docker's form; None if it has none.
+    """Return the credentials for `host` in a file of Docker's format; None if the file has none.
 
     If the file names a credential helper for the host, this function runs it, like Docker. Raises ConfigInvalid.
     """
@@ -126,7 +126,7 @@ class Login:
             raise RegistryError(f"{self._host} requires a login of the kind {scheme[:40]!r}; known: Basic, Bearer")
 
     def refused(self) -> str:
-        """Return why the registry refuses the request, after the answer to its challenge."""
+        """Return the reason why the registry refused the request after the answer to its challenge."""
         if self._credentials is None:
             return self._nothing()
         return (
