@@ -1,12 +1,12 @@
 """Alarms: values of a window beyond a limit, with hysteresis against rapid changes at the limit.
 
 Theory of operation: an alarm is raised when its reading is above its limit in RAISE_AFTER windows in a row. It is
-cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A reading that is missing
-changes nothing.
+cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A missing reading changes
+nothing.
 
-A p99 and an error share mean nothing for a few requests. So windows are merged into a stretch, until it contains
-REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows; each stretch gives one reading. After STRETCH_WINDOWS_MAX windows
-without a request, each further one gives a reading of 0: a model without requests has no more failures.
+A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until it contains
+REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX windows
+without a request, each further window gives a reading of 0: a model without requests has no more failures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
 REQUESTS_MIN = 20
 STRETCH_WINDOWS_MAX = 10
-P99_FACTOR = 2.0  # the limit as a multiple of the model's p95 target, if the p99 has no limit
+P99_FACTOR = 2.0  # if no limit of the p99 is configured, it is this multiple of the model's p95 target
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Alarms:
 
     @classmethod
     def of(cls, config: AlarmConfig, p95_ms: float, worker_mb_max: float) -> Alarms:
-        """Return the alarms of a model with the target `p95_ms` and a worker's limit (0: none)."""
+        """Return the alarms of a model with the target `p95_ms` and the worker's memory limit (0: none)."""
         return cls(
             {
                 "p99_ms": config.p99_ms or P99_FACTOR * p95_ms,
@@ -108,7 +108,7 @@ class Readings:
         self._before = totals
         requests = totals.requests - before.requests
         failed = totals.errors + totals.shed - before.errors - before.shed
-        # A model that never had a request is not silent.
+        # A model that never had a request does not count as silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         answered = self._answered.add(report.latency.count, latency=report.latency)
         recent = self._asked.add(requests, failed)

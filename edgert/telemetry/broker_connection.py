@@ -24,14 +24,14 @@ class BrokerConnection:
 
 
 def write_broker_connection(folder: Path, state: str, text: str) -> None:
-    """Keep `state` (CONNECTED, REFUSED, STOPPED or an error's code) and its text, unless the disk is full."""
+    """Store `state` (CONNECTED, REFUSED, STOPPED or an error's code) and its text if the disk has space."""
     with contextlib.suppress(OSError):
         replace_file(folder / _NAME, json_bytes(BrokerConnection(state, text, int(time.time()))), durable=False)
 
 
 def read_broker_connection(folder: Path) -> BrokerConnection:
-    """Return the last note of the forwarder."""
+    """Return the connection's state that the forwarder stored last."""
     connection = read_json(BrokerConnection, folder / _NAME)
-    if connection is None or not connection.at:  # each note has a time: without one it is damaged
+    if connection is None or not connection.at:  # each stored state has a time: without a time, the file is damaged
         return BrokerConnection()
     return connection

@@ -1,7 +1,7 @@
 """Sends a device's reports from the spool to the broker, over one connection at a time.
 
-Several processes write to the spool and none of them knows the forwarder, so it checks the spool for changes once a
-second. A check costs about 0.1 ms of processor time.
+Several processes write to the spool, and none of them notifies the forwarder. So the forwarder checks the spool for
+changes once a second. A check costs about 0.1 ms of processor time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RATE_PER_S = 200.0
 BURST_MAX = 50
 ACK_TIMEOUT_S = 60.0
 REFUSED_RETRY_S = 300.0
-LOOK_S = 1.0  # the pause between two looks at the spool
+LOOK_S = 1.0  # the pause between two checks of the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 PUBLISH_BYTES = 16  # the most bytes of a packet besides its topic and payload
-# The time after which a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published
-# `lost`. It publishes `lost` late if the cut connection had another client id, as in older versions.
+# After this time, a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`.
+# The broker publishes `lost` late if the cut connection had another client id, as in older versions.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
@@ -55,7 +55,8 @@ class ForwarderSettings:
     """The broker, and the device's messages to it.
 
     `info` is the retained message about the device; `sys` is sent every `sys_interval_s`. `home_assistant` is the
-    prefix of the discovery message ("": none). Messages on `hint_topic` ("": none) are only hints and are not trusted.
+    prefix of the discovery message ("": none). Messages on `hint_topic` ("": none) are only hints, so they are not
+    trusted.
     """
 
     broker: MqttSettings
@@ -75,7 +76,7 @@ class ForwarderSettings:
 class Forwarder:
     """Sends one device's reports from the spool to the broker, and keeps its `status` correct.
 
-    An unreachable broker is no error: `run` retries until told to stop, after a growing pause with jitter, and logs
+    An unreachable broker is no error. `run` tries again until it must stop, after a growing pause with jitter, and logs
     each change once. `sys_fields` returns the machine's fields of `sys`. `on_hint` is called when the hint changes.
     `clock` is monotonic seconds.
     """
@@ -110,7 +111,7 @@ class Forwarder:
     def run(self, stop: Stop) -> None:
         """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S unless connecting.
 
-        It sleeps until the broker sends something, until the next check of the spool, or until a message is due.
+        The forwarder sleeps until the broker sends something, the next check of the spool, or the next due message.
         """
         while not stop.is_set():
             self._backoff.started()
@@ -123,18 +124,18 @@ class Forwarder:
                 self._connection.abandon()
                 self._suspect()
                 self._note(error.code, f"{error.message}; reports stay on disk until the next connection")
-                # Two devices with one id disconnect each other at once, so they must also slow down.
-                # Half of the pause is random, so that a fleet does not reconnect in one wave.
+                # Two devices with the same id disconnect each other at once, so a pause is also needed after a
+                # connection. Half of the pause is random, so that a fleet does not reconnect in one wave.
                 select.select([stop], [], [], self._backoff.failed() * random.uniform(0.5, 1.0))
 
     def _reset(self) -> None:
-        """Drop the state of messages in flight on the last connection; the spool still has them."""
+        """Drop the state of messages in flight on the last connection; the spool still has these messages."""
         self._last_id = 0
         self._retained_version = 0
         self._file = self._spool.file_id
         self._in_flight: dict[int, int] = {}
         self._acknowledged_ids: list[int] = []
-        self._refused_at: float | None = None  # None once the refused messages are sent again
+        self._refused_at: float | None = None  # None after the refused messages were sent again
         self._refused = False  # False once the broker accepts one of those messages
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
@@ -142,13 +143,13 @@ class Forwarder:
         self._online_again_at: float | None = None
 
     def _suspect(self) -> None:
-        """Hold back the message after which the broker closed the connection each time."""
+        """Hold a message back if the broker closed several connections after it."""
         message_id = self._held.hung_up(filter(None, self._in_flight.values()), self._clock())
         self._in_flight = {}
         if message_id is not None:
             with contextlib.suppress(StorageFailed):
                 for message in self._spool.take(1, message_id - 1):
-                    if message.id == message_id:  # a full spool may have lost it
+                    if message.id == message_id:  # a full spool may have dropped it
                         self._hold(message)
 
     def _hold(self, message: Spooled) -> None:
@@ -168,11 +169,11 @@ class Forwarder:
         if self._settings.hint_topic:
             try:
                 self._connection.subscribe((self._settings.hint_topic,), 1)
-            except BrokerRefused as error:  # the device then reads its channel only at the interval
+            except BrokerRefused as error:  # without hints, the device reads its channel at its interval
                 self._log(f"telemetry: {error.message}")
 
     def _hinted(self, topic: str, payload: bytes, retained: bool) -> None:
-        """Pass on a new hint. The broker sends the retained one again at each connection."""
+        """Pass on a new hint. The broker sends the retained hint again at each connection."""
         if topic == self._settings.hint_topic and payload[:HINT_BYTES_MAX] != self._hint:
             self._hint = payload[:HINT_BYTES_MAX]
             self._on_hint()
@@ -187,7 +188,7 @@ class Forwarder:
             self._connection.pump(0.02)
 
     def _step(self) -> bool:
-        """Send the messages that may be sent now; return True if the rate limit alone prevents sending more.
+        """Send the messages that may be sent now; return True if only the rate limit prevents sending more.
 
         A disk error does not end the connection: without a spool, the device still reports that it is online.
         """
@@ -225,7 +226,7 @@ class Forwarder:
             retained = self._spool.retained()
         for each in retained:
             self._retained_version = each.version
-            if each.topic != self._topics.deploy:  # a topic of this device's earlier site
+            if each.topic != self._topics.deploy:  # a topic of an earlier site of this device
                 continue
             self._connection.publish(each.topic, each.payload, 1, retain=True)
             if prefix := self._settings.home_assistant:

@@ -1,9 +1,9 @@
 """The forwarder's process: `python -m edgert.telemetry.forwarder_process --state DIR --boot ID`.
 
-It sends the spool to the broker. It is a separate process, so that workers and supervisor load no paho and no TLS, and
+The process sends the spool to the broker. It is separate, so that workers and supervisor load no paho and no TLS, and
 never wait for a slow network. It reads the device's configuration. It stops within 2 s of SIGTERM or SIGINT, or of the
-death of the supervisor, which holds the other end of its standard input. Exit status: 0, or that of the error in
-the configuration (an unreachable broker is no error).
+death of the supervisor, which holds the other end of its standard input. Exit status: 0, or the exit code of an error
+in the configuration (an unreachable broker is no error).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> None:
-    """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed if the spool does not open."""
+    """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed if the spool cannot be opened."""
     follow = config.follow
     following = {"channel": follow.channel, "channel_tags": ",".join(follow.tags)} if follow.registry else {}
-    # Units and scale tell subscribers the meaning of this device's numbers.
+    # The units and the scale define the meaning of this device's numbers for subscribers.
     units = {"lat_unit": "ms", "sketch_scale": SCALE}
     settings = ForwarderSettings(
         broker_settings(config),
@@ -87,7 +87,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
 
 
 def _cleared(state: StateDir, *, remove: bool) -> str:
-    """Clear or only name the messages that the broker retains of this device; return a line for uninstall."""
+    """Clear, or only name, this device's retained messages at the broker; return a line for uninstall."""
     config = read_config(state)
     if not config.mqtt.host:
         return ""
@@ -102,7 +102,7 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:
-    """Return the settings in `[mqtt]`, with the password from the service manager if it has one."""
+    """Return the settings in `[mqtt]`, with the service manager's password if there is one."""
     mqtt = config.mqtt
     login = {**mqtt.login, "password_file": credential(PASSWORD_CREDENTIAL, mqtt.password_file)}
     return MqttSettings(mqtt.host, mqtt.port, **login)

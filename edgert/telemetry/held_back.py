@@ -1,10 +1,10 @@
-"""The messages that a broker does not accept. They are held back, so that no other waits. Pure.
+"""The messages that a broker does not accept. They are held back, so that others need not wait. Pure.
 
-A broker may limit the size of a message. A broker with MQTT 5 may tell its limit; others just end the connection, and
-would end the next one at the same message. So a message is held back if several connections in a row end at it soon
-after their start. From the second on, messages are sent one at a time, so that the right message is found. A held-back
-message stays in the spool. It is sent again when the device connects a day later, or after its next start: a broker
-that failed for other reasons may accept it.
+A broker may limit the size of a message. A broker with MQTT 5 may state its limit. Other brokers just end the
+connection, and would end the next connection at the same message. So a message is held back if several connections in a
+row end at it soon after their start. After the second such end, messages are sent one at a time, to find the right
+message. A held-back message stays in the spool. It is sent again when the device connects a day later, or after the
+device's next start, because a broker that failed for other reasons may then accept it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HeldBack:
         return self._hang_ups > 1
 
     def add(self, message_id: int) -> bool:
-        """Hold a message back; return whether it is the first one."""
+        """Hold a message back; return whether no other message is held back."""
         if not self._ids:
             self._held_since = self._connected_at
         self._ids.add(message_id)

@@ -1,4 +1,4 @@
-"""Discovery by Home Assistant: a message that makes a device and its models appear there.
+"""Discovery by Home Assistant: a message that makes a device and its models appear in Home Assistant.
 
 A device has one retained message (https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload, Home
 Assistant 2024.12 and later). Home Assistant reads the values from the topics that the device publishes anyway.
@@ -15,7 +15,7 @@ from edgert.telemetry.messages import Topics
 
 STALE_WINDOWS = 2.5  # a value is unavailable after this many windows without a report
 
-# Of each model: key in `metrics`, name, unit, device class, state class
+# The sensors of each model: key in `metrics`, name, unit, device class, state class
 _OF_MODEL: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
     ("lat_p50_ms", "latency p50", "ms", "duration", "measurement"),
     ("lat_p99_ms", "latency p99", "ms", "duration", "measurement"),
@@ -37,8 +37,8 @@ def discovery(
 ) -> tuple[str, bytes]:
     """Return the topic and the payload to publish, retained.
 
-    `prefix` is Home Assistant's, usually `homeassistant`. A model that is no longer named disappears with the next
-    message.
+    `prefix` is Home Assistant's discovery prefix, usually `homeassistant`. A model that is no longer named disappears
+    with the next message.
     """
     node = node_id(topics)
     # A device `b_c` with a model `d` must differ from a device `b` with a model `c_d`.
@@ -73,16 +73,16 @@ def discovery(
 
 
 def discovery_topic(topics: Topics, prefix: str) -> str:
-    """Return the topic of the message. `prefix` may be a wildcard."""
+    """Return the topic of the discovery message. `prefix` may be a wildcard."""
     return f"{prefix}/device/{node_id(topics)}/config"
 
 
 def node_id(topics: Topics) -> str:
-    """Return the device's id in Home Assistant, unique, of `A-Z a-z 0-9 _ -` only.
+    """Return the device's id in Home Assistant: unique, of `A-Z a-z 0-9 _ -` only.
 
-    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, and a `_` of
-    a device before any other character; `.` becomes `_-`. Most names stay unchanged; a broker's access list with
-    `%u` depends on this.
+    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, and so is a
+    `_` of a device before any other character. A `.` becomes `_-`. Most names stay unchanged; a broker's access list
+    with `%u` depends on this.
     """
     site = topics.site.replace("_", "__").replace(".", "_-")
     return f"edgert_{site}_{_device_part(topics)}"

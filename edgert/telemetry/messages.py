@@ -54,7 +54,7 @@ class Topics:
 
     @property
     def client_id(self) -> str:
-        """The MQTT client id. No id contains a colon, so no two devices or sessions have the same."""
+        """The MQTT client id. It is unique, because no device id and no session id contains a colon."""
         return f"edgert-{self.site}:{self.device}"
 
     def _of_device(self, rest: str) -> str:
@@ -62,7 +62,7 @@ class Topics:
 
 
 def hint_topic(channel: str) -> str:
-    """Return the topic on which a host hints, retained, that a channel has a new statement."""
+    """Return the topic of the retained hint that a channel has a new statement."""
     return f"{HINT_ROOT}/{checked_id('channel', channel)}"
 
 
@@ -77,7 +77,7 @@ class Topic:
 
 
 def parse_topic(topic: str) -> Topic:
-    """Parse a topic. Raises ProtocolError for one that is not in this contract."""
+    """Parse a topic. Raises ProtocolError for a topic that is not in the contract."""
     parts = topic.split("/")
     if "/".join(parts[:2]) == ROOT and all(len(part) <= ID_CHARS_MAX and ID.match(part) for part in parts[2:]):
         if len(parts) == 5 and parts[4] in DEVICE_KINDS:
@@ -88,12 +88,12 @@ def parse_topic(topic: str) -> Topic:
 
 
 def subscriptions(site: str | None = None) -> tuple[str, ...]:
-    """Return the topic filters for everything of one site, or of all."""
+    """Return the topic filters for all messages of one site, or of all sites."""
     return (f"{ROOT}/{'+' if site is None else checked_id('site', site)}/#",)
 
 
 def release_id(release: int) -> str:
-    """Return a release number in its wire form: with a letter in front, so that it stays a label."""
+    """Return a release number in its wire form: a letter before it, so that exporters treat it as a label."""
     return f"r{release}"
 
 
@@ -123,7 +123,7 @@ def load(payload: bytes) -> dict[str, Scalar]:
         fields = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a payload is not JSON: {payload[:60]!r}") from error
-    # Compare exact types: json returns no others, and this takes half the time.
+    # Compare exact types: json returns no subclasses, and this takes half the time.
     if type(fields) is not dict or not _NESTED.isdisjoint(map(type, fields.values())):
         raise ProtocolError(f"a payload is not a flat JSON object: {payload[:60]!r}")
     if fields.get("v") != VERSION:
@@ -219,7 +219,7 @@ class _WindowMessage:
 
     @staticmethod
     def _shared(fields: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Return these fields of a report by their names here. Raises ProtocolError."""
+        """Return the fields that reports share, by their names in the dataclasses. Raises ProtocolError."""
         return {
             "ts_ms": int_of(fields, "ts"),
             "boot": text_of(fields, "boot"),
@@ -233,8 +233,8 @@ class _WindowMessage:
 class HistMessage(_WindowMessage):
     """One window's latencies of one model, ready to merge.
 
-    `stages` are its stage times as edgert.telemetry.stages packs them, b"" if the device sent none or invalid ones;
-    `stages_fault` then has the reason.
+    `stages` are its stage times as edgert.telemetry.stages packs them. If the device sent none, or invalid ones, it is
+    b"", and `stages_fault` has the reason.
     """
 
     sketch: Sketch
@@ -244,7 +244,7 @@ class HistMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Read a message. Raises ProtocolError, also for latencies that could not be merged with others."""
+        """Read a message. Raises ProtocolError, also for latencies that cannot be merged with others."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):
@@ -304,7 +304,7 @@ def parse_status(payload: bytes) -> Status:
 
 
 def is_synced(fields: Mapping[str, Scalar]) -> bool:
-    """Return whether the device's clock followed a time source, or did not say that it did not."""
+    """Return False if the device reported that its clock follows no time source, else True."""
     return fields.get("clock_synced") != 0
 
 

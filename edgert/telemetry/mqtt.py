@@ -1,13 +1,13 @@
-"""MQTT: one connection to a broker. The only file that knows paho.
+"""MQTT: one connection to a broker. The only file that imports paho.
 
 Theory of operation: paho is only a codec with a socket, which the owner of the `Connection` drives. It runs no thread
 and stores nothing. Each attempt to connect creates a new paho client, so that paho never repeats a message by itself.
-The forwarder does that, because the spool still has every unacknowledged message. MQTT 5 is tried first, as its PUBACK
-names the reason of a refusal; a broker without it gets 3.1.1.
+The forwarder repeats messages, because the spool still has every unacknowledged message. MQTT 5 is tried first, because
+its PUBACK names the reason of a refusal. For a broker without MQTT 5, 3.1.1 is used.
 
 A subscriber may let the broker keep its session. The broker then keeps messages of QoS 1 while the subscriber is
 away; with 3.1.1 the broker's own limit applies (mosquitto: persistent_client_expiration). Only a call of `acknowledge`
-acknowledges received messages; the broker sends the others again.
+acknowledges received messages; the broker sends all others again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PACKETS_AT_ONCE = 100
 # The most messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the broker alone
 # decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
-# The largest message that a broker may send. A report has at most 64 KiB.
-# With 3.1.1 the broker's own limit applies (mosquitto: message_size_limit), else 256 MB.
+# The largest message that a broker may send, although a report has at most 64 KiB. With 3.1.1 the broker's own limit
+# applies (mosquitto: message_size_limit), else 256 MB.
 PACKET_BYTES_MAX = 1024 * 1024
 
 PACKET_BYTES_END = 2**28  # every MQTT packet is smaller
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
-# The permission that a broker must give, by the reason of its refusal.
+# The reason of a broker's refusal -> the permission that is missing.
 _ALLOW = {
     "Retain not supported": "devices need retained messages: allow them there (mosquitto: retain_available true)",
     "QoS not supported": "reports need QoS 1: allow it there (mosquitto: max_qos 1)",
@@ -60,7 +60,7 @@ class BrokerUnreachable(EdgeRTError, code="telemetry.broker_unreachable", exit_c
 
 
 class BrokerRefused(EdgeRTError, code="telemetry.broker_refused", exit_code=4):
-    """The broker refused: credentials, rights, protocol or quota."""
+    """The broker refused the connection or an operation: credentials, rights, protocol or quota."""
 
 
 class BrokerTlsFailed(EdgeRTError, code="telemetry.broker_tls_failed", exit_code=4):
@@ -73,7 +73,7 @@ class _UnsupportedProtocol(EdgeRTError):
 
 @dataclass(frozen=True)
 class MqttSettings(BrokerLogin):
-    """The broker's address and the login. The password is only read from a file."""
+    """The broker's address and the login. The password always comes from a file."""
 
     host: str
     port: int = 1883
@@ -128,9 +128,8 @@ class Connection:
     """A connection to one broker, opened and lost any number of times. One thread uses it.
 
     `pump` calls `on_message(topic, payload, retained)` and `on_acknowledged(message_id, refused_because)`, whose second
-    argument is None for a success.
-    With a session, kept for `session_s` while this client is away, messages are acknowledged by `acknowledge` only. It
-    needs a `client_id`.
+    argument is None for a success. With `session_s`, the broker keeps the session for that time while this client is
+    away; then only `acknowledge` acknowledges messages. A session needs a `client_id`.
     """
 
     def __init__(
@@ -187,13 +186,13 @@ class Connection:
         return len(self._handed)
 
     def acknowledge(self, up_to: int) -> None:
-        """Acknowledge the first `up_to` of the messages `taken`; the broker sends the others again."""
+        """Acknowledge the first `up_to` of the messages `taken`; the broker sends all others again."""
         assert self._client is not None
         while self._handed and self._handed[0][0] <= up_to:
             self._client.ack(self._handed.popleft()[1], 1)
 
     def subscribe(self, topic_filters: tuple[str, ...], qos: int) -> None:
-        """Subscribe and wait until it is granted. Raises BrokerRefused or BrokerUnreachable."""
+        """Subscribe, and wait for the broker's consent. Raises BrokerRefused or BrokerUnreachable."""
         assert self._client is not None
         code, message_id = self._client.subscribe([(topic_filter, qos) for topic_filter in topic_filters])
         gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
@@ -208,7 +207,7 @@ class Connection:
             )
 
     def pump(self, timeout_s: float, also: Sequence[int] = ()) -> None:
-        """Serve the network; wait for it up to `timeout_s`, or until a descriptor of `also` is readable.
+        """Receive and send; wait up to `timeout_s` for the network, or for a readable descriptor of `also`.
 
         Raises BrokerUnreachable.
         """
@@ -218,7 +217,7 @@ class Connection:
             timeout_s = 0.0
         client, taken = self._client, self.taken
         code = client.loop(timeout_s)
-        # paho reads one packet per call; this loop reads further packets without a system call each.
+        # paho reads one packet per call. This loop reads further packets without a `select` for each.
         for _ in range(PACKETS_AT_ONCE):
             if code != paho.MQTT_ERR_SUCCESS or self.taken == taken or self._client is not client:
                 break
@@ -250,7 +249,7 @@ class Connection:
 
     def _open(self, protocol: str, timeout_s: float) -> None:
         client = self._new_client(protocol)
-        self._handed.clear()  # the broker hands them out again
+        self._handed.clear()  # the broker sends these messages again
         self._parting = ""
         answer: list[tuple[ReasonCode, Properties]] = []
         client.on_connect = lambda _client, _data, _flags, reason, said: answer.append((reason, said))
@@ -261,7 +260,7 @@ class Connection:
         except ssl.SSLError as error:
             raise BrokerTlsFailed(_tls_advice(address, error)) from error
         except ConnectionResetError as error:
-            # Most brokers do this for a TLS handshake on a port without TLS.
+            # Most brokers close the connection after a TLS handshake on a port without TLS.
             advice = "check that this port speaks TLS (usually 8883)" if self._settings.tls else "check the port"
             raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:

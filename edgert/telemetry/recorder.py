@@ -1,11 +1,12 @@
 """The recorder: turns the spans of served requests into one report per window.
 
 Theory of operation: every serving thread calls `record` after it has sent its answer. `record` only writes the packed
-integers of the span into a buffer. They are counted at the end of the window, when figures are requested, or when
-PENDING_MAX of them wait. A computing thread delays the serving threads, so NumPy counts a slice in a few steps.
+integers of the span into a buffer. The spans are counted at the end of the window, when figures are requested, or when
+PENDING_MAX of them wait. A computing thread delays the serving threads, so NumPy counts many spans (a slice) in a few
+steps.
 
-The buffer is a separate mapping: a bytearray would grow in the memory of the appending thread, of which the C library
-keeps some MB for each group of threads.
+The buffer is a separate mapping. A bytearray would grow in the memory of the appending thread, and the C library keeps
+some MB of such memory for each group of threads.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from edgert.telemetry.spans import (
     WindowReport,
 )
 
-# To count this many takes 2 ms on a slow x86 core, and every client waits: with 8 clients this delays one request in
-# 4,096, which p99.9 does not show. A smaller number delays each request less, but more of them.
+# Counting so many spans takes 2 ms on a slow x86 core, and every client waits. With 8 clients, this delays one request
+# in 4,096, which p99.9 does not show. A smaller number delays each request less, but delays more requests.
 PENDING_MAX = 32768
 SLICE = 2048  # smaller slices need more calls of NumPy; the columns of larger ones exceed the processor's cache
 
@@ -46,7 +47,7 @@ _SLO_BOUNDS_US = np.asarray(SLO_BOUNDS_MS, np.int64) * 1000
 _PLACES = len(LOWER_BOUNDS_US) + 1  # zero, then the buckets from INDEX_MIN
 _NOWHERE = _PLACES * len(_COLUMNS)  # the place of values that are not counted
 _FIRST_PLACES = (np.arange(len(_COLUMNS)) * _PLACES)[:, np.newaxis]
-# A table with the place of each short time, as a search takes ten times as long: 64 KiB, shared by forked workers.
+# A table with the place of each short time, because a search takes ten times as long. Forked workers share its 64 KiB.
 _SHORT_PLACES = np.searchsorted(_BOUNDS_US, np.arange(32768)).astype(np.int16)
 # A packed span: its outcome's place in `Outcome`, the columns, the items of its engine run, whether a cache answered.
 _FIELDS = len(_COLUMNS) + 3
@@ -64,7 +65,7 @@ class WindowRecorder:
         self.model = model
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending, self._spare = _buffer(), _buffer()  # packed spans; a write is atomic, so it needs no lock
+        self._pending, self._spare = _buffer(), _buffer()  # packed spans; a write is atomic and needs no lock
         self._began_at = self._window_began_at = clock()
         self._totals = Totals()
         self._window = _Window()
@@ -74,7 +75,7 @@ class WindowRecorder:
     def record(self, span: tuple[Any, ...]) -> None:
         """Record one request: a RequestSpan, or its values in a plain tuple, which is faster to create.
 
-        It takes about 0.3 µs, and a few milliseconds once in PENDING_MAX requests.
+        A call takes about 0.3 µs, and a few milliseconds once in PENDING_MAX requests.
         """
         outcome, total_us, stages, encode_us, batch, cache_hit = span
         packed = _pack(_OUTCOMES[outcome], total_us, *stages, encode_us, batch, cache_hit)
@@ -106,7 +107,7 @@ class WindowRecorder:
             return merged((self._lifetime, self._window.sketch(0)))
 
     def snapshot(self) -> LiveStats:
-        """Return the present figures; `cut` reports the same as without this call."""
+        """Return the current figures. This does not change what `cut` reports."""
         with self._lock:
             self._count_pending()
             latency = merged((self._lifetime, self._window.sketch(0)))
@@ -145,7 +146,7 @@ class WindowRecorder:
             spans = np.frombuffer(waiting, np.int64, count * _FIELDS, counted * _SPAN.size)
             self._count(spans.reshape(-1, _FIELDS).T.copy())
             counted += count
-        waiting.seek(0)  # a span that a thread still writes here counts the next time
+        waiting.seek(0)  # a span that another thread is still writing here counts the next time
 
     def _count(self, fields: Integers) -> None:
         """Count spans (one column each) in the totals and in the window."""
@@ -181,7 +182,7 @@ def _buffer() -> mmap.mmap:
 
 
 class _Window:
-    """The accumulators of the present window; the recorder's lock guards them. Its columns are `_COLUMNS`."""
+    """The accumulators of the current window; the recorder's lock guards them. The columns are `_COLUMNS`."""
 
     def __init__(self) -> None:
         self.engine_answers = 0
@@ -198,7 +199,7 @@ class _Window:
         short = most_us.max() < len(_SHORT_PLACES)
         places = (_SHORT_PLACES[times_us] if short else np.searchsorted(_BOUNDS_US, times_us)) + _FIRST_PLACES
         self._sums_us += sums_us
-        if not ran.all():  # a request that the cache answered has no value for these two, as no engine ran
+        if not ran.all():  # no engine ran for a request that the cache answered, so it has no value for these two
             for column in (_QUEUE, _ENGINE):
                 by_engine = times_us[column, ran]
                 places[column, ~ran] = _NOWHERE

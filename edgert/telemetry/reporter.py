@@ -1,8 +1,8 @@
 """The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
-Once per window it appends `metrics` and `hist`. In between it sleeps, so an idle device does not wake up without need.
-If the spool fails, the messages of a window are lost, but no request fails: the reporter logs this once, and tries
-again with the next window.
+Once per window it appends `metrics` and `hist`. Between these times it sleeps, so an idle device does not wake up
+without need. If the spool fails, the messages of a window are lost, but no request fails: the reporter logs this once,
+and tries again with the next window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert.telemetry.messages import Scalar, Topics
 from edgert.telemetry.spans import WindowReport
 from edgert.telemetry.spool import Spool
 
-if TYPE_CHECKING:  # the daemon imports this module for its events, and has no NumPy
+if TYPE_CHECKING:  # the daemon imports this module for its events, without NumPy
     from edgert.telemetry.recorder import WindowRecorder
 
 WINDOW_S = 60.0
@@ -63,7 +63,7 @@ class Reporter:
         wall_clock: Callable[[], float] = time.time,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.alarms: tuple[str, ...] = ()  # the names of those that are raised
+        self.alarms: tuple[str, ...] = ()  # the names of the raised alarms
         self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
         self._readings = Readings()
@@ -87,12 +87,13 @@ class Reporter:
         self._report(self._recorder.cut(), up=False)
 
     def tick(self) -> bool:
-        """Report the window if it is over; return whether it was."""
+        """Report the window if it is over; return whether it was over."""
         if self._clock() < self._window_ends_at:
             return False
         self._window_ended()
         self._report(self._recorder.cut(), up=True)
-        # Count from now, not from the planned end: after a suspend, missed windows are not reported.
+        # The next window ends a full window from now, not after the planned end: missed windows of a suspend are not
+        # reported.
         self._window_ends_at = self._clock() + self._settings.window_s
         return True
 
@@ -116,7 +117,7 @@ class Reporter:
             self.tick()
 
     def pause_s(self) -> float:
-        """Return how long nothing is due."""
+        """Return the time until the next report is due."""
         return max(0.0, self._window_ends_at - self._clock())
 
     def _report(self, report: WindowReport, *, up: bool) -> None:
@@ -167,7 +168,7 @@ class Reporter:
 def append_event(
     spool: Spool, topics: Topics, name: str, *, boot: str, ts_ms: int, model: str | None = None, **fields: Scalar | None
 ) -> int:
-    """Spool an `event` message called `name`, about `model` if it concerns one. Raises StorageFailed."""
+    """Spool an `event` message called `name`, about `model`, or about the device. Raises StorageFailed."""
     values = {"event": name, "model": model, "clock_synced": machine.clock_synced(), **fields}
     return spool.append(
         "event",

@@ -3,10 +3,10 @@
 Base 2**(1/32); bucket `i` counts values in (base**i, base**(i+1)], the convention of OpenTelemetry's
 exponential histogram and of Prometheus' native histograms at schema 5
 (https://opentelemetry.io/docs/specs/otel/metrics/data-model/#exponentialhistogram).
-The scale never changes, so merging adds integers: it is exact, in any order.
+The scale never changes, so merging only adds integers. It is exact in any order.
 
-Promise: `quantile` is off by at most (base - 1) / (base + 1) < 1.09 % of the true value, for values
-from 1 microsecond to 17 minutes; values outside are clamped to the outermost bucket.
+Guarantee: `quantile` differs from the true value by at most (base - 1) / (base + 1) < 1.09 %, for values from 1
+microsecond to 17 minutes. Values outside this range are clamped to the outermost bucket.
 
 Thread rule: a sketch has one writer at a time. It has no lock of its own; the caller holds one.
 """
@@ -43,7 +43,7 @@ class Sketch:
         self.max = 0.0
 
     def merge(self, other: Sketch) -> None:
-        """Add the counts of `other`: this becomes the sketch of both samples together."""
+        """Add the counts of `other`, so that this sketch represents both samples."""
         if not other.count:
             return
         for index, count in other.buckets.items():
@@ -57,8 +57,8 @@ class Sketch:
     def quantile(self, q: Fraction | float) -> float:
         """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 while empty.
 
-        It is off by at most RELATIVE_ERROR_MAX, and never outside [min, max]. The rank is exact: a float counts as the
-        decimal that it prints as, because 0.999 in binary times 1000 may be just above 999.
+        The result differs from the true value by at most RELATIVE_ERROR_MAX, and is never outside [min, max]. The rank
+        is exact: a float counts as its printed decimal, because 0.999 in binary times 1000 may be just above 999.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile of {q}; give a share from 0 to 1")
@@ -95,7 +95,7 @@ class Sketch:
 
     @classmethod
     def of_counts(cls, buckets: dict[int, int], zero: int) -> Sketch:
-        """Return the sketch of counts alone: `sum`, `min` and `max` follow from the middles of its buckets."""
+        """Return the sketch of counts alone; it estimates `sum`, `min` and `max` from the buckets' middles."""
         sketch = cls()
         sketch.buckets, sketch.zero, sketch.count = buckets, zero, zero + sum(buckets.values())
         sketch.sum = sum(count * middle_ms(index) for index, count in buckets.items())
@@ -117,7 +117,7 @@ class Sketch:
 
 
 def merged(sketches: Iterable[Sketch]) -> Sketch:
-    """Return one sketch of all samples together."""
+    """Return one sketch of all samples."""
     total = Sketch()
     for sketch in sketches:
         total.merge(sketch)
@@ -131,7 +131,7 @@ def middle_ms(index: int) -> float:
 
 
 def _parse_buckets(text: str) -> dict[int, int]:
-    """Parse in bulk: a subscriber of a large fleet spends most of its time here. Raises ProtocolError."""
+    """Parse all at once: subscribers of large fleets spend most time here. Raises ProtocolError."""
     if not text:
         return {}
     if not _BUCKETS.match(text):

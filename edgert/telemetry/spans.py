@@ -17,7 +17,7 @@ SLO_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 class RequestSpan(NamedTuple):
     """One served request. Durations are whole microseconds.
 
-    `batch` counts the items of the engine run that answered it, 0 if none ran.
+    `batch` counts the items of the engine run that answered the request, 0 if no engine ran.
     """
 
     outcome: Outcome
@@ -32,11 +32,11 @@ class RequestSpan(NamedTuple):
 class Totals:
     """Counters since the recorder started; they only grow.
 
-    `requests` counts every outcome. Latency counters cover the requests answered `ok`;
-    `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
-    run answered, `gone` those whose client left before its answer. `stage_sum_us` is the time of answered requests in
-    each stage, `hit_cache_sum_us` the part of the cache stage for hits, `failed_sum_us` the time of the other requests
-    until their refusal.
+    `requests` counts every outcome. Latency counters cover the requests answered `ok`; `within_ms[i]` is the exact
+    number that took at most SLO_BOUNDS_MS[i]. `executed` counts the requests that an engine run answered, `gone` the
+    requests whose client left before its answer. `stage_sum_us` is the time of answered requests in each stage,
+    `hit_cache_sum_us` the part of the cache stage for hits, `failed_sum_us` the time of the other requests until their
+    refusal.
     """
 
     requests: int = 0
@@ -60,7 +60,7 @@ class Totals:
 class WindowReport:
     """One window of one model: cumulative totals, and sketches of this window alone (ms).
 
-    `batch_mean` is the mean number of items per engine run in the window, 0 if none ran.
+    `batch_mean` is the mean number of items per engine run in the window, 0 without a run.
     """
 
     model: str
@@ -111,7 +111,7 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the start, for the current window, for the last one (or None)."""
+    """Figures for `edgertd status`: since the start, of the current window, and of the last one (or None)."""
 
     uptime_s: float
     requests: int
@@ -125,5 +125,5 @@ class LiveStats:
 
     @property
     def recent(self) -> WindowFigures:
-        """The present window, or the last one if the present one has no answers yet."""
+        """The current window, or the last one if the current window has no answers yet."""
         return self.last_window if self.last_window is not None and not self.window.answered else self.window

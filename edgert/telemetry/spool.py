@@ -1,14 +1,16 @@
 """The spool: reports on this device's disk that the broker has not acknowledged yet.
 
 Theory of operation: one SQLite file in WAL mode. Every worker process appends; the forwarder reads the oldest messages
-first and deletes acknowledged ones. Each append is one transaction: it uses the stream's next `seq`, writes the message
-and, beyond the limits, deletes the oldest messages of the least important kind. With `synchronous = NORMAL` a commit
-survives the death of any process. A power cut may lose the last commits, so subscribers distinguish boots.
+first and deletes acknowledged ones. Each append is one transaction: it uses the stream's next `seq` and writes the
+message. If the spool exceeds its limits, it also deletes the oldest messages of the least important kind. With
+`synchronous = NORMAL` a commit survives the death of any process. A power cut may lose the last commits, so subscribers
+distinguish boots.
 
 An unreadable database is renamed to `NAME.corrupt-N` and replaced by a new one. The other processes notice the new
-inode and use the new file. It counts from a random number above 2**32, so that no `seq` of this boot occurs twice.
+inode and use the new file. In the new file, `seq` starts at a random number above 2**32, so that no `seq` of this boot
+occurs twice.
 
-The threads of one process may share a `Spool`; a fork must not.
+The threads of one process may share a `Spool`; a forked process must open its own.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ BYTES_MAX = 16 * 1024 * 1024  # the size of topics and payloads; the file is sli
 ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
-LOST_WITH_FILE = "unknown"  # the kind in `lost` for the messages of a lost file, whose number is unknown
+LOST_WITH_FILE = "unknown"  # the kind in `lost` for a lost file, because the number of its messages is unknown
 SEQ_AFTER_LOSS_MIN = 2**32
 SEQ_AFTER_LOSS_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
 
-# A full spool first loses the lowest number, and among equals the oldest message.
+# A full spool first deletes messages with the lowest number, and among equals the oldest message.
 IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
 _ROW_OVERHEAD_BYTES = 64
 _NO_INODE = -1
@@ -69,7 +71,8 @@ class Retained:
 class SpoolStats:
     """The number of waiting messages, and of messages lost since the file was created, by kind.
 
-    The limits drop metrics, hist and event; a file that was lost before this one counts as one LOST_WITH_FILE.
+    At the limits, metrics, hist and event messages are dropped. An earlier file that was lost counts as one
+    LOST_WITH_FILE.
     """
 
     rows: int
@@ -113,7 +116,7 @@ class Spool:
             seq = _next_seq(database, stream)
             body = messages.dump(fields(seq))
             size = len(body) + len(topic) + _ROW_OVERHEAD_BYTES
-            if size > self._bytes_max:  # it would displace all the others
+            if size > self._bytes_max:  # this message would displace all others
                 _count_lost(database, kind)
                 return seq
             database.execute(
@@ -183,7 +186,7 @@ class Spool:
             self._disconnect()
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T], writes: bool = True) -> _T:
-        """Run `work` in one transaction; if the file is corrupt, once more in a new file."""
+        """Run `work` in one transaction; if the file is corrupt, run it once more in a new file."""
         with self._lock, self._translated():
             if self._database is None or self._inode != _inode_of(self.path):
                 self._reopen(suspect=False)
@@ -222,9 +225,9 @@ class Spool:
         mine = self._inode
         self._disconnect()
         with locked(self.path.with_name(self.path.name + ".lock")):
-            # Of several processes that find the same corrupt file, the first replaces it.
+            # If several processes find the same corrupt file, the first process replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
-            # 1 if there was no file before; a file that vanished had already counted.
+            # 1 if there was no file before. A file that vanished had already counted.
             fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
             try:
                 if suspect and not replaced_already:
@@ -277,7 +280,7 @@ def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA wal_autocheckpoint = 250")  # pages: 1 MB, as flash is small and a WAL never shrinks
+        database.execute("PRAGMA wal_autocheckpoint = 250")  # in pages: 1 MB; flash is small, and a WAL never shrinks
         database.execute("PRAGMA journal_size_limit = 1048576")
         _prepare(database, first_seq)
     except BaseException:
@@ -298,7 +301,7 @@ def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
         database.execute("INSERT INTO usage SELECT 0, 0, ? WHERE NOT EXISTS (SELECT * FROM usage)", (first_seq,))
         if first_seq >= SEQ_AFTER_LOSS_MIN:
             _count_lost(database, LOST_WITH_FILE)
-        # Ids start as `seq` does: an acknowledgement of an older file's message must not match one of this file.
+        # Ids start like `seq`: an acknowledgement of an older file's message must not match a message of this file.
         database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))
 
 
@@ -328,7 +331,7 @@ def _count_lost(database: sqlite3.Connection, kind: str) -> None:
 
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:
-    """Return whether the file's content is damaged; a full, locked or read-only disk raises a subclass."""
+    """Return whether the file's content is damaged. A full, locked or read-only disk raises a subclass."""
     return type(error) is sqlite3.DatabaseError
 
 

@@ -1,10 +1,10 @@
-"""The stage times of a window, packed: a histogram of each, in the buckets of the latency's sketch.
+"""The stage times of a window, packed: a histogram per stage, in the buckets of the latency sketch.
 
-Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS: the
-first counts times below a microsecond, the next ones the buckets from INDEX_MIN. The packed form lists the filled cells
-in ascending order: first the distance of each from the one before (uint16; the first distance is the cell's number plus
-one), then the count of each (uint32), little-endian, compressed with zlib. Merging adds the counts of equal cells,
-so it is exact.
+Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS on.
+Its first cell counts times below a microsecond, the next cells are the buckets from INDEX_MIN. The packed form lists
+the filled cells in ascending order. First comes the distance of each cell from the one before (uint16; the first
+distance is the cell's number plus one), then the count of each (uint32). Both are little-endian and compressed with
+zlib. Merging adds the counts of equal cells, so it is exact.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 NUMBERED = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
 CELLS = INDEX_MAX - INDEX_MIN + 2
 CELLS_END = len(NUMBERED) * CELLS
-# The limit on the counts of all cells together: the text of all cells stays below 32,000 characters.
+# The limit of the sum of all counts. It keeps the text of all cells below 32,000 characters.
 _COUNTS_END = 2**32
 _RECORD_BYTES = 2 + 4
 
 
 def text_of(stages: Mapping[str, Sketch]) -> str | None:
-    """Return a window's stages as text; None if there are no times, or more than a report may contain."""
+    """Return a window's stages as text; None if there are no times, or more than a report can contain."""
     cells, counts = list[int](), list[int]()
     for number, name in enumerate(NUMBERED):
         sketch, first = stages[name], number * CELLS
@@ -63,7 +63,7 @@ def packed_of(text: str) -> bytes:
 
 
 def pack(cells: Sequence[int], counts: Sequence[int]) -> bytes:
-    """Pack filled cells, which ascend."""
+    """Pack filled cells, in ascending order."""
     distances = (cell - before for before, cell in zip((-1, *cells), cells, strict=False))
     return zlib.compress(struct.pack(f"<{len(cells)}H{len(cells)}I", *distances, *counts))
 
