@@ -12,8 +12,8 @@ BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b gi
 class BootClock:
     """Seconds since this boot, suspend included, and the boot's identity.
 
-    Every process must see the same identity. A service with its own /proc in a container would read the host's, so
-    the unit file passes on the identity from its service manager.
+    Every process must see the same identity. In a container, a service with its own /proc would read the identity of
+    the host. So the unit file passes on the identity that its service manager has.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,6 @@ class BootClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def left_s(self, boot_id: str, ends_at_s: float) -> float:
-        """Return the seconds until `ends_at_s` of the boot `boot_id`; 0 if past, after a reboot, for NaN."""
+        """Return the seconds until `ends_at_s` of boot `boot_id`; 0 if passed, after a reboot, or for NaN."""
         left_s = ends_at_s - self.now_s()
         return left_s if boot_id == self.boot_id and left_s > 0 else 0.0

@@ -1,9 +1,9 @@
-"""Claims: the deployment that changes a model now, so that two do not undo each other's steps.
+"""Claims: only one deployment changes a model at a time, so that two do not undo each other's steps.
 
-A deployment consists of several commands over minutes, and no process on the device lives that long. So it takes a
-claim: a token with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished
-host expires by itself, and a reboot ends it. A command without a token is not refused: claims separate deployments, but
-they are not permissions.
+A deployment consists of several commands over minutes, and no process on the device lasts that long. So the deployment
+takes a claim: a token with an end time. Each of its commands shows the token, which extends the claim. If the host
+vanishes, the claim expires by itself; a reboot also ends it. A command without a token is not refused: claims separate
+deployments, but they are not permissions.
 
     STATE/claims/<model>.json    the claim, until it is released
     STATE/claims/lock            locked while one is changed
@@ -27,12 +27,12 @@ from edgert.typed_json import json_bytes, read_json
 from edgert.versions.boot_clock import BootClock
 
 LASTS_S_MAX = 24 * 3600.0
-CLAIMING_S = 60.0  # a command renews its claim; that of a killed command expires after this time
+CLAIMING_S = 60.0  # a running command renews its claim; the claim of a killed command expires after this time
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One deployment's claim on `model`. `since` is wall clock, for messages; the end is by boot clock."""
+    """One deployment's claim on `model`. `since` is a wall-clock time, for messages; the end is boot time."""
 
     token: str
     model: str
@@ -52,7 +52,7 @@ class Claims:
     def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
         """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
 
-        Raises DeployUnderWay if another deployment has it.
+        Raises DeployUnderWay if another deployment has the model.
         """
         with self._locked():
             held = self._read(model)
@@ -100,7 +100,7 @@ class Claims:
         )
 
     def _read(self, model: str) -> Claim | None:
-        return read_json(Claim, self.folder / f"{model}.json")  # a claim that a power cut damaged is from another boot
+        return read_json(Claim, self.folder / f"{model}.json")  # a claim damaged by a power cut is from another boot
 
     def _write(self, claim: Claim) -> Claim:
         lasting = replace(claim, boot_id=self.clock.boot_id, ends_at_s=self.clock.now_s() + claim.lasts_s)
@@ -134,9 +134,9 @@ def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
 
 @contextmanager
 def under_claim(state: StateDir, token: str) -> Iterator[None]:
-    """Renew the claim, if one is given, during the block: an engine may compile for many minutes.
+    """Renew the claim, if there is one, during the block: an engine may compile for many minutes.
 
-    Raises DeployUnderWay if another one replaced it.
+    Raises DeployUnderWay if another deployment replaced the claim.
     """
     if not token:
         yield

@@ -1,4 +1,4 @@
-"""Installs a bundle into a model's spare slot: verifies, checks that it fits, unpacks, names it."""
+"""Installs a bundle into a model's spare slot: verify it, check that it fits, unpack it, record it."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def install(
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
-    """Return the path, by content, at which the follower stores a fetched file for the next install."""
+    """Return the path of a file that the follower fetched for the next install, named by its content."""
     return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
-    """Return the files of the model's versions by the SHA-256 in their manifests, the live one's first.
+    """Return the files of the model's versions by the SHA-256 in their manifests, the live ones first.
 
     The files are not hashed here: a reader compares the hash.
     """
@@ -117,7 +117,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
 
 def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
-    """Return the fetched files of `manifest`; for the others, those of the model's versions."""
+    """Return the present files of `manifest`: fetched files, else those of the model's versions."""
     present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
@@ -127,7 +127,7 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
 
 
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
-    if state.state in ON_TRIAL:  # the table refuses it, too, but only after minutes of unpacking
+    if state.state in ON_TRIAL:  # the table of transitions would also refuse, but only after minutes of unpacking
         raise TransitionRefused("a version is on trial: end it first with edgertd mark-good or edgertd rollback")
     if not manifest.may_follow(state.ratchet):
         raise ReleaseTooOld(
@@ -167,8 +167,8 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
 def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
     """Let each engine compile its artifact while the old version still serves.
 
-    An engine that fails is skipped, like at the load. Raises the first error if all engines fail, or with `strict` if
-    the first one fails.
+    An engine that fails is skipped, as when the version loads. Raises the first error if all engines fail, or, with
+    `strict`, if the first one fails.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []

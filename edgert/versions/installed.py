@@ -76,9 +76,9 @@ class Working(Generic[T]):
 
 
 def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False) -> Working[T]:
-    """Pass the version's artifacts to `use`, in order of preference, until it raises no error.
+    """Pass the version's artifacts to `use`, in order of preference, until `use` raises no error.
 
-    Raises the last artifact's error if none works; with `strict`, the first one's.
+    If no artifact works, raises the error of the last one. With `strict`, raises the error of the first one.
     """
     tried: list[str] = []
     for artifact in version.artifacts:

@@ -1,8 +1,9 @@
 """The latest time that a device has seen: an expired bundle stays expired if the clock is set back.
 
-The clock of a device without a battery or a time source may show any time. But a bundle that expires states the time of
-its signature, files state their time, and the clock may have been correct earlier. The real time is at least the latest
-of these. `STATE/latest_time.json` stores signed times, and the clock while it follows a time source.
+The clock of a device without a battery or a time source may show any time. But there are other times: a bundle that
+expires states the time of its signature, files have times, and the clock may have been correct earlier. The real time
+is not before the latest of these times. `STATE/latest_time.json` stores signed times. It also stores the time of the
+clock while the clock follows a time source.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgert.durable import store_file
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
 
-KEPT_S = 86400.0  # the least difference to the stored time that causes a write
+KEPT_S = 86400.0  # a time is written if it is at least this much later than the stored time
 CHECK_S = 3600.0
 AHEAD_S_MAX = 86400.0
 
@@ -42,8 +43,8 @@ class LatestTime:
     def saw(self, time_s: float) -> None:
         """Store a time that has certainly passed. Raises StorageFailed.
 
-        A time far ahead of a clock that follows a time source is ignored: a host with a wrong clock signed it, and the
-        device would refuse everything that expires before it.
+        If the clock follows a time source, a time far ahead of the clock is ignored. A host with a wrong clock signed
+        it, and the device would refuse everything that expires before that time.
         """
         if time_s <= self._kept_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return
@@ -63,7 +64,7 @@ class LatestTime:
             return 0.0
 
     def _written_s(self) -> list[float]:
-        """Return the times of a bootstrap's files."""
+        """Return the times of the files that a bootstrap wrote."""
         times = [0.0]
         for path in (self._state.config, *self._state.keys.glob("*.pem")):
             with contextlib.suppress(OSError):  # the file was just removed

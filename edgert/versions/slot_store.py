@@ -1,8 +1,8 @@
 """A/B slots of one model on disk: `folder/{state.json, may-try, lock, install.lock, a/, b/, stage/}`.
 
-`state.json` has the state of the slots. Each change writes a new file beside it, then fsync, rename, fsync of the
-folder, so a crash at any time leaves the old state or the new one. A slot's folder is only written while `state.json`
-does not name it.
+`state.json` has the state of the slots. Each change writes a new file beside it, then calls fsync, rename, and fsync of
+the folder. So a crash at any time leaves either the old or the new state. A slot's folder is written only while
+`state.json` does not name it.
 
 A rollback must work on a full disk, but writing a new `state.json` needs a free block. So a version on trial is valid
 only while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`; the next trial
@@ -36,7 +36,7 @@ class SlotStore:
     """The slots of the model whose folder is `folder`.
 
     With `remembers`, as in the daemon, a rollback takes effect in this process even if it cannot be written. `fault` is
-    then set until `record` has written it, or another process has changed the slots.
+    then set until `record` has written the rollback, or another process has changed the slots.
     """
 
     def __init__(self, folder: Path, clock: BootClock | None = None, *, remembers: bool = False) -> None:
@@ -47,7 +47,7 @@ class SlotStore:
         self._unwritten: tuple[SlotState, SlotState] | None = None  # the state on disk, and the true state
 
     def read(self) -> SlotState:
-        """Return the current state; EMPTY for a model never installed. Raises StorageFailed on a damaged file."""
+        """Return the current state; EMPTY before the first install. Raises StorageFailed for a damaged file."""
         on_disk = self._read()
         if self._unwritten is not None and self._unwritten[0] == on_disk:
             return self._unwritten[1]
@@ -56,7 +56,7 @@ class SlotStore:
             return on_disk
         try:
             after = step(on_disk, Event.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
-        except TransitionRefused:  # there is no version for a rollback
+        except TransitionRefused:  # there is no version to roll back to
             return on_disk
         self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full")
         return after
@@ -78,9 +78,9 @@ class SlotStore:
 
     @contextmanager
     def installing(self) -> Iterator[None]:
-        """Lock the stage against every other install. Raises SlotsBusy if one runs.
+        """Lock the stage against every other install. Raises SlotsBusy if another install runs.
 
-        This is not the slots' lock: an install may take minutes, and a rollback must not wait for it.
+        This lock is not the slots' lock: an install may take minutes, and a rollback must not wait for it.
         """
         with self._holding("install.lock", 0.0):
             yield
@@ -109,7 +109,7 @@ class SlotStore:
         return self.folder / slot
 
     def live_folder(self, slots: SlotState) -> Path:
-        """Return the folder of the version that is live in `slots`, which has one."""
+        """Return the folder of the live version in `slots`. There must be a live version."""
         assert slots.live_slot is not None
         return self.folder / slots.live_slot
 
@@ -127,7 +127,7 @@ class SlotStore:
     def mark_good(self, *, force: bool = False) -> SlotState:
         """End the trial. From now on, rollbacks return to the live version.
 
-        Raises TransitionRefused if its limits have not passed yet, unless `force`.
+        Without `force`, raises TransitionRefused if the trial's limits have not passed yet.
         """
         with self.locked():
             before = self.read()
@@ -145,11 +145,11 @@ class SlotStore:
         return after
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
-        """Roll back from the version `digest`; return False if it is not live (or no longer).
+        """Roll back from the version `digest`; return False if this version is not live, or no longer.
 
-        With `of_trial`, also return False if it is not on trial: a command has kept it. Raises SlotsBusy at once
-        if another process works on the slots, TransitionRefused if no good version is left whose digest is not in
-        `distrusted`.
+        With `of_trial`, also return False if the version is not on trial, because a command has kept it. Raises
+        SlotsBusy at once if another process holds the slots. Raises TransitionRefused if all good versions that are
+        left are in `distrusted`.
         """
 
         def reason_of(before: SlotState) -> str | None:
@@ -163,14 +163,14 @@ class SlotStore:
         return self._roll_back(reason_of, wait=False) is not None
 
     def record(self) -> None:
-        """Write a rollback that could not be written. Raises StorageFailed, SlotsBusy."""
+        """Write a rollback that could not be written before. Raises StorageFailed, SlotsBusy."""
         with self.locked(wait=False):
             state = self.read()
             if self._unwritten is not None:
                 self.commit(state)
 
     def start_watch(self) -> bool:
-        """Record the start of the watch of the trial's limits; return False if an earlier watch was cut off."""
+        """Record that the watch of the trial's limits starts; return False if an earlier watch was cut off."""
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:
@@ -192,9 +192,10 @@ class SlotStore:
             return self.commit(step(after, Event.MARK_GOOD) if before.limits.unattended else after)
 
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
-        """Roll back a trial not confirmed in time or cut short by a reboot; return whether there was one.
+        """Roll back a trial that was not confirmed in time or that a reboot ended; return whether it did so.
 
-        With `unwatched` (no daemon runs), also roll back a trial with watched limits: its watch was cut off.
+        With `unwatched` (no daemon runs), also roll back a trial whose limits were watched, because the watch was cut
+        off.
         """
 
         def reason_of(before: SlotState) -> str | None:
@@ -208,12 +209,12 @@ class SlotStore:
         return self._roll_back(reason_of, wait=wait) is not None
 
     def collect(self, *, wait: bool = True) -> None:
-        """Remove files that no state names: the remains of a killed install, and failed versions.
+        """Remove files that the slots' state does not name: remains of a killed install, and failed versions.
 
-        The caller holds the stage (`installing`). A folder that cannot be removed stays until the next call.
+        The caller holds the stage's lock (`installing`). A folder that cannot be removed stays until the next call.
         """
         with self.locked(wait=wait):
-            state = self._read()  # versions that the file still names stay
+            state = self._read()  # versions that the file still names must stay
             for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -266,7 +267,7 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
-        """Keep a rollback that `error` prevented from being written. Raises `error` if this fails."""
+        """Keep a rollback that could not be written because of `error`. Raises `error` if this fails."""
         before, removed = self._read(), False
         if before.on_trial:
             with contextlib.suppress(OSError):  # the storage is read-only

@@ -1,8 +1,8 @@
 """The states of a model's A/B slots and the events that change them. Pure; `slot_store` stores them.
 
 A version on trial serves but is not trusted yet. Without `mark-good` in time, the previous version becomes live again.
-A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches
-them, and `mark-good` is refused until they have held for the whole watch.
+A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches these
+limits. `mark-good` is refused until the limits have held for the whole watch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _STAGED = (State.FIRST_STAGED, State.STAGED)
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot. `digest` identifies its whole bundle; `good` tells that it was marked good."""
+    """The version in a slot. `digest` identifies its whole bundle; `good` means that it was marked good."""
 
     release: int
     digest: str
@@ -98,8 +98,8 @@ class RolledBackVersion:
 class SlotState:
     """The slots of one model. `ratchet` is the highest release ever marked good.
 
-    `limits` are those of the trial in progress, `rolled_back` is the last version that was rolled back, until another
-    one is marked good.
+    `limits` are the limits of the trial in progress. `rolled_back` is the last version that was rolled back; it is
+    dropped when another version is marked good.
     """
 
     state: State = State.EMPTY
@@ -140,7 +140,7 @@ class SlotState:
         return replace(self, a=version) if slot == "a" else replace(self, b=version)
 
     def why_expired(self, clock: BootClock) -> str:
-        """Return the reason why a trial that is over was not confirmed."""
+        """Return the reason why a trial has ended without a confirmation."""
         if self.trial is not None and self.trial.boot_id != clock.boot_id:
             return "the device was restarted in the middle of the trial"
         if self.limits is not None and self.limits.passed:
@@ -156,7 +156,8 @@ class SlotState:
     def from_json(cls, value: dict[str, Any]) -> SlotState:
         """Read `as_json`, and ignore keys of a newer runtime.
 
-        After the trial of that runtime failed, this one must read the file. Raises ValueError, KeyError or TypeError.
+        After the trial of a newer runtime failed, this runtime must read the newer runtime's file. Raises ValueError,
+        KeyError or TypeError.
         """
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
@@ -179,7 +180,7 @@ def step(
     """Return the state after `event`. Pure, so that tests can check each row of the table as data.
 
     INSTALL needs `version`, ACTIVATE `trial` and `limits`, ROLLBACK `reason` and `now_s` (wall clock). Raises
-    TransitionRefused, which names what to do instead.
+    TransitionRefused, whose message names what to do instead.
     """
     after = TRANSITIONS.get((before.state, event))
     if after is None:
@@ -210,7 +211,7 @@ def _marked_good(before: SlotState, after: State) -> SlotState:
 def _rolled_back(before: SlotState, after: State) -> SlotState:
     if before.staged:  # the staged version does not serve yet: drop it
         return replace(before.with_slot(before.spare_slot, None), state=after)
-    assert before.live_slot is not None  # in all other states a version serves
+    assert before.live_slot is not None  # in all other states, a version serves
     if before.state is State.FIRST_TRIAL:
         return replace(before.with_slot(before.live_slot, None), state=after, live_slot=None, trial=None)
     if before.spare is None or not before.spare.good:
@@ -230,7 +231,7 @@ _ADVICE = {
 
 
 def _limits(value: Any) -> TrialLimits:
-    """Return the limits; those that only a newer runtime can judge count as a watch that was cut off."""
+    """Return the limits. Limits that only a newer runtime can judge count as a watch that was cut off."""
     try:
         return from_json(TrialLimits, value)
     except Mistyped:

@@ -1,7 +1,7 @@
-"""The limits of a trial: their bounds, the time of the watch, and the test of each. Pure.
+"""The limits of a trial: their bounds, the time of the watch, and the test of each limit. Pure.
 
-A limit is judged by the device's own measurements of the version on trial. A limit that could not be measured does not
-hold.
+The device compares each limit with its own measurements of the version on trial. A limit that could not be measured
+counts as broken.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 
-WATCH_S = 60.0  # the watch of limits that are given without a time
+WATCH_S = 60.0  # the time of the watch, if none is given
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
-REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests means nothing; golden samples fill up to this
-COMPARED_MIN = 20  # the agreement of fewer compared answers means nothing
+REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples fill up to this number
+COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
 COMPARED_FEW = 300  # fewer answers hardly distinguish similar versions (docs/deploying.md)
-LOOKS_TO_BREAK = 3  # broken judgements in a row that end the watch; a single outlier does not
-FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too little traffic
+LOOKS_TO_BREAK = 3  # a limit that is broken so often in a row ends the watch; a single outlier does not
+FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
 
 # name -> (whether higher values break it, whether it is a share, its unit, its meaning)
@@ -37,10 +37,10 @@ LIMIT_NAMES = tuple(_KINDS)
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """`bounds` by the name of the limit, and the time of the watch, which starts when the version serves.
+    """The limits of a trial: `bounds` by name, and the time of the watch after the version loads.
 
-    Once they have held for the whole watch, the device marks an `unattended` trial good without the host; else the host
-    has `confirm_s` to do so. `started` (the watch) and `passed` are the progress of the device.
+    When the limits have held for the whole watch, the device itself marks an `unattended` trial good. Else the host has
+    `confirm_s` to do so. `started` (the watch) and `passed` record the progress.
     """
 
     bounds: dict[str, float]
@@ -63,7 +63,7 @@ class TrialLimits:
 
     @property
     def trial_s(self) -> float:
-        """The longest time that the watch adds to a trial."""
+        """The longest time that the watch can add to a trial."""
         return self.watch_s + (FILL_S_MAX if self.fills else 0.0)
 
     def words(self) -> list[str]:
@@ -72,7 +72,7 @@ class TrialLimits:
         return [*limits, "--watch", duration_text(self.watch_s), *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: TrialLimits) -> bool:
-        """Return whether both have the same requirements; ignore their progress."""
+        """Return whether both have the same requirements; their progress does not count."""
         return (self.bounds, self.watch_s, self.unattended) == (other.bounds, other.watch_s, other.unattended)
 
     def described(self) -> str:
@@ -89,8 +89,8 @@ class TrialLimits:
 class Readings:
     """Figures that a device measured while the version on trial served.
 
-    `requests` counts all requests, `failed` those refused or failed, `golden` those that EdgeRT itself sent.
-    `compared` counts the answers that were compared with the old version's, `agreed` those that agreed.
+    `requests` counts all requests, `failed` the refused or failed ones, `golden` those that EdgeRT itself sent.
+    `compared` counts the answers that were compared with answers of the old version, `agreed` those that agreed.
     """
 
     requests: int = 0
@@ -141,7 +141,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Broken:
-    """A limit that does not hold. `value` is None if it could not be measured."""
+    """A broken limit. `value` is None if it could not be measured."""
 
     name: str
     value: float | None
@@ -150,7 +150,7 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the limits that do not hold; during the watch only the certain ones, at the end all."""
+    """Return the broken limits: during the watch only those that are certain, at the end all."""
     reasons = []
     for name, limit in limits.bounds.items():
         above, share, unit, _ = _KINDS[name]
@@ -166,7 +166,7 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
 
 
 def doubt(limits: TrialLimits, readings: Readings) -> str:
-    """Return a sentence about an agreement of only few answers, "" if there are enough."""
+    """Return a warning about an agreement of only few answers, "" if there are enough."""
     if "agreement" not in limits.bounds or not COMPARED_MIN <= readings.compared < COMPARED_FEW:
         return ""
     return f"only {readings.compared} answers were compared for agreement, too few to distinguish similar versions"
@@ -213,7 +213,7 @@ def _check(name: str, value: float) -> None:
 
 
 def _can_judge(name: str, readings: Readings, at_end: bool) -> bool:
-    """Return whether the value is certain enough, at the end of the watch or in the middle of it."""
+    """Return whether the value is certain enough, at the end of the watch or during the watch."""
     if name == "agreement":
         return readings.compared >= COMPARED_MIN
     if name in ("p99_ms", "error_share"):

@@ -17,7 +17,7 @@ KEYS_MAX = 1024
 
 
 def trusted_keys(state: StateDir) -> Keyring:
-    """Return the keys of the device. The list of damaged keys has the revoked ones, with the reason."""
+    """Return the keys of the device. Revoked keys are in the list of damaged keys, with the reason."""
     ring, revoked = read_keyring(state.keys), revoked_keys(state)
     revoked_files = {
         path: f"key {key.key_id} in {path} was revoked by a channel"
