@@ -1,6 +1,6 @@
 """Messages between supervisor and workers: JSON in single datagrams, with descriptors attached.
 
-The other end of a link is a process that `start` started; it gets its end from `inherited`.
+The other end of a link belongs to a process that `start` started. This process gets its end from `inherited`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edgert.protocol.sharing import descriptors_in
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
-REPEATED_BYTES_MAX = 128  # shorter messages often repeat, such as those that pass a connection on
-_encoded = json.JSONEncoder(separators=(",", ":")).encode  # once, as json.dumps creates one for each message
+REPEATED_BYTES_MAX = 128  # up to this size, messages often repeat, such as messages that pass a connection on
+_encoded = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
 _repeated = lru_cache(64)(json.loads)
 _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
 class _Kept(threading.local):
-    """A thread's buffer for messages: allocating it each time costs more than most messages."""
+    """A thread's buffer for messages. A new buffer for each message costs more than most messages."""
 
     def __init__(self) -> None:
         self.room = memoryview(bytearray(MESSAGE_BYTES_MAX))
@@ -51,15 +51,16 @@ def start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", module, "--link", str(end.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[end.fileno()],
-        # When NumPy is imported, OpenBLAS starts a thread per core; no product of matrices in a worker is large enough.
+        # When NumPy is imported, OpenBLAS starts a thread per core. No product of matrices in a worker is large enough
+        # for that.
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
 
 
 def inherited() -> socket.socket:
-    """Return this process's end, which `start` passed. Only the parent decides when the process ends.
+    """Return this process's end, which `start` passed, and ignore SIGINT.
 
-    So the process ignores SIGINT: a Ctrl-C in the parent's terminal reaches the whole group.
+    Only the parent decides when the process ends, but a Ctrl-C in the parent's terminal reaches the whole group.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return socket.socket(fileno=int(sys.argv[-1]))

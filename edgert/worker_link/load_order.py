@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class LoadOrder:
     """The version to load: its slot's `folder` and required `digest`, the state folder, the boot's id.
 
-    `previous` is the folder and the digest of the previous version, if the worker compares the answers of both.
+    If the worker must compare answers with the previous version, `previous` is that version's folder and digest.
     """
 
     model: str

@@ -1,10 +1,10 @@
-"""The run page: a worker notes the engine runs in progress on it, and the supervisor reads it.
+"""The run page: the worker notes its current engine runs on the page, and the supervisor reads it.
 
-It is one page of memory that both processes map. Each session has two words: the start time of its last run and, once
-that run has ended, the same time again. They differ while a run is in progress. So a run costs the worker two stores
-and one read of the clock, without a system call or a thread. The supervisor detects a stuck worker even if the worker
-holds Python's lock. CLOCK_MONOTONIC is the same in all processes. On a 32-bit processor a word may be incomplete, so
-the supervisor reads it twice before it acts.
+It is one page of memory that both processes map. Each session has two machine words. The first word is the start time
+of the session's last run; the second gets the same value when that run ends. So the words differ while a run is in
+progress. A run costs the worker two stores and one read of the clock, without a system call or a thread. The supervisor
+detects a stuck worker even if the worker holds Python's lock. CLOCK_MONOTONIC is the same in all processes. On a 32-bit
+processor the supervisor may read an incomplete word, so it reads the word twice before it acts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunPage:
         return cls(descriptor, clock_ns)
 
     def watch(self, session: Session) -> Session:
-        """Return `session` with its runs noted on this page."""
+        """Return a session like `session` that notes its runs on this page."""
         assert self._sessions < SESSIONS_MAX, "the page has no space for another session"
         watched = _WatchedSession(session, self._words, 2 * self._sessions, self._clock_ns)
         self._sessions += 1
