@@ -9,7 +9,7 @@ A caller may add other `Piece`s, such as the live version, to those of a folder.
 
 Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then the artifacts alternate
 in rounds, so that other work of the machine affects all of them equally. A figure is the median of the rounds' medians.
-The rounds end early once the error of each figure is below the share `error_share_max`; without that key they do not.
+With the key `error_share_max`, the rounds end early once the error of each figure is below this share of it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SPEC_BYTES_MAX = 1024**2
 FORMAT = 1
 ARTIFACTS_MAX = 64
 ROUNDS_MIN = 5
-EARLY_ROUNDS_MIN = 10  # fewer rounds do not show how much rounds differ
+EARLY_ROUNDS_MIN = 10  # with fewer rounds, the difference between rounds is not known
 ROUND_RUNS_MIN = 3
 ROUND_S = 0.02  # the time of one artifact in one round
 TRIAL_S = 0.2  # the time in which one number of threads is tried
 WARM_RUNS = 3
-ERROR_OF_MEDIAN = 0.93  # of a normal distribution: the standard error of its median in quartile distances, over sqrt(n)
+ERROR_OF_MEDIAN = 0.93  # for a normal distribution: the median's standard error, in quartile distances / sqrt(n)
 
 Clock = Callable[[], float]
 Arrays = list[NDArray[Any]]
@@ -59,7 +59,7 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Piece:
-    """An artifact to measure, its name in the report, its sample, and the allowed error of its figure."""
+    """An artifact to measure: its name in the report, its sample, and the allowed error of its figure."""
 
     name: str
     artifact: LocalArtifact
@@ -112,7 +112,7 @@ def bench(
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> BenchAnswer:
-    """Measure for about `seconds`, or longer if runs are slow; report each piece that cannot run."""
+    """Measure for about `seconds`, or longer if runs are slow. A piece that cannot run has an error."""
     results: list[BenchResult] = []
     opened: dict[int, tuple[Session, Piece]] = {}  # by the place in `results`
     before_c = machine.temp_c()
@@ -150,7 +150,7 @@ def _opened(
     """Return a warm session on the fastest number of threads, and `result` with the measurements."""
     artifact = piece.artifact
     engine_by_name(artifact.engine).prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
-    base_bytes = machine.rss_bytes() or 0  # the engine's libraries are loaded by now
+    base_bytes = machine.rss_bytes() or 0  # includes the engine's libraries, which are already loaded
     times: dict[int, float] = {}
     session, best, load_s = None, 0, 0.0
     for threads in _threads(artifact.engine):
@@ -159,14 +159,14 @@ def _opened(
         try:
             for _ in range(WARM_RUNS):
                 tried.run(piece.sample)
-            load_s = load_s if times else round(clock() - began, 4)  # of the first
+            load_s = load_s if times else round(clock() - began, 4)  # the load time of the first session
             times[threads] = statistics.median(_runs(tried, piece.sample, TRIAL_S, clock))
         except BaseException:
             tried.close()
             if session is not None:
                 session.close()
             raise
-        # Keep at most two sessions at a time, since weights may be large.
+        # Keep at most two sessions at a time, because weights may be large.
         if session is not None and times[threads] >= times[best]:
             tried.close()
             continue
@@ -202,16 +202,16 @@ def _in_turn(opened: Sequence[tuple[Session, Piece]], seconds: float, clock: Clo
 
 
 def times_of(runs_s: Sequence[float], digits: int, *, p50_s: float) -> BenchTimes:
-    """Return the times of single runs; `p50_s` is their median, or that of the rounds' medians."""
+    """Return the times of single runs; `p50_s` is their median, or the median of the rounds' medians."""
     p90_ms, p95_ms, p99_ms = (round(1e3 * float(value), digits) for value in np.percentile(runs_s, (90, 95, 99)))
     per_s = round(len(runs_s) / sum(runs_s), 2) if sum(runs_s) else 0.0
     return BenchTimes(round(1e3 * p50_s, digits), p90_ms, p95_ms, p99_ms, per_s, len(runs_s))
 
 
 def _is_known(rounds_s: Sequence[float], error_share_max: float) -> bool:
-    """Return whether the standard error of the median is below the share `error_share_max` of it.
+    """Return whether the standard error of the median is below the share `error_share_max` of the median.
 
-    It is computed from the quartiles, which a few slow rounds do not change.
+    The standard error is computed from the quartiles, which a few slow rounds do not change.
     """
     if len(rounds_s) < EARLY_ROUNDS_MIN:
         return False
@@ -246,7 +246,7 @@ def _inside(folder: Path, name: Any) -> Path:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, or of the board on ARM machines that report none."""
+    """Return the name of the processor, or of the board on ARM machines that report no processor name."""
     with contextlib.suppress(OSError):
         pairs = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
         processor = {key.strip(): value.strip() for key, _, value in pairs}

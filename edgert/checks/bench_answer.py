@@ -1,4 +1,4 @@
-"""What `edgertd bench --json` prints, as types; the host reads the same ones."""
+"""The output of `edgertd bench --json`, as types; the host reads the same types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BenchMachine:
 
 @dataclass(frozen=True)
 class Temperatures:
-    """The temperature of the machine, in °C; None where it has no sensor."""
+    """The temperature of the machine, in °C; None if it has no sensor."""
 
     before: float | None
     after: float | None
@@ -36,7 +36,7 @@ class Temperatures:
 
 @dataclass(frozen=True)
 class BenchTimes:
-    """Percentiles of single runs or answers, and how many the machine does in a second."""
+    """Percentiles of the time of single runs or answers, and the number of them in a second."""
 
     p50_ms: float
     p90_ms: float
@@ -48,10 +48,11 @@ class BenchTimes:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The `times` of one artifact, or the `error` that prevented them.
+    """The `times` of one artifact, or the `error` that prevented the measurement.
 
-    `load_s` and `threads_ms` (the median by number of threads) are known of the engine alone. `degraded`, `clients` and
-    `together_p99_ms` (of so many clients at the same time) are known of a version as it serves.
+    `load_s` and `threads_ms` (the median by number of threads) are measured only for the engine alone. `degraded`,
+    `clients` and `together_p99_ms` (with so many clients at the same time) are measured only for a version as it
+    serves.
     """
 
     id: str

@@ -1,6 +1,6 @@
-"""Measures how fast the live version answers golden inputs through the socket, never cached.
+"""Measures how fast the live version answers golden inputs through the socket, without the cache.
 
-A single client measures the latency. Several clients measure the throughput, with the batches that form. The clients
+A single client measures the latency. Several clients measure the throughput, with batches as in real use. The clients
 are threads of one process, so they limit the throughput of models under about 0.1 ms.
 """
 
@@ -69,7 +69,7 @@ def bench_live(
 def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return the time of each answer and the total time, in seconds; each client gets at least one answer."""
+    """Return the times of all answers and the total time, in seconds. Each client gets an answer."""
     times_s: list[float] = []
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)
@@ -89,7 +89,7 @@ def _answer_times(
                     own_s.append(time.perf_counter() - began)
         except threading.BrokenBarrierError:  # another client failed
             pass
-        except Exception as error:  # noqa: BLE001  # raised below, as the other clients wait for this one
+        except Exception as error:  # noqa: BLE001  # raised below, because the other clients wait for this client
             failures.append(error)
             ready.abort()
         times_s.extend(own_s)

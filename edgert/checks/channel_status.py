@@ -1,6 +1,6 @@
 """The followed channel and its last round, as a type; stored in STATE/follow/note.json.
 
-The daemon reads it for the alarm `channel_stale`, and `edgertd status` shows it.
+The daemon reads the file for the alarm `channel_stale`, and `edgertd status` shows its content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgert.durable import replace_file
 from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 
-STALE = "channel_stale"  # the alarm
+STALE = "channel_stale"  # the name of the alarm
 AGAIN = 75  # the exit code of a round that waits for something; another round should start soon (EX_TEMPFAIL)
 
 
@@ -31,9 +31,9 @@ class WantedRelease:
 class ChannelStatus:
     """The channel that the device follows ("": none), and the result of the follower's last round.
 
-    `counter` and `expires` are those of the newest stored statement. `asked_at` is the time of the registry's last
-    answer (0: none yet), `begun_at` that of the first round's start, in seconds since 1970. `error` is the reason why
-    the last request failed, `stale` the reason of the alarm channel_stale ("": no alarm), `steps` the result for each
+    `counter` and `expires` are values of the newest stored statement. `asked_at` is the time of the registry's last
+    answer (0: none yet), `begun_at` the start of the first round, in seconds since 1970. `error` is the reason why the
+    last request failed, `stale` the reason of the alarm channel_stale ("": no alarm), `steps` the result for each
     model. `wanted` has the channel's release of each model, unless a later deployment made another release live.
     """
 
@@ -64,7 +64,7 @@ class ChannelEvent:
 
 
 def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
-    """Return the status that the follower last stored for the configured channel, else an empty one."""
+    """Return the status that the follower last stored for the configured channel, else an empty status."""
     follow = config.follow
     if not follow.registry:
         return ChannelStatus()

@@ -1,6 +1,6 @@
-"""Sends golden samples through the daemon's socket, like an app: one at a time, never cached.
+"""Sends golden samples through the daemon's socket, like an app: one at a time, without the cache.
 
-They are probes: telemetry does not count them as requests of apps.
+The requests are probes: telemetry does not count them as requests of apps.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class GoldenClient:
         return [answer[name] for name in self._outputs]
 
     def ask_many(self, count: int, for_s: float) -> int:
-        """Send `count` samples for at most `for_s` seconds; return the number of answers and refusals."""
+        """Send `count` samples within at most `for_s` seconds; return the number of answers and refusals."""
         until, asked = time.monotonic() + for_s, 0
         for sample in itertools.islice(itertools.cycle(self.samples), count):
             if time.monotonic() >= until:
                 break
-            with contextlib.suppress(EdgeRTError):  # the worker counts it as failed
+            with contextlib.suppress(EdgeRTError):  # the worker counts this request as failed
                 self.ask(sample)
             asked += 1
         return asked

@@ -1,4 +1,4 @@
-"""Golden samples: the inputs in a bundle, and the check that this device answers them like the host."""
+"""Golden samples: the inputs in a bundle, and the check that this device's answers equal the host's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Arrays = list[NDArray[Any]]
 def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arrays]:
     """Yield the golden inputs, one sample at a time, each in its own length.
 
-    One sample at a time, because some models have a fixed batch of one. With `as_sent` they are the inputs of an app:
-    the windows of a signal instead of their features, a text instead of its tokens, and no state, which is zero here.
+    Samples come one at a time, because some models have a fixed batch of one. With `as_sent`, the inputs are those that
+    an app sends: the windows of a signal instead of their features, a text instead of its tokens, and no state, because
+    the state is zero here.
     """
     manifest, padder = version.manifest, _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
@@ -30,7 +31,7 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
         rule, by_name = manifest.input_rule, dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
         names = [spec.name for spec in manifest.app_inputs]
         if manifest.golden_raw and rule is not None:
-            lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds it
+            lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds the lead
             by_name[rule.input] = _read(version, manifest.golden_raw)[:, lead:]
             names, padder = list(manifest.sent_inputs), None  # a text has its own length
         arrays = [by_name[name] for name in names]
@@ -87,7 +88,7 @@ def load_checked(
 
 
 def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
-    """Yield the wanted answer to each golden sample."""
+    """Yield the right answer to each golden sample."""
     padder, rows = _padder(version), list(_rows([_read(version, path) for path in artifact.golden_outputs]))
     for answer, length in zip(rows, _lengths(padder, len(rows)), strict=True):
         yield answer if padder is None else padder.cut(answer, length)

@@ -1,6 +1,6 @@
 """The self-test of a runtime: loads each live model in this process and checks its golden answers.
 
-It needs no daemon and does not disturb one, so it can test a new runtime beside the one that serves.
+It needs no daemon and does not disturb a running daemon, so it can test a new runtime beside the runtime that serves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The status of a worker, the daemon and a device, as types.
 
-`ServingStatus` is the daemon's view of one model, `DaemonStatus` its answer on the control socket, `ModelStatus` a
-model with its slots, and `DeviceStatus` the output of `edgertd status --json`. The host reads the same types.
+`ServingStatus` is the daemon's view of one model, `DaemonStatus` the daemon's answer on the control socket.
+`ModelStatus` is a model with its slots, and `DeviceStatus` the output of `edgertd status --json`. The host reads the
+same types.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class LoadedStatus:
 class CacheStatus:
     """The prediction cache.
 
-    `worth` is the time saved by hits divided by the time of look-ups; None before it is known.
+    `worth` is the time that hits saved, divided by the time of lookups; None while it is unknown.
     """
 
     on: bool
@@ -131,10 +132,10 @@ class BatcherStatus:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """The counters of a worker. `runs` maps the items of a run to the number of runs and their sum in ns.
+    """The counters of a worker. `runs` maps the items of a run to the number and total ns of such runs.
 
-    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is
-    the most memory that the `sessions` may keep.
+    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is the
+    largest amount of memory that the `sessions` may keep.
     """
 
     connections: int
@@ -170,7 +171,7 @@ class WorkerFigures:
 class ServingStatus:
     """One model in the daemon. `loaded` and `figures` are None if no worker serves or reports.
 
-    In JSON their fields are beside the others.
+    In JSON, the fields of both are on the same level as the other fields.
     """
 
     state: str
@@ -230,7 +231,7 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
 class ModelStatus:
     """A model's slots, and its status in the daemon (`serving`; None if no daemon serves it).
 
-    `ratchet` is the highest release that was marked good here. `trial_limits` are those of the trial in progress,
+    `ratchet` is the highest release that was marked good here. `trial_limits` are the limits of the trial in progress.
     `rolled_back` is the last version that failed its trial. `accuracy` is the gate's result for the live version's
     preferred artifact. `damaged` is the reason why the slots cannot be read; then nothing else is known.
     """
@@ -276,7 +277,7 @@ class HttpStatus:
 
 @dataclass(frozen=True)
 class TelemetryStatus:
-    """The broker ("": none), the connection to it, and the numbers of reports that wait or were lost."""
+    """The broker ("": none), the connection to it, and the numbers of waiting and lost reports."""
 
     broker: str = ""
     connection: BrokerConnection = field(default_factory=BrokerConnection)
@@ -299,7 +300,7 @@ class DeviceStatus:
     """The facts that a host needs to plan a deployment to this device.
 
     `engines` has the version of each installed engine. `text` tells whether the device can serve models that read text.
-    `code` is the digest of its edgert's code; "" if the device does not state it.
+    `code` is the digest of the device's edgert code; "" if the device does not state it.
     """
 
     device: str

@@ -14,9 +14,9 @@ from edgert.versions.trial_limits import TrialLimits
 
 
 def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
-    """Return the limits that this device can judge, and a note about each omitted one.
+    """Return the limits that this device can judge, and a note about each omitted limit.
 
-    Raises TransitionRefused for a limit that this device can never measure: the trial then does not start.
+    Raises TransitionRefused for a limit that this device can never measure. The trial then does not start.
     """
     if "temp_c" in limits.bounds and machine.temp_c() is None:
         raise TransitionRefused("this device has no readable thermometer: leave the limit temp_c out for it")
@@ -38,9 +38,9 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
 
 
 def other_inputs_or_answers(before: Manifest, after: Manifest) -> str:
-    """Return the difference that gives two versions other tensors for one request; "" if there is none.
+    """Return a difference of two versions that changes their tensors for one request; "" if there is none.
 
-    The earlier version gets the tensors of the version on trial, so both must compute them in the same way.
+    The earlier version gets the tensors of the version on trial, so both must compute tensors in the same way.
     """
     for what in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
         if getattr(before, what) != getattr(after, what):

@@ -1,4 +1,4 @@
-"""The state of a trial, as types: what the daemon measures, and what `edgertd trial --json` prints."""
+"""The state of a trial, as types: the daemon's measurements, and the output of `edgertd trial --json`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TrialPhase(str, Enum):
     """The phase of a watch of trial limits."""
 
     WATCHING = "watching"
-    FILLING = "filling"  # the worker asks itself golden samples
+    FILLING = "filling"  # the worker sends golden samples to itself
     HELD = "held"  # all limits held
-    BROKEN = "broken"  # one did not
+    BROKEN = "broken"  # a limit did not hold
 
 
 class TrialState(str, Enum):
@@ -25,7 +25,7 @@ class TrialState(str, Enum):
     WATCHING = "watching"
     FILLING = "filling"  # golden samples are sent
     HELD = "held"  # all limits held: the host decides
-    OPEN = "open"  # it has no limits
+    OPEN = "open"  # the trial has no limits
     KEPT = "kept"
     NONE = "none"  # this device knows no trial of the version
 
@@ -39,7 +39,7 @@ class TrialState(str, Enum):
 class TrialStatus:
     """The watch of a trial's limits, in progress or ended.
 
-    `text` is `readings` for people, `doubt` a sentence about limits that held on few answers.
+    `text` is `readings` for people. `doubt` is a warning if limits held on few answers only.
     """
 
     release: int
@@ -54,7 +54,8 @@ class TrialStatus:
 class TrialAnswer:
     """The trial of a version. `release` is None if this device does not have the version.
 
-    `trial_left_s` is None unless it is on trial. `watch` is None if the daemon measured nothing, or does not answer.
+    `trial_left_s` is None unless the version is on trial. `watch` is None if the daemon measured nothing, or does not
+    answer.
     """
 
     model: str
