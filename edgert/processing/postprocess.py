@@ -53,7 +53,7 @@ class Postprocessor:
             self.outputs += (TensorSpec(self._embed.name, "FP32", (-1, size)),)
         self._images = manifest.preprocess is not None
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
-        labels = self._classify or self._detect  # CTC needs none: the answer itself has the texts
+        labels = self._classify or self._detect  # CTC needs no labels: the answer itself has the texts
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
     def __call__(
@@ -67,9 +67,9 @@ class Postprocessor:
     ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
-        `inputs` are the model's; number `image` is the preprocessed one. `placements` map from it back to the sent
-        images, `windows` counts the items of each sent signal (None: the app sent the tensor itself). `before` are the
-        class scores of the signal's earlier windows, from `last_shares`.
+        `inputs` are the inputs of the model; input number `image` is the preprocessed one. `placements` map from this
+        input to the sent images. `windows` counts the items of each sent signal (None: the app sent the tensor itself).
+        `before` are the class scores of the signal's earlier windows, from `last_shares`.
         """
         added = list(outputs)
         if self._classify is not None:
@@ -86,7 +86,7 @@ class Postprocessor:
         return added
 
     def last_shares(self, outputs: Arrays, before: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the class scores of the last windows, for the smoothing of the next ones."""
+        """Return the class scores of the last windows, to smooth the next windows."""
         shares = self._classifier.shares(outputs[self._classified])
         smooth = self._classify.smooth if self._classify is not None else None
         assert smooth is not None  # only smoothing needs earlier scores
@@ -96,8 +96,9 @@ class Postprocessor:
     def sent(self, raw: bool) -> list[int]:
         """Return the positions of the outputs in an answer.
 
-        An answer to a `raw` image has boxes or texts without the underlying outputs, which have megabytes. Those of a
-        signal are small, and the health check, which sends signals, compares them.
+        An answer to a `raw` image has boxes or texts without the outputs that they come from, because these have
+        megabytes. The outputs of a signal are small. They are sent, because the health check sends signals and compares
+        these outputs.
         """
         if not (raw and self._images):
             return list(range(len(self.outputs)))

@@ -110,7 +110,7 @@ def text_in_file(path: Path) -> bytes:
 def _tokenizer(rule: Text, content: bytes) -> Any:
     """Return the library's tokenizer, which truncates by `rule` and does not pad."""
     check_tokenizers()
-    # The library would start a thread for each processor, but the engine was measured without them.
+    # The library would start a thread for each processor, but the engine was measured without such threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import tokenizers
 

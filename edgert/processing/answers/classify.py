@@ -1,4 +1,4 @@
-"""Computes the best classes from class scores: with thresholds, and smoothed over a signal's windows."""
+"""Computes the best classes from class scores, with thresholds and smoothing over a signal's windows."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Classifier:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return classes and their scores.
 
-        Items are smoothed if `windows` counts those of each signal, in order. `before` holds the shares of the last
-        windows before those of the one signal.
+        `windows` holds the number of items of each signal, in order; then these items are smoothed. `before` holds the
+        shares of the windows before those of the request, which then has one signal.
         """
         rule = self._rule
         if self._always and rule.smooth is None:
@@ -52,7 +52,8 @@ class Classifier:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return classes and scores of one signal's windows; `before` holds the shares of earlier windows.
 
-        Of those, only the last `windows - 1` count. The same windows give the same bits in one call and in several.
+        Only the last `windows - 1` earlier windows count. The same windows give the same bits in one call and in
+        several calls.
         """
         smooth = self._rule.smooth
         assert smooth is not None  # the caller has checked
@@ -84,7 +85,7 @@ class Classifier:
 
 
 def _running_sum(rows: NDArray[Any], count: int) -> NDArray[np.float32]:
-    """Return the sum of each row and the `count - 1` before it, always added in the same order."""
+    """Return the sum of each row and the `count - 1` rows before it, always added in the same order."""
     padded = np.concatenate((np.zeros((count - 1, rows.shape[1]), np.float32), rows.astype(np.float32, copy=False)))
     total = np.zeros(rows.shape, np.float32)
     for i in range(count):
@@ -99,7 +100,7 @@ def softmax(scores: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return indices (int64) and scores of the `k` largest of the last axis, best first, ties by index."""
+    """Return indices (int64) and scores of the `k` largest on the last axis: best first, ties by index."""
     k = min(k, scores.shape[-1])
     if k == 1:
         best = scores.argmax(axis=-1, keepdims=True)

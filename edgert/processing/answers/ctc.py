@@ -1,4 +1,4 @@
-"""Greedy CTC decoding, from class scores of steps to text (Graves et al. 2006, best path)."""
+"""Greedy CTC decoding: from the class scores of steps to text (Graves et al. 2006, best path)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CtcReader:
     def __call__(self, scores: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Return the texts as UTF-8, UINT8 [N, bytes] padded with zeros, and their probabilities FP32 [N].
 
-        A probability is the mean of those of the classes in the text; 0 for an empty text.
+        A text's probability is the mean of the probabilities of its classes; 0 for an empty text.
         """
         texts, probabilities = [], np.zeros(len(scores), np.float32)
         for i, steps in enumerate(by_step(scores, self._rule)):
@@ -50,7 +50,7 @@ def by_step(scores: NDArray[Any], rule: Ctc) -> NDArray[Any]:
 
 
 def greedy(steps: NDArray[Any], blank: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the decoded classes of [steps, classes], and the step of each: the first of its run."""
+    """Return the decoded classes of [steps, classes], and the step of each: the first of its repeats."""
     best = steps.argmax(axis=-1)
     first = np.ones(len(best), bool)
     first[1:] = best[1:] != best[:-1]

@@ -1,7 +1,7 @@
 """Computes boxes in the sent image from a detector's outputs: pure functions on arrays.
 
 Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy
-and within each class: it removes a box whose intersection over union with a better one of its class is above the
+and within each class: it removes a box if its intersection over union with a better box of its class is above the
 threshold. Ties keep the order of the model's boxes.
 """
 
@@ -17,7 +17,7 @@ from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
 from edgert.processing.images.placement import Placement
 
-CANDIDATES_MAX = 1000  # the number of the best boxes of an image that suppression compares
+CANDIDATES_MAX = 1000  # suppression compares at most so many of an image's best boxes
 TOGETHER_MAX = 192  # up to this number, one array operation compares all pairs of boxes
 
 Array = NDArray[Any]
@@ -40,8 +40,8 @@ def detections(
 ) -> Detections:
     """Return the detections in each image from `outputs`, the arrays that `rule` names, in its order.
 
-    `size` is (height, width) of the model's image; `placements` map back to the sent images. With None, coordinates
-    stay those of the model's image.
+    `size` is (height, width) of the model's image. `placements` map coordinates to the sent images; with None, they
+    stay coordinates of the model's image.
     """
     images, room = len(outputs[0]), rule.detections_max
     detected = Detections(
@@ -72,7 +72,7 @@ def candidates(
     axis = 0 if rule.form == "channels_first" else 1
     with np.errstate(over="ignore", invalid="ignore"):
         best = scores.max(axis=axis)
-        if rule.sigmoid:  # the sigmoid is monotonic, so the best class stays the best
+        if rule.sigmoid:  # the sigmoid is monotonic, so the best class stays the same
             best = _sigmoid(best)
         if objectness is not None:
             best = best * (_sigmoid(objectness) if rule.sigmoid else objectness)
@@ -89,7 +89,7 @@ def candidates(
 
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Return the indices of at most `most` boxes, best first, that no better box of their class covers."""
+    """Return the indices of at most `most` boxes, best first; no better box of their class covers them."""
     corners = boxes.astype(np.float64)
     if len(boxes) > TOGETHER_MAX:
         return _suppress_in_turn(corners, classes, iou_threshold, most)
@@ -106,7 +106,7 @@ def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_thresho
 
 
 def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Do the same as `suppress`, one kept box at a time: for many boxes, of which few are kept."""
+    """Do the same as `suppress`, one kept box at a time. Use it for many boxes of which few are kept."""
     rest: NDArray[np.intp] = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:
@@ -120,7 +120,7 @@ def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold:
 def _covered(a: Array, b: Array, iou_threshold: float) -> NDArray[np.bool_]:
     """Return whether the overlap of boxes [..., 4] is above the threshold.
 
-    It compares products, so that boxes without area do not cover each other.
+    The function compares products, so that boxes without area do not cover each other.
     """
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])

@@ -1,10 +1,11 @@
 """Resizes image files and frames to the model's size, in Pillow's code, which releases the GIL.
 
-Pillow is enough: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15
-without reduction (`bench/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs
-22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. With one codec, host and device have equal pixels.
+Pillow is fast enough: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15
+without reduction (`bench/preprocess.py`). Pillow's pixels are the closest to the pixels of the usual training code. It
+installs 22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. Host and device use the same codec, so
+their pixels are equal.
 
-A JPEG is decoded at the smallest of 1/1, 1/2, 1/4, 1/8 of its size that is at least the wanted size; a frame is first
+A JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size: the smallest that is at least the wanted size. A frame is first
 averaged in whole blocks. Limits are checked on the header, before the decode. EXIF orientation is not applied.
 """
 
@@ -26,14 +27,14 @@ from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
-PIXELS_MAX = 16 * 1024**2  # decoded pixels, for a JPEG at its reduced size: 4 bytes each, twice during conversion
+PIXELS_MAX = 16 * 1024**2  # decoded pixels (of a JPEG at its reduced size): 4 bytes each, twice during conversion
 PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # a 4K image: the decoder keeps all coefficients of such files
 SCANS_MAX = 64  # scans of a progressive file; each costs a pass over the whole image
 SIDE_MAX = 32_768
 FORMATS = ("JPEG", "PNG")
-REDUCING_GAP = 1.5  # before interpolation, a frame keeps at least this many times the wanted size
+REDUCING_GAP = 1.5  # before interpolation, a frame has at least this many times the wanted size
 
-# The images that are decoded at once. More than one per processor would only use memory.
+# The number of images that are decoded at once. More than one per processor would only use memory.
 _UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
@@ -55,8 +56,8 @@ class ImageReader:
     def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
         """Return a JPEG or PNG file at the model's size.
 
-        Raises RequestError for other files and too large ones, DeadlineExceeded if `deadline_s` (monotonic) passes
-        before a processor is free.
+        Raises RequestError for other files and for files that are too large, DeadlineExceeded if `deadline_s`
+        (monotonic) passes before a processor is free.
         """
         with _a_turn(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)
@@ -64,7 +65,7 @@ class ImageReader:
             return self._fitted(image)
 
     def resized(self, frame: NDArray[np.uint8], deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """Return `frame` [height, width, channels] at the model's size, and its placement; raise as `decoded`."""
+        """Return `frame` [height, width, channels] at the model's size and its placement, like `decoded`."""
         height, width = frame.shape[:2]
         if not height or not width:
             raise RequestError(f"a frame of {height} x {width} pixels is empty")

@@ -1,8 +1,9 @@
-"""Converts UINT8 values to a model's own: (value * scale - mean) / std, transposed in the same pass.
+"""Converts UINT8 to a model's values, (value * scale - mean) / std, and transposes in the same pass.
 
-For floats this is one multiplication and one addition per value, with factors computed in FP64: 85 µs for 224x224x3.
-The plain formula takes 550, and a look-up per value 190. The result differs from the formula's by at most 4 units in
-the last place of the largest value. For 8-bit models it is a look-up in a table of 256 values, which is exact.
+For floats, this takes one multiplication and one addition per value, with factors computed in FP64: 85 µs for
+224x224x3. The plain formula takes 550 µs, and a lookup per value 190 µs. The result differs from the result of the
+formula by at most 4 units in the last place of the largest value. For 8-bit models, each value is looked up in a table
+of 256 values, which is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edgert.tensors import TensorSpec
 class Normalizer:
     """Writes UINT8 arrays with the model's axes into arrays of the model's dtype.
 
-    Raises BundleError if the rule's number of channels is not the model's.
+    Raises BundleError if the rule and the model have different numbers of channels.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -40,7 +41,7 @@ class Normalizer:
             return
         trailing = (1,) * (len(spec.shape) - 1 - axis)
         factor, shift = rule.scale / std, -mean / std
-        # Use FP32 for every dtype of a model: an FP16 product of 255 has only 11 bits.
+        # Use FP32 for every dtype of a model, because an FP16 product of 255 has only 11 bits.
         self._factor = factor.astype(np.float32).reshape(channels, *trailing) if channels > 1 else np.float32(factor[0])
         self._shift = shift.astype(np.float32).reshape(channels, *trailing) if channels > 1 else np.float32(shift[0])
         self._shifts = bool(shift.any())

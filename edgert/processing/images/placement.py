@@ -11,7 +11,7 @@ from edgert.bundle.rules import Resize
 
 
 class Placement(NamedTuple):
-    """The mapping of an image of `width` x `height`: its x is x * scale_x + offset_x in the model's image."""
+    """Maps an image of `width` x `height`: x becomes x * scale_x + offset_x in the model's image."""
 
     width: int
     height: int
@@ -24,7 +24,7 @@ class Placement(NamedTuple):
 class Plan(NamedTuple):
     """The steps to the model's image: resize `box` of the source to `width` x `height` at (`left`, `top`).
 
-    `box` is left, top, right, bottom. `full` is the size of the whole source at that scale.
+    `box` is left, top, right, bottom. `full` is the size of the whole source at the scale of the resized box.
     """
 
     box: tuple[float, float, float, float]
@@ -51,7 +51,7 @@ def _letterboxed(rule: Resize, width: int, height: int) -> Plan:
     new_width = min(rule.width, max(1, round(width * scale)))
     new_height = min(rule.height, max(1, round(height * scale)))
     left, top = (rule.width - new_width) // 2, (rule.height - new_height) // 2
-    # The sides are whole pixels, so the two scales differ slightly; with these the reverse mapping is exact.
+    # The sides are whole pixels, so the scales of x and y differ slightly. With both, the reverse mapping is exact.
     placement = Placement(width, height, new_width / width, new_height / height, left, top)
     return Plan((0, 0, width, height), new_width, new_height, left, top, (new_width, new_height), placement)
 

@@ -22,7 +22,7 @@ from edgert.processing.images.normalize import Normalizer
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = 64 * 1024**2  # all images or windows of one request, as a small file may contain a large image
+EXPANDED_BYTES_MAX = 64 * 1024**2  # of all images or windows of a request, because a small file may be a large image
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
@@ -32,7 +32,8 @@ class Preprocessor:
 
     Raises EngineMissing if the rule is about images and Pillow is missing.
 
-    `frames` and `files` describe the UINT8 tensors that a request may contain instead of `spec`; None if it may not.
+    `frames` and `files` describe the UINT8 tensors that a request may contain instead of `spec`; None if they are not
+    allowed.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -118,7 +119,7 @@ class Preprocessor:
 
 
 def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    """Yield each row's file without its padding, as a truncated file must not seem to continue with zeros."""
+    """Yield each row's file without padding, so that a truncated file does not seem to end with zeros."""
     if len(array) == 1:
         yield array[0].data
         return

@@ -1,4 +1,4 @@
-"""CSV files of sensor values: one line for each moment, one column for each channel."""
+"""CSV files of sensor values: one line per moment, one column per channel."""
 
 from __future__ import annotations
 

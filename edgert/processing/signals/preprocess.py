@@ -5,7 +5,7 @@ A request may contain the signal in several forms, which differ in datatype and 
 - FP32 [N, time] (sound, -1 to 1) or [N, time, channels] (series);
 - INT16 of the same shape: PCM, or a sensor's own values;
 - WAV files, if the rule decodes: UINT8 [N, bytes], one file per row, shorter ones padded with zeros;
-- the model's own tensor, unless its shape is also that of a signal: then FP32 values are always the signal.
+- the model's own tensor, unless a signal may have the same shape: then FP32 values are always the signal.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SignalPreprocessor:
         return not (self._takes_own and array.dtype == np.float32 and fits(self._spec, "FP32", array.shape))
 
     def windows(self, array: NDArray[Any]) -> tuple[Floats, list[int]]:
-        """Return all windows [items, length(, channels)], and each signal's number. Raises RequestError."""
+        """Return all windows [items, length(, channels)], and their number per signal. Raises RequestError."""
         rule = self._rule
         cut = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, cut)) > WINDOWS_MAX:
@@ -84,15 +84,15 @@ class SignalPreprocessor:
 
     @property
     def nothing_held(self) -> Floats:
-        """The initial values of a session: those before its signal."""
+        """The initial values of a session: the values before its signal."""
         shape = (self._rule.lead,) if isinstance(self._rule, Sound) else (0, self._rule.channels)
         return np.zeros(shape, np.float32)
 
     def next_windows(self, array: NDArray[Any], rest: Floats, skip: int) -> tuple[Floats, Floats, int]:
         """Return the windows that `array` completes after the values `rest`, the new rest and the new skip.
 
-        `array` is one signal. `skip` is the number of its first values that belong to no window; the new skip is that
-        of the next array. Raises RequestError.
+        `array` is one signal. `skip` is the number of its first values that belong to no window; the new skip is this
+        number for the next array. Raises RequestError.
         """
         rule = self._rule
         if not rule.step:
@@ -101,7 +101,7 @@ class SignalPreprocessor:
             raise RequestError("a request of a session has one signal, as values, not as a file: send [1, time]")
         signal = next(self._signals(array))
         allowed = isinstance(rule, Series) and rule.missing != "refuse"
-        if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # held values would spoil later requests
+        if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # would spoil later requests
             raise RequestError("the signal has values that are not finite: send it without them")
         values = np.concatenate((rest, signal[skip:]))
         if len(values) < rule.length:
@@ -111,7 +111,7 @@ class SignalPreprocessor:
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
-        """Return `windows` in their own memory. Raises RequestError if they need too much."""
+        """Return `windows` in their own memory. Raises RequestError if they need too much memory."""
         rule = self._rule
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:
@@ -132,7 +132,7 @@ class SignalPreprocessor:
         return np.ascontiguousarray(features).reshape(-1, *self._item_shape)
 
     def _signals(self, array: NDArray[Any]) -> Iterator[Floats]:
-        """Yield each signal as [time] or [time, channels], in the rule's rate."""
+        """Yield each signal as [time] or [time, channels], at the rule's rate."""
         if array.dtype == np.uint8:
             for row in array:
                 yield self._decoded(row.tobytes())
@@ -148,7 +148,7 @@ class SignalPreprocessor:
         if not RATE_HZ_MIN <= rate_hz <= RATE_HZ_MAX:
             allowed = f"{RATE_HZ_MIN} to {RATE_HZ_MAX}"
             raise RequestError(f"the file has {rate_hz} samples a second; {allowed} are allowed: resample it first")
-        self._count(resampled_length(len(samples), rate_hz, rule.rate_hz), rule.lead)  # before the work
+        self._count(resampled_length(len(samples), rate_hz, rule.rate_hz), rule.lead)  # before resampling
         return resample(samples, rate_hz, rule.rate_hz)
 
     def _cut(self, signal: Floats, lead: int) -> Floats:

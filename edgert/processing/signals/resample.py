@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 
-FACTOR_MAX = 1000  # each side of the rates' ratio in lowest terms: 44,100 to 16,000 Hz is 160 / 441
+FACTOR_MAX = 1000  # the limit of both numbers of the reduced ratio of rates: 44,100 to 16,000 Hz is 160 / 441
 _KAISER_BETA = 5.0
-_BLOCK = 16_384  # outputs at once, to limit the memory
+_BLOCK = 16_384  # outputs that are computed at once, to limit the memory
 
 
 def resampled_length(count: int, rate_hz: int, wanted_hz: int) -> int:

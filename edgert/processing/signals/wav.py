@@ -1,6 +1,7 @@
 """WAV files as mono samples: PCM of 8, 16, 24 and 32 bits, and floats of 32 and 64 bits.
 
-Python's own `wave` reads neither floats nor, before 3.12, the extensible format that many recorders write.
+Python's own `wave` does not read floats. Before 3.12, it also does not read the extensible format that many recorders
+write.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _format(chunk: memoryview) -> tuple[int, int, int, int]:
 
 def _samples(data: memoryview, tag: int, channels: int, rate_hz: int, width: int) -> tuple[NDArray[np.float32], int]:
     whole = len(data) // (channels * width) * channels * width
-    if width == 3:  # as the upper three bytes of 32 bits
+    if width == 3:  # become the upper three bytes of 32 bits
         wide = np.zeros((whole // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(data[:whole], np.uint8).reshape(-1, 3)
         values = wide.view("<i4")[:, 0]
