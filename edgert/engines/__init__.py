@@ -29,12 +29,12 @@ class EngineKind:
     """
 
     implementation: str
-    packages: tuple[str, ...] = ()  # the SDK's, of which one is enough; engines for tests need none
-    threaded: bool = True  # it heeds `EngineOptions.threads`
-    prepares: bool = False  # it has something to do in `Engine.prepare`
+    packages: tuple[str, ...] = ()  # the packages of the SDK, of which one is enough; engines for tests need none
+    threaded: bool = True  # the engine uses `EngineOptions.threads`
+    prepares: bool = False  # `Engine.prepare` does something
     concurrent: bool = False  # several threads may run one session at once
-    forkable: bool = False  # its SDK, imported in the fork server, starts no thread and opens no device
-    device_files: bool = False  # it reaches its processor through device files
+    forkable: bool = False  # the fork server can import its SDK, which then starts no thread and opens no device
+    device_files: bool = False  # the engine accesses its processor through device files
     system_package: str = ""  # the system's package that brings the SDK, which pip does not
 
 
@@ -55,7 +55,7 @@ ENGINES = {
         system_package="tensorrt",
     ),
 }
-# `edgertd status` shows these only if a model runs on one.
+# `edgertd status` shows one of these only if a model runs on it.
 FOR_TESTS = tuple(name for name, kind in ENGINES.items() if not kind.packages)
 
 
@@ -78,11 +78,11 @@ class LocalArtifact:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The settings of an engine on this machine. `threads` 0 lets the engine choose.
+    """The settings of an engine on this machine. With `threads` 0, the engine chooses the number.
 
-    An engine stores compiled files in `cache_dir`; with None it stores none. `extra` holds settings under the engine's
-    own names: with them the packager runs an artifact in several ways, to measure how much answers differ. A load that
-    needs minutes reports to `progress`.
+    An engine stores compiled files in `cache_dir`; with None it stores none. `extra` holds settings by the engine's own
+    names. With these, the packager runs an artifact in several ways, to measure how much answers differ. A load that
+    takes minutes reports to `progress`.
     """
 
     threads: int = 1
@@ -93,9 +93,9 @@ class EngineOptions:
 
 
 class Session(Protocol):
-    """A loaded artifact. Sessions derive from it, because most have no memory to release.
+    """A loaded artifact. Sessions derive from this class, because most have no memory to release.
 
-    One thread at a time calls `run`, unless the engine is `concurrent`. It releases the GIL while it works.
+    One thread at a time calls `run`, unless the engine is `concurrent`. `run` releases the GIL while it works.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -104,13 +104,13 @@ class Session(Protocol):
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs for one batch.
 
-        `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`. If axis 0 is -1, all have the same
-        length on it. A later run does not change the returned arrays. Raises EngineFailed.
+        `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`. If axis 0 is -1, all tensors have
+        the same length along it. A later run does not change the returned arrays. Raises EngineFailed.
         """
         ...
 
     def release_memory(self, sample: Sequence[NDArray[Any]]) -> None:
-        """Release memory of larger runs; a run of `sample`, one item, may be needed. Raises EngineFailed."""
+        """Release the memory of larger runs. This may need a run of `sample`, one item. Raises EngineFailed."""
         return
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """One vendor's runtime. Engines derive from it, as most have no `prepare` and no `before_fork`."""
+    """One vendor's runtime. Engines derive from it: most have no `prepare` and no `before_fork`."""
 
     name: str
 
@@ -128,11 +128,11 @@ class Engine(Protocol):
         ...
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        """Do work that needs minutes, once, before the artifact is live: TensorRT builds its plan."""
+        """Do work that takes minutes, once, before the artifact is live: TensorRT builds its plan."""
         return
 
     def before_fork(self) -> None:
-        """Set up the parts that all sessions of a process share, so that forks copy less; leave no thread."""
+        """Set up what all sessions of a process share, so that forks copy less memory. Leave no thread."""
         return
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
@@ -174,7 +174,7 @@ def sdk_of(engine: str) -> Any:
 
 
 def closed(*_: Any) -> Any:
-    """Raise EngineFailed. A closed session calls this instead of its run."""
+    """Raise EngineFailed. A closed session calls this function instead of its run."""
     raise EngineFailed("the session is closed")
 
 

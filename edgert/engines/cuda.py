@@ -1,7 +1,7 @@
 """The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0.
 
-`cuda-bindings` is the first choice (it has wheels for x86-64 and aarch64), `pycuda` the second (the device compiles
-it). Only `open_cuda` imports them. This module has not run on a GPU yet.
+`cuda-bindings` is the first choice, because it has wheels for x86-64 and aarch64. `pycuda` is the second choice,
+because the device must compile it. Only `open_cuda` imports them. This module has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cuda(Protocol):
 
 
 def open_cuda() -> Cuda:
-    """Open GPU 0 by the first installed binding. Raises EngineMissing, or EngineFailed without a GPU."""
+    """Open GPU 0 with the first installed binding. Raises EngineMissing, or EngineFailed without a GPU."""
     try:
         return BindingsCuda(_cuda_runtime())
     except ImportError as error:

@@ -1,14 +1,14 @@
-"""The fault engine: the null engine plus every way in which an engine can fail, on request.
+"""The fault engine: the null engine that also fails on request, in each way in which an engine can.
 
-Tests of the daemon use it. An operator can use it to see how a device handles a bad engine. Its artifact is the null
-engine's JSON with two more optional keys:
+Tests of the daemon use this engine. An operator can use it to see how a device handles a bad engine. Its artifact is
+the null engine's JSON with two more optional keys:
 
     {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
-`load` happens when the artifact is loaded. Each of `runs` happens at every run after the first `after` runs (runs at
-load count), or only if an element of an input equals `value`. `while` names a file; without it the fault does not
-happen. The values of MAGIC cause their faults anywhere in an input.
+The fault `load` happens when the artifact is loaded. Each fault of `runs` happens at every run after the first `after`
+runs (runs at load count), or only if an element of an input equals `value`. `while` names a file; if this file is
+missing, the fault does not happen. The values of MAGIC cause their faults anywhere in an input.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class FaultSession(Session):
         return [np.asarray(array + 1, array.dtype) for array in outputs] if wrong else outputs
 
     def trigger(self, fault: Fault) -> None:
-        """Cause `fault` now. Faults that only slow down, leak or change the answer return."""
+        """Cause `fault` now. Returns if the fault only slows the run, leaks memory or changes the answer."""
         if fault.fault == "segfault":
             ctypes.string_at(0)
         elif fault.fault == "exit":

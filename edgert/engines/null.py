@@ -1,8 +1,8 @@
 """The null engine: the specification of the interface, without a vendor.
 
 Its artifact is a JSON file. `{"op": "copy"}` copies input i to output i; `{"op": "sum"}` fills each output, per item,
-with the sum of input 0; `{"op": "add"}` gives each output the sum of all inputs; `{"op": "zeros"}` ignores them. One
-run takes `delay_s` plus `item_s` per item.
+with the sum of input 0; `{"op": "add"}` gives each output the sum of all inputs; `{"op": "zeros"}` ignores the inputs.
+One run takes `delay_s` plus `item_s` per item.
 """
 
 from __future__ import annotations

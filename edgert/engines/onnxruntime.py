@@ -1,7 +1,7 @@
 """ONNX Runtime: the engine that installs nearly everywhere.
 
-A session calls the binding's `run` directly. This skips the Python wrapper's checks, which the server has already made,
-and returns new arrays. It is as fast as preset I/O bindings that copy the answer out. Batches of any size run
+A session calls the binding's `run` directly. This skips the checks of the Python wrapper, which the server has already
+made, and returns new arrays. It is as fast as preset I/O bindings that copy the answer. Batches of any size run
 unchanged.
 """
 
@@ -63,7 +63,7 @@ class ONNXRuntimeSession(Session):
         self.inputs, self.outputs = inputs, outputs
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
-        self._session = session  # needed, because the inner session alone does not own the model
+        self._session = session  # keep it, because the inner session alone does not own the model
         self._run = getattr(session, "_sess", session).run
         self._shrinking = sdk().RunOptions()  # otherwise the arena keeps the size of the largest run
         self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -73,7 +73,7 @@ class ONNXRuntimeSession(Session):
             answers: list[NDArray[Any]] = self._run(
                 self._output_names, dict(zip(self._input_names, tensors, strict=True)), options
             )
-        except Exception as error:  # as above
+        except Exception as error:  # the SDK's exceptions share no base class
             raise EngineFailed(f"onnxruntime cannot run this batch: {error}") from error
         return answers
 
@@ -90,12 +90,12 @@ def sdk() -> Any:
 
 
 def _exact_session(onnxruntime: Any, path: str, options: Any) -> Any:
-    """Return a session with exact INT8 products on every processor, where ONNX Runtime has them."""
+    """Return a session with exact INT8 products on every processor, as far as ONNX Runtime has them."""
     options.add_session_config_entry(EXACT_INT8, "1")
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        # It has no exact QGemm for INT8 activations (format QOperator).
+        # ONNX Runtime has no exact QGemm for INT8 activations (format QOperator).
         if "NOT_IMPLEMENTED" not in str(error):
             raise
     options.add_session_config_entry(EXACT_INT8, "0")
@@ -108,8 +108,8 @@ def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
     session_options.inter_op_num_threads = 1
     if level := options.extra.get("graph_optimization_level"):
         session_options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    session_options.log_severity_level = _LOG_FATAL_ONLY  # errors are raised; other lines would fill the daemon's log
-    # Spinning threads slow preprocessing and other models down: under load, p90 was 17 ms instead of 7.7.
+    session_options.log_severity_level = _LOG_FATAL_ONLY  # errors raise anyway; other lines would fill the daemon's log
+    # Spinning threads slow preprocessing and other models: under load, p90 was 17 ms instead of 7.7.
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return session_options
 

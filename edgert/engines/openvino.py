@@ -1,9 +1,9 @@
 """OpenVINO: the engine for Intel boxes.
 
-A compiled model with fixed shapes is up to 2.3x faster than one whose batch changes. So each bucket, of the batch and
-of another open axis, has its own compiled model and infer request, created when the bucket is first needed. Its tensors
-are preset arrays of this session: a call copies in, infers, and copies out (26 µs on the digits model; 28 with
-`infer`'s own copies, 126 with `start_async` and `wait`).
+A compiled model with fixed shapes is up to 2.3x faster than a model whose batch changes. So each bucket, of the batch
+and of another open axis, has its own compiled model and infer request. They are created when the bucket is first
+needed. The tensors are preset arrays of this session: a call copies in, infers, and copies out (26 µs on the digits
+model; 28 with `infer`'s own copies, 126 with `start_async` and `wait`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEVICE = "CPU"
 _ISA_MAX = "AVX512_CORE_FP16"
 # "YES": compute INT8 layers with INT8 instructions; "NO": in FP32, with INT8's rounding.
 LOW_PRECISION = "LP_TRANSFORMS_MODE"
-_Shapes = tuple[tuple[int, ...], ...]  # one item's shape of each input
+_Shapes = tuple[tuple[int, ...], ...]  # the shape of one item of each input
 
 
 class OpenVINOEngine(Engine):
@@ -56,7 +56,7 @@ class OpenVINOSession(Session):
         self._openvino, self._core, self._model = openvino, core, model
         self._config = _config(options)
         self._batches = batchable((*self.inputs, *self.outputs))
-        # A model with a fixed batch has one bucket of its own size, and is never reshaped.
+        # A model with a fixed batch has one bucket of this size, and is never reshaped.
         self._buckets = tuple(sorted(options.buckets)) if self._batches else (1,)
         self._fixed = None if artifact.buckets is not None else tuple(spec.item_shape for spec in self.inputs)
         self._by_size: dict[tuple[int, _Shapes], _Bucket] = {}
@@ -72,7 +72,7 @@ class OpenVINOSession(Session):
             return self._bucket(bucket_for(count, self._buckets), shapes).run(tensors, count)
         except EngineFailed:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # the SDK's exceptions share no base class
             raise EngineFailed(f"openvino cannot run this batch: {_reason(error)}") from error
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class OpenVINOSession(Session):
 class _Bucket:
     """One size of the inputs: a request, and the arrays behind its tensors.
 
-    OpenVINO does not keep these arrays alive: without the references here the process crashes.
+    OpenVINO does not keep these arrays alive. Without the references in this class, the process crashes.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class _Bucket:
             self._request.set_tensor(spec.name, openvino.Tensor(array, shared_memory=True))
 
     def run(self, tensors: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
-        # Items after `count` keep values of an earlier batch. Items are independent, and these are cut off.
+        # Items after `count` keep values of an earlier batch. Items are independent, and the answers to these items are
+        # cut.
         for preset, array in zip(self._inputs, tensors, strict=True):
             preset[:count] = array
         self._request.infer(share_outputs=True)
@@ -129,9 +130,9 @@ def _config(options: EngineOptions) -> dict[str, Any]:
     config: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
-        # Several models share the processor. With pinning, all would run on the same cores.
+        # Several models share the processor. With pinned threads, all models would run on the same cores.
         "ENABLE_CPU_PINNING": False,
-        # Otherwise FP32 layers run as bf16 if the processor can, and answers differ from the golden ones.
+        # Otherwise FP32 layers run as bf16 on some processors, and answers differ from the golden answers.
         "INFERENCE_PRECISION_HINT": "f32",
     }
     if int8_saturates():
@@ -147,7 +148,7 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     try:
         return "vnni" not in cpuinfo.read_text()
-    except OSError:  # not Linux: a right answer is worth more than a fast one
+    except OSError:  # not Linux: prefer a right answer to a fast one
         return True
 
 

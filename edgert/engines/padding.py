@@ -17,7 +17,7 @@ Arrays = list[NDArray[Any]]
 
 
 def load_session(artifact: LocalArtifact, options: EngineOptions) -> Session:
-    """Open the artifact; inputs between its buckets are padded. Raises EngineMissing, EngineFailed."""
+    """Open the artifact; its session pads inputs between two buckets. Raises EngineMissing, EngineFailed."""
     session = engine_by_name(artifact.engine).load(artifact, options)
     return session if artifact.buckets is None else PaddedSession(session, artifact.buckets)
 
@@ -55,7 +55,7 @@ class Padder:
         return arrays
 
     def trimmed(self, inputs: Sequence[NDArray[Any]], length: int) -> Arrays:
-        """Return the inputs, cut to `length`."""
+        """Return the inputs without padding, cut to `length`."""
         arrays = list(inputs)
         for i, place in self._inputs:
             arrays[i] = np.ascontiguousarray(arrays[i][_until(place.axis, length)])
@@ -90,7 +90,7 @@ class PaddedSession(Session):
 
 
 def in_pieces(session: Session, tensors: Sequence[NDArray[Any]], most: int) -> Arrays:
-    """Run a batch of more than `most` items in several runs, and return their outputs joined."""
+    """Run a batch of more than `most` items in several runs, and return the joined outputs."""
     count = len(tensors[0])
     pieces = [session.run([array[i : i + most] for array in tensors]) for i in range(0, count, most)]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]

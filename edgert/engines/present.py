@@ -1,7 +1,7 @@
 """The installed engines and their versions, stored in a file because imports take seconds.
 
-A stored version is valid for one Python until a package is installed or removed, which changes the time of its
-folder of packages. Each call searches for missing engines again, which is fast.
+A stored version is valid for one Python, until a package is installed or removed. This changes the time of the folder
+of packages. Each call searches for missing engines again, which is fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgert.errors import EdgeRTError
 
 
 def engine_versions(remembered: Path) -> dict[str, str | None]:
-    """Return the version of each engine's SDK, None if it is missing.
+    """Return the version of each engine's SDK, None for a missing SDK.
 
     `remembered` is the file with known versions. An engine whose libraries break later is still in the list; the load
     of an artifact then reports the fault.

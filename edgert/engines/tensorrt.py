@@ -1,8 +1,9 @@
 """TensorRT: the engine for NVIDIA Jetson. It uses the API that 10.3 (JetPack 6) and 11 share.
 
-The artifact is a Q/DQ ONNX graph. As a step of the deployment, `prepare` builds a plan from it on the device; this
-takes minutes, while the previous version serves. A plan fits one GPU and one TensorRT, so its name in `cache_dir`
-contains both. If the device's TensorRT changes, the next load builds a new plan; stored timings of kernels speed it up.
+The artifact is a Q/DQ ONNX graph. During the deployment, `prepare` builds a plan from the graph on the device. This
+takes minutes, while the previous version serves. A plan fits one GPU and one version of TensorRT, so its name in
+`cache_dir` contains both. If the device's TensorRT changes, the next load builds a new plan. Stored timings of kernels
+make this build faster.
 
 Parsing and building are tested without a GPU through TensorRT-RTX, which has the same API. Loading and running have not
 run on a GPU yet.
@@ -75,7 +76,7 @@ class TensorRTSession(Session):
         self._batches = batchable((*self.inputs, *self.outputs))
         self._batch_max = batch_max if self._batches else 1
         self._buckets = artifact.buckets
-        # TensorRT's objects do not keep the objects that created them alive, so this keeps all three.
+        # TensorRT's objects do not keep the objects that created them alive, so the session keeps all three.
         self._loaded: tuple[Any, ...] = loaded
         log, _, engine = loaded
         self._context = engine.create_execution_context()
@@ -111,7 +112,7 @@ class TensorRTSession(Session):
             self._cuda.close()
 
     def _shape(self, count: int, tensors: Sequence[NDArray[Any]]) -> int:
-        """Set the context's shapes, if they differ from the last ones; return the bucket's length, or 0."""
+        """Set the context's shapes, if they differ from the last shapes; return the bucket's length, or 0."""
         length = 0
         if self._buckets is not None:
             first = self._buckets.inputs[0]
@@ -161,7 +162,7 @@ def build_plan(
     config.progress_monitor = monitor = _monitor(tensorrt, progress)
     configure(config)
     plan = builder.build_serialized_network(network, config)
-    del monitor  # the configuration does not keep it alive, so this reference must exist until here
+    del monitor  # the configuration does not keep the monitor alive, so this reference must exist until here
     if plan is None:
         raise EngineFailed(f"TensorRT {tensorrt.__version__} cannot build the model: {log.reason()}")
     return bytes(plan)
@@ -195,17 +196,17 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
     timings.keep()
     _write(plan_file, plan)
     for path in plan_file.parent.glob(f"{artifact.sha256}-trt*.plan"):
-        if path.name != plan_file.name:  # a plan for another TensorRT or GPU, which is never loaded
+        if path.name != plan_file.name:  # a plan for another TensorRT or GPU, which is no longer loaded
             path.unlink(missing_ok=True)
     progress(f"TensorRT {version}: the plan is built ({len(plan)} bytes)")
     return plan
 
 
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
-    """Return the plan's engine, None if it fails; a plan that does not load is rebuilt once."""
+    """Return the plan's engine, None if it cannot be made. A plan that fails to load is built again."""
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     plan_file = _plan_file(tensorrt, cuda, artifact, options)
-    if engine is None and plan_file is not None:  # the file is damaged, or the driver changed under the same version
+    if engine is None and plan_file is not None:  # a damaged file, or a new driver with the same version
         plan_file.unlink(missing_ok=True)
         engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     return engine
@@ -236,7 +237,7 @@ class _Timings:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing: a power cut leaves no incomplete plan."""
+    """Write the whole file or nothing, so that a power cut leaves no incomplete plan."""
     with storing(f"cannot write {path}", "free some space and try again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, shared=True)
@@ -268,7 +269,7 @@ def _log(tensorrt: Any) -> Any:
 def _monitor(tensorrt: Any, progress: Progress) -> Any:
     """Return a monitor with a progress line for each tenth of the steps of the build's outer phases."""
 
-    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]  # Any, too
+    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc] # this class is also Any
         def __init__(self) -> None:
             tensorrt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}

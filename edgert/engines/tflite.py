@@ -1,10 +1,11 @@
 """TFLite, the engine for ARM: `ai-edge-litert`, or `tflite-runtime` on a system without its wheel.
 
-An interpreter is planned for one batch size, and another plan takes milliseconds. So each bucket has its own
-interpreter over the same memory-mapped file, created when the bucket is first needed. A batch between two buckets is
-padded and its answers are cut; a batch above the largest bucket runs in pieces. A model with buckets of another axis
-has one file for each; the artifact's own file is that of the largest. Interpreters copy in and out (`set_tensor`,
-`get_tensor`), which is faster than views into their memory (1.3 µs per call, not 2.6) and returns new arrays.
+An interpreter is planned for one batch size, and a new plan takes milliseconds. So each bucket has its own interpreter
+over the same memory-mapped file, created when the bucket is first needed. A batch between two buckets is padded and its
+answers are cut. A batch above the largest bucket runs in several pieces. A model with buckets of another axis has one
+file for each bucket; the artifact's own file is for the largest. Interpreters copy in and out (`set_tensor`,
+`get_tensor`). This returns new arrays, and is faster than views into the interpreters' memory (1.3 µs per call, not
+2.6).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec, batchable
 
-# Distribution and module, in order of preference.
+# Distributions and their modules, in order of preference.
 _SDKS = (("ai-edge-litert", "ai_edge_litert.interpreter"), ("tflite-runtime", "tflite_runtime.interpreter"))
-# Exceptions of the interpreter and its NumPy wrapper.
+# The exceptions of the interpreter and of its NumPy wrapper.
 _SDK_ERRORS = (RuntimeError, ValueError, TypeError, OSError, MemoryError)
 
 
@@ -54,7 +55,7 @@ class TFLiteEngine(Engine):
 
 
 def path_for(path: Path, size: int, buckets: Buckets) -> Path:
-    """Return the file for a bucket's `size`; the artifact's own file is that of the largest bucket."""
+    """Return the file for a bucket's `size`; the artifact's own file is for the largest bucket."""
     return path if size == buckets.largest else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
@@ -93,7 +94,7 @@ class TFLiteSession(Session):
         self._make_interpreter = closed
 
     def _bucket(self, count: int) -> _Bucket:
-        """Return the bucket for `count` items; without padding, keep only the last size."""
+        """Return the bucket for `count` items; without padding, keep only the bucket of the last size."""
         size = bucket_for(count, self._buckets) if self._pads else count
         if size not in self._by_size:
             if not self._pads:
@@ -152,7 +153,8 @@ class _Bucket:
                 interpreter.resize_tensor_input(index, shape)
         interpreter.allocate_tensors()
         self._outputs = _indices(interpreter, "output", outputs)
-        # Input buffers for smaller batches. Items after the batch are zeros or from an earlier batch; they are cut off.
+        # Input buffers for smaller batches. Items after the batch are zeros or from an earlier batch; their answers are
+        # cut.
         self._padded = [np.zeros(shape, spec.dtype) for spec, shape in zip(inputs, shapes, strict=True)]
         self._set, self._invoke, self._get = interpreter.set_tensor, interpreter.invoke, interpreter.get_tensor
 
