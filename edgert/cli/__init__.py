@@ -13,7 +13,7 @@ from edgert.cli.command import LazyGroup, main_with_errors
 from edgert.cli.owner import act_as_owner
 from edgert.state_dir import StateDir, default_state_dir
 
-# name -> ("module:attribute", its line in --help; "" hides a command that only programs call)
+# name -> ("module:attribute", the command's line in --help; "" hides a command that only programs call)
 COMMANDS = {
     "serve": ("edgert.cli.serve:serve", "Run the daemon in the foreground."),
     "start": ("edgert.cli.start:start", "Run the daemon in the background and restart it when it dies."),
@@ -58,9 +58,9 @@ def edgertd(context: click.Context, state: Path | None) -> None:
       edgertd infer digits --input seven.npy
       edgertd rollback digits
     """
-    os.umask(0o077)  # files of a command or the daemon are private, unless code sets their mode
+    os.umask(0o077)  # files of commands and of the daemon are private, unless code sets their mode
     context.obj = StateDir((state or default_state_dir()).absolute())
-    act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # root may own the keys
+    act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # the owner of the keys may be root
 
 
 def main(argv: Sequence[str] | None = None) -> int:

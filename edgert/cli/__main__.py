@@ -1,4 +1,4 @@
-"""`python -m edgert.cli`: the same as `edgertd`, if the script is not on the path."""
+"""`python -m edgert.cli`: the same as `edgertd`, for use if the script is not on the path."""
 
 import sys
 

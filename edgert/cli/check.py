@@ -35,7 +35,7 @@ def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
 
     with under_claim(state, token):
         result = check_served(model, store_of(state, model), state, read_config(state))
-        with contextlib.suppress(EdgeRTError):  # if this fails, a trial counts these requests as those of apps
+        with contextlib.suppress(EdgeRTError):  # if this fails, a trial counts these requests as requests of apps
             ask(state.control_socket, {"op": "checked", "model": model, "samples": result["samples"]})
     text = (
         f"release {result['release']} of {model} answers correctly on {result['engine']}: "

@@ -1,4 +1,4 @@
-"""For `edgert` and `edgertd`: commands that are imported when called, and errors as exit codes.
+"""The base of `edgert` and `edgertd`: commands are imported when called, errors become exit codes.
 
 Exit codes: 0 done, 2 usage error, 130 interrupted, 141 for `| head`, else the `exit_code` of the error's class. An
 error is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
@@ -34,7 +34,7 @@ EXIT_NO_READER = 141  # a shell's exit code for a program that SIGPIPE ended
 
 
 class BrokenPipe(Exception):
-    """A BrokenPipeError of a command, also of a device's connection: click would end without a message."""
+    """Replaces a BrokenPipeError of a command or a connection: click would end without a message."""
 
 
 @contextlib.contextmanager
@@ -68,9 +68,9 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group whose commands are imported when they are called.
 
-    `commands_by_name` maps a name to ("module:attribute", its line in --help), so that --help imports no command, and
-    a broken command does not break the others. A command without a line is hidden. `extra` is the extra of edgert that
-    installs the packages of these commands.
+    `commands_by_name` maps a name to ("module:attribute", the command's line in --help). So --help imports no command,
+    and a broken command does not break the others. A command without a line is hidden. `extra` is the extra of edgert
+    that installs the packages of these commands.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LazyGroup(Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names from the table, because click's own method imports every command."""
+        """Complete names from `commands_by_name`, because click's own method imports every command."""
         from click.shell_completion import CompletionItem
 
         names = [
@@ -113,7 +113,7 @@ class LazyGroup(Group):
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Switch off the garbage collector during an import: it would search the new modules repeatedly."""
+    """Switch off the garbage collector during an import, because it would search new modules repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -131,7 +131,7 @@ def _nearest(word: str, names: list[str]) -> str:
 
 
 def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Run `command` with `argv` (None: the process's own) and return the exit code."""
+    """Run `command` with `argv` (None: the arguments of the process) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     stop_reporting()
@@ -171,7 +171,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         )
         return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
     finally:
-        if argv is None:  # the process ends; without this, Python first searches all objects for garbage
+        if argv is None:  # the process ends here; otherwise Python first searches all objects for garbage
             gc.freeze()
 
 
@@ -192,7 +192,7 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
 
 
 def _has_no_reader(stream: TextIO | None) -> bool:
-    """Return whether `stream` is a pipe or a socket whose other end is closed, as of `| head`."""
+    """Return whether `stream` is a pipe or a socket whose other end is closed, as with `| head`."""
     if stream is None:
         return False
     looked = select.poll()

@@ -34,7 +34,7 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     """
     from edgert.follow.follower import ChannelFollower, check_follows, open_registry, reporter
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # releases the claim
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then raises, which releases the claim
     state: StateDir = context.obj
     config = read_config(state)
     if soon:

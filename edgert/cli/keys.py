@@ -71,7 +71,7 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     if ring.keys and not staying and not force:
         raise TransitionRefused(f"{key} is the only trusted key: add another (edgert bootstrap --key), or use --force")
     with storing(f"cannot remove {key} from {state.keys}"):
-        # Root may run this, and another user may replace the folder by a link: O_NOFOLLOW refuses it.
+        # Root may run this, and another user may replace the folder by a link. O_NOFOLLOW refuses a link.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             for path in going:

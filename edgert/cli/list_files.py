@@ -16,7 +16,7 @@ from edgert.names import check_model_name
 from edgert.state_dir import StateDir
 from edgert.versions.install import held_files
 
-# The largest patch is this fraction (1/6) of the free memory: a patch needs the old file, the window and buffers.
+# The largest patch is 1/6 of the free memory, because a patch needs the old file, the window and buffers.
 MEMORY_SHARE = 6
 
 
@@ -43,7 +43,7 @@ def files_here(state: StateDir, model: str) -> dict[str, Any]:
     """Return the files in the model's slots, whether this device can read zstd, and the largest patch."""
     root = state.models / model
     files = [
-        # A name in a manifest does not include the slot's folder.
+        # A name in a manifest is relative to the slot's folder.
         {"path": os.fspath(Path(*path.relative_to(root).parts[1:])), "sha256": sha256, "bytes": path.stat().st_size}
         for sha256, path in held_files(state, model).items()
     ]

@@ -1,6 +1,6 @@
 """Commands of root act as the owner of the state folder, or of the folder of keys.
 
-The daemon may run as another user, who must be able to change the files of a command. In addition, root then never
+The daemon may run as another user, and must be able to change the files that a command writes. Also, root then never
 writes in a place where a less trusted user could have put a link.
 """
 
@@ -14,13 +14,13 @@ from edgert.state_dir import StateDir
 
 
 def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
-    """Become the owner of the state folder (of its keys) if root runs the command and does not own it."""
+    """Become the owner of the state folder (or of its keys) if root runs the command but does not own it."""
     if os.geteuid() != 0:
         return
     try:
         uid = state.keys.lstat().st_uid if of_keys else state.root.stat().st_uid
     except OSError:
-        return  # the command itself reports that it is missing
+        return  # the command itself reports that the folder is missing
     if uid == 0:
         return
     try:
@@ -33,5 +33,5 @@ def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
     try:
         os.stat(".")
-    except OSError:  # for example root's home; OpenVINO crashes in a folder that it cannot read
+    except OSError:  # the owner cannot read this folder, for example root's home; OpenVINO crashes in such a folder
         os.chdir("/")

@@ -28,11 +28,11 @@ def store_of(state: StateDir, model: str) -> SlotStore:
 def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     """Let the daemon serve the slots' live version; return its status of the model, None without a daemon.
 
-    Raises the error that prevents the daemon from serving it.
+    Raises the error that prevents the daemon from serving this version.
     """
     try:
         return ask(state.control_socket, {"op": "sync", "model": model}, SYNC_S_MAX)
-    except DaemonEnded:  # this version may have ended it
+    except DaemonEnded:  # this version may have ended the daemon
         raise
     except DaemonUnreachable:
         progress("no daemon runs: the next one serves this version; start it with edgertd start")

@@ -59,8 +59,8 @@ def start(state: StateDir, as_json: bool) -> None:
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
     """Start a monitor with its daemon; return both once the daemon answers.
 
-    Returns no process if a monitor already runs and its daemon was killed: that monitor starts the next daemon.
-    Raises DeviceError and StorageFailed.
+    If a monitor already runs and its daemon was killed, that monitor starts the next daemon: then no process is
+    returned. Raises DeviceError and StorageFailed.
     """
     monitor, told = None, None
     until = time.monotonic() + START_S_MAX

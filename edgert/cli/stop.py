@@ -79,7 +79,7 @@ def _end_monitor(state: StateDir) -> None:
 
 
 def _wait_for_the_end(pid: int) -> None:
-    """Raise BlockingIOError if the process `pid`, whose lock file cannot be opened, does not end in time."""
+    """Wait for the end of process `pid` if its lock file cannot be opened. Raises BlockingIOError if late."""
     until = time.monotonic() + STOP_S_MAX
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() >= until:

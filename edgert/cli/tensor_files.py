@@ -22,7 +22,7 @@ from edgert.protocol.arrays import FILE_STARTS
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
 
-# Other arrays in a file of samples, which only the build reads.
+# Further arrays in a file of samples, which only the build reads.
 BESIDE_INPUTS = ("labels", "slice", "boxes", "transcript", "recording")
 
 Arrays = dict[str, NDArray[Any]]
@@ -61,7 +61,7 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         with contextlib.suppress(InputError):
             return read_csv(source)
-        # NumPy's own message would tell about pickles and headers.
+        # Do not use NumPy's own message: it is about pickles and headers.
         raise InputError(f"{source} contains no arrays: {advice}") from error
 
 
@@ -81,13 +81,13 @@ def ask(client: Client, model: str, given: NDArray[Any] | Arrays) -> tuple[Array
 def write_outputs(path: Path, outputs: Arrays) -> None:
     """Write the outputs whole, as .npz. Raises StorageFailed."""
     with storing(f"cannot write {path}"), path.open("wb") as file:
-        np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub mistakes the names for its own option
+        np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub mistakes the names for an option of its own
 
 
 def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
     """Return the names of the classes in each output with classes, by the output's name.
 
-    The name of no class (-1) is "". Without `labels` the result is empty.
+    The name of class -1, no class, is "". Without `labels` the result is empty.
     """
     classes = {name: array for name, array in outputs.items() if name.endswith("_classes") and array.dtype == np.int64}
     if not labels or any((array >= len(labels)).any() for array in classes.values()):
@@ -97,7 +97,7 @@ def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
 
 
 def as_json(model: str, outputs: Arrays, names: Arrays, *, values: bool = True) -> dict[str, Any]:
-    """Return the output of --json, without `values` if a file has them; `names` is from `class_names`."""
+    """Return the output of --json, without `values` if they are in a file; `names` is from `class_names`."""
 
     def described(name: str, array: NDArray[Any]) -> dict[str, Any]:
         shape = {"shape": list(array.shape), "dtype": array.dtype.name}

@@ -20,7 +20,7 @@ from edgert.typed_json import FLAT, to_json
 
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-LEFT = ("MODEL", "STATE", "ENGINE")  # aligned left
+LEFT = ("MODEL", "STATE", "ENGINE")  # the columns that are aligned left
 COLUMNS = (
     ("MODEL", 14),
     ("STATE", 11),
@@ -78,7 +78,7 @@ def _watch(state: StateDir, interval_s: float, once: bool, as_json: bool) -> Non
 
 @dataclass(frozen=True)
 class ModelView:
-    """One model, and its rates in the last interval. In JSON the fields of `serving` are beside the rates."""
+    """One model and its rates in the last interval. JSON has the fields of `serving` next to the rates."""
 
     model: str
     serving: ServingStatus = field(metadata={FLAT: True})

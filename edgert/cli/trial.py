@@ -59,13 +59,14 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
     If the trial is over and no daemon runs, this function ends it.
     """
     model = store.folder.name
-    # Read the daemon first and the slots second. Otherwise an outcome between the two could look like no trial.
+    # Read the daemon first, then the slots. Otherwise, if the trial ends between the two, there would seem to be no
+    # trial.
     daemon_runs, watch = _measured(state, model)
     slots = store.read()
     live, rolled_back = slots.live, slots.rolled_back
     passed = (slots.limits is not None and slots.limits.passed) or (live is not None and live.good)
     if passed and daemon_runs and (watch is None or watch.phase is not TrialPhase.HELD):
-        watch = _measured(state, model)[1] or watch  # later figures than the first
+        watch = _measured(state, model)[1] or watch  # newer figures, if there are any
     if live is not None and digest in ("", live.digest):
         if not daemon_runs and slots.on_trial and store.expire_trial(unwatched=True):
             return trial_of(state, store, live.digest)
