@@ -37,10 +37,11 @@ LIMIT_NAMES = tuple(_KINDS)
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """The limits of a trial: `bounds` by name, and the time of the watch after the version loads.
+    """The limits of a trial: `bounds` by name, and the time of the watch.
 
-    When the limits have held for the whole watch, the device itself marks an `unattended` trial good. Else the host has
-    `confirm_s` to do so. `started` (the watch) and `passed` record the progress.
+    The watch starts when the version serves. When the limits have held for the whole watch, the device itself marks an
+    `unattended` trial good. Else the host has `confirm_s` to do so. `started` (the watch) and `passed` record the
+    progress.
     """
 
     bounds: dict[str, float]
