@@ -1,4 +1,4 @@
-"""The pauses between attempts of something that keeps failing."""
+"""The pauses between attempts of an action that fails repeatedly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
 
 
 class Backoff:
-    """Counts failures in a row. Each failure selects the next of `pauses_s`; the last one repeats.
+    """Counts failures in a row. Each failure selects the next of `pauses_s`; the last pause repeats.
 
     After an attempt that lasted longer than `stable_s`, earlier failures no longer count.
     """
@@ -35,7 +35,7 @@ class Backoff:
         self._started_s = self._clock()
 
     def failed(self) -> float:
-        """Note that the attempt failed; return the pause before the next one."""
+        """Note that the attempt failed; return the pause before the next attempt."""
         if self._clock() - self._started_s > self._stable_s:
             self.failures = 0
         self.failures += 1

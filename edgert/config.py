@@ -17,7 +17,7 @@ from edgert.state_dir import StateDir
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 
-UNIT = "edgertd.service"  # the unit with which systemd runs the daemon
+UNIT = "edgertd.service"  # the systemd unit that runs the daemon
 OBJECTIVES = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
@@ -56,7 +56,7 @@ class BrokerLogin(Closed):
 
     @property
     def login(self) -> dict[str, Any]:
-        """The fields of this class alone, by name."""
+        """The fields of this class, by name, without those of subclasses."""
         return {field.name: getattr(self, field.name) for field in fields(BrokerLogin)}
 
 
@@ -82,16 +82,16 @@ class MqttConfig(BrokerLogin):
 class ServingConfig(Closed):
     """`[serving]`.
 
-    With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches. With `threads` 0 a
+    With `batch_max` 0 the batcher learns its cap when the model is loaded; with 1 it never batches. With `threads` 0 a
     measurement chooses the number of engine threads for the `objective`: "latency" means the fastest answer,
-    "throughput" the most answers. `instances` is how many engine runs there are at once (0: chosen as well); if
-    threads cannot share an engine's session, each has its own weights.
+    "throughput" the most answers. `instances` is the number of parallel engine runs; with 0, it is also measured. If
+    threads cannot share an engine's session, each run has its own weights.
 
-    `run_s_max` is the longest engine run before the worker is killed. `worker_mb_max` limits one worker's memory,
-    `memory_mb` that of all workers; 0 is no limit. `strict` serves a version on its preferred artifact or not at all.
-    At most `sessions_max` sessions of a model keep up to `session_mb` together; one ends after `session_idle_s` seconds
-    without a request. `allow_uids` and `allow_gids` are the users and groups that may connect; if both are empty,
-    only the socket's mode decides.
+    If an engine run takes longer than `run_s_max`, the worker is killed. `worker_mb_max` limits the memory of one
+    worker, `memory_mb` the memory of all workers; 0 is no limit. With `strict`, a version is served on its preferred
+    artifact or not at all. At most `sessions_max` sessions of a model keep up to `session_mb` in total; a session ends
+    after `session_idle_s` seconds without a request. `allow_uids` and `allow_gids` are the users and groups that may
+    connect; if both are empty, only the socket's mode decides.
     """
 
     objective: str = "latency"
@@ -125,7 +125,8 @@ class ServingConfig(Closed):
 class HttpConfig(Closed):
     """`[http]`: the Open Inference Protocol over HTTP (docs/http.md), off without `listen`.
 
-    `timeout_s` is for requests without a time-out. `allow_remote` lets other machines connect, without authentication.
+    `timeout_s` applies to requests without a time-out. `allow_remote` lets other machines connect, without
+    authentication.
     """
 
     listen: str = ""
@@ -136,11 +137,11 @@ class HttpConfig(Closed):
 
 @dataclass(frozen=True)
 class AlarmConfig(Closed):
-    """`[alarms]`: limits above which a window raises an event (docs/telemetry.md); 0: no alarm.
+    """`[alarms]`: a window with a value above its limit raises an event (docs/telemetry.md); 0: no alarm.
 
     `p99_ms` 0 means twice a model's `p95_ms`, if it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
-    `error_share` is the share of requests that were refused or failed; `silent_s` is the time without a request, for a
-    model that had one before. `channel_stale_s` is the time without a valid answer of the registry that the device
+    `error_share` is the share of requests that were refused or failed. `silent_s` is the time since a model's last
+    request, if it had one. `channel_stale_s` is the time without a valid answer of the registry that the device
     follows; 0 turns this alarm off, except for an expired channel.
     """
 
@@ -160,12 +161,12 @@ class AlarmConfig(Closed):
 
 @dataclass(frozen=True)
 class ModelConfig(Closed):
-    """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded to make room.
+    """`[models.NAME]`. A pinned model loads when the daemon starts, and is never unloaded for others.
 
-    Every other setting is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near`
-    is the largest difference between two camera frames that get the same answer, as a share of the range of values.
-    `shadow` is the share of requests whose answer is compared with the FP32 reference's; below the agreement
-    `shadow_alarm` an event is reported.
+    Every other setting is off at 0 (docs/serving.md). `p95_ms` is the target of the latency tuner. `near` is the
+    largest difference between two camera frames that get the same answer, as a share of the range of values. `shadow`
+    is the share of requests whose answer is compared with the answer of the FP32 reference. If the agreement is below
+    `shadow_alarm`, the device reports an event.
     """
 
     pinned: bool = False
@@ -183,10 +184,10 @@ class ModelConfig(Closed):
 class FollowConfig(Closed):
     """`[follow]`: the channel that this device follows (docs/channels.md); off without `registry`.
 
-    `registry` is the repository, as oci://HOST/REPOSITORY. The device asks for the channel once in `interval_s`, and
-    fetches with at most `kbit_max` kbit/s (0: no limit) in the `window` of its local time, such as 22:00-05:00 ("": at
-    any time). `ca` is a file with the authority of the registry's certificate ("": the system's), `credentials` a file
-    with its login. `tags` are those that a channel may select devices by.
+    `registry` is the repository, as oci://HOST/REPOSITORY. The device reads the channel once in `interval_s`. It
+    fetches with at most `kbit_max` kbit/s (0: no limit), in the `window` of its local time, such as 22:00-05:00 ("": at
+    any time). `ca` is a file with the authority of the registry's certificate ("": the system's authorities),
+    `credentials` a file with the login at the registry. A channel may select devices by their `tags`.
     """
 
     registry: str = ""
@@ -241,14 +242,14 @@ class DeviceConfig(Closed):
 
 
 def _check_ranges(config: Any, names: Iterable[str], wanted: str, least: float = 0, most: float = math.inf) -> None:
-    """Raise ConfigInvalid, which names the `wanted` values, if a value is out of its range."""
+    """Raise ConfigInvalid if a value is out of its range; the message names the `wanted` values."""
     for name in names:
         if not least <= getattr(config, name) <= most:
             raise ConfigInvalid(f"{name} is {getattr(config, name)}; give {wanted}")
 
 
 def credential(name: str, configured: str) -> str:
-    """Return the path of the secret `name`: where systemd passed it, else the `configured` one."""
+    """Return the path of the secret `name`: the file that systemd passed, else the `configured` path."""
     passed = Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/nonexistent", name)
     return os.fspath(passed) if passed.exists() else configured
 
@@ -268,7 +269,7 @@ def read_config(state: StateDir) -> DeviceConfig:
 
 
 def check_is_device(state: StateDir) -> None:
-    """Raise ConfigInvalid if the folder has no `config.toml`, as after a typing error in its path."""
+    """Raise ConfigInvalid if the folder has no `config.toml`, for example because its path is mistyped."""
     if not state.config.is_file():
         read_config(state)
 

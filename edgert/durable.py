@@ -1,7 +1,8 @@
 """Files that processes share: replaced whole or not at all, and locked against each other.
 
-A durable change survives a power cut: write a new file beside the old, fsync, rename, fsync the folder. Modes do not
-depend on the umask. A lock needs only read access, so only its owner may read a lock file. Every wait has a limit.
+A durable change survives a power cut: write a new file beside the old file, fsync, rename, fsync the folder. Modes do
+not depend on the umask. Read access is enough to take a lock, so only the owner may read a lock file. Every wait has a
+limit.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = P
 def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a new file, which replaces `path` when the block ends without an error.
 
-    The new file is in the folder of `path` under a fixed name, so that the next writer reuses a rest after a power cut.
-    With `shared`, its name contains the process id: several processes may then write at once without a lock. Without
-    `durable`, a power cut may lose the change or damage the file. Raises OSError.
+    The new file is in the folder of `path` and has a fixed name. So after a power cut, the next writer reuses the file
+    that was left. With `shared`, the name contains the process id: several processes may then write at once without a
+    lock. Without `durable`, a power cut may lose the change or damage the file. Raises OSError.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))
@@ -93,13 +94,13 @@ def sha256_of(path: Path) -> str:
 
 
 def sync_file(file: BinaryIO) -> None:
-    """Write `file` through to the disk."""
+    """Make the content of `file` durable on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Write the names in the folder `path` (renames, creations) through to the disk."""
+    """Make the names in the folder `path` (renames, creations) durable on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -108,13 +109,13 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders(path: Path) -> None:
-    """Write the names in `path` and in every folder below it through to the disk."""
+    """Make the names in `path` and in every folder below it durable on the disk."""
     for parent, _, _ in os.walk(path):
         sync_folder(Path(parent))
 
 
 def make_private(folder: Path) -> None:
-    """Create `folder` and its missing parents, and let only its owner in. Raises OSError."""
+    """Create `folder` and its missing parents; only its owner may enter it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
     status = folder.stat()
     if stat.S_IMODE(status.st_mode) != PRIVATE_FOLDER and status.st_uid == os.geteuid():
@@ -130,7 +131,7 @@ def only_owner_writes(path: Path) -> None:
 
 
 def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
-    """Lock the file `path` against every other process and return it open; closing it unlocks it.
+    """Lock the file `path` against every other process, and return the open file. A close unlocks it.
 
     The file is created if it is missing. The kernel unlocks it when the process dies. Raises
     BlockingIOError if another holder keeps it for `wait_s`, and OSError.

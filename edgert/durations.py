@@ -6,7 +6,7 @@ import re
 
 from edgert.errors import ConfigInvalid
 
-TRIAL_S_MAX = 24 * 3600.0  # of any trial: of a model by a channel or a host, and of a runtime
+TRIAL_S_MAX = 24 * 3600.0  # the longest trial: of a model by a channel or a host, or of a runtime
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd])", re.ASCII)
 

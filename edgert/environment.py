@@ -1,7 +1,7 @@
-"""The Python environment of a runtime: commands that create, test and try one beside the one in use.
+"""The Python environment of a runtime: commands that create, test and try it beside the current one.
 
-`edgert bootstrap` runs them on a device over its transport; the follower of a channel runs them here. The layout of
-HOME is described in edgert_deploy/bootstrap/runtime.py.
+`edgert bootstrap` runs these commands on a device over its transport; the follower of a channel runs them on its own
+device. The layout of HOME is described in edgert_deploy/bootstrap/runtime.py.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from edgert.engines import system_package
 from edgert.errors import DeviceError, EngineMissing
 from edgert.typed_json import from_json
 
-RELEASE_NAME = "release"  # the file of an environment with the number of the release that a channel gave it
+RELEASE_NAME = "release"  # the file in an environment with the number of its release, if a channel installed it
 VENV_S_MAX = 300.0
 INSTALL_S_MAX = 1800.0
 ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
 SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
-INSTALLED_FACTOR = 1.2  # byte code and file system blocks in addition to the files; measured: 1.07
+INSTALLED_FACTOR = 1.2  # for byte code and file system blocks in addition to the files; measured: 1.07
 SPARE_BYTES = 32 * 1024**2  # the free space that must remain
 ID_LENGTH = 16
-CODE = Path(__file__).parent  # of edgert
+CODE = Path(__file__).parent  # the folder of edgert's code
 TAIL_CHARS = 800
 _NOEXEC = "failed to map segment from shared object"  # a message of glibc
 _PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
@@ -85,7 +85,7 @@ class Result:
     def complaint(self) -> str:
         """Return one line for a message: the command, its exit code, the end of its output."""
         output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
-        words = shlex.join(word for word in self.argv if "\n" not in word)  # scripts say nothing to a user
+        words = shlex.join(word for word in self.argv if "\n" not in word)  # omit scripts, which tell a user nothing
         return f"`{words[:200]}` exited with {self.exit_code}: {output or 'no output'}"
 
 
@@ -121,7 +121,7 @@ class Installed:
             return from_json(cls, venv)
 
     def base_for(self, python: str, engines: Iterable[str]) -> Installed:
-        """Return this environment if a copy of it can become one of `python` with `engines`, else none."""
+        """Return this environment if a copy can become an environment of `python` with `engines`, else none."""
         alike = (self.python, self.system_site) == (python, needs_system_site(engines))
         return self if self.id and self.wheels and alike else Installed()
 
@@ -130,9 +130,10 @@ class Installed:
 class Environment:
     """The environment to create: `id`, among the runtimes in `home`.
 
-    It is a copy of `base`, if there is one, with the changed wheels of `pins` (SHA-256 by file name) installed;
-    these are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its name in messages,
-    `python` the interpreter of a new environment. `.complete` also keeps the keys of `about`.
+    The environment is a copy of `base`, if there is one. The changed wheels of `pins` (SHA-256 by file name) are
+    installed into it from HOME/wheels. With `exactly` every engine must load, else at least one. `device` is the
+    device's name in messages, `python` the interpreter of a new environment. `.complete` also contains the keys of
+    `about`.
     """
 
     device: str
@@ -151,13 +152,13 @@ class Environment:
 
 
 def home_of(prefix: Path) -> Path | None:
-    """Return the folder of runtimes that `prefix` belongs to; None if bootstrap did not make it."""
+    """Return the folder of runtimes that `prefix` is in; None if bootstrap did not create it."""
     home = prefix.resolve().parent.parent
     return home if prefix.resolve().parent.name == "venvs" and (home / "runtime.sh").is_file() else None
 
 
 def trial_of(home: Path) -> str:
-    """Return the runtime that is on trial in HOME; "" if none is."""
+    """Return the runtime that is on trial in HOME; "" if no runtime is on trial."""
     try:
         lines = (home / "trial").read_text(errors="replace").splitlines()
     except OSError:
@@ -166,7 +167,7 @@ def trial_of(home: Path) -> str:
 
 
 class RuntimeResult(Enum):
-    """How far the last trial of a runtime is, or how it ended."""
+    """The progress or the result of the last trial of a runtime."""
 
     RUNNING = "running"
     KEPT = "kept"
@@ -175,7 +176,7 @@ class RuntimeResult(Enum):
 
 @dataclass(frozen=True)
 class RuntimeOutcome:
-    """What `runtime.sh` noted about the last trial in HOME; `result` is None before the first one."""
+    """The notes of `runtime.sh` about the last trial in HOME; `result` is None before the first trial."""
 
     result: RuntimeResult | None = None
     runtime: str = ""
@@ -191,7 +192,7 @@ class RuntimeOutcome:
 
 
 def release_in_use(prefix: Path | None = None) -> int | None:
-    """Return the release of the runtime of this process, or of `prefix`; None if it is not from a channel."""
+    """Return the release of this process's runtime, or of `prefix`; None if no channel installed it."""
     try:
         return int((prefix or Path(sys.prefix)).joinpath(RELEASE_NAME).read_text())
     except (OSError, ValueError):
@@ -199,9 +200,10 @@ def release_in_use(prefix: Path | None = None) -> int | None:
 
 
 def code_digest(folder: Path) -> str:
-    """Return the SHA-256 of the Python files in `folder`; the version number changes less often.
+    """Return the SHA-256 of the Python files in `folder`.
 
-    A checkout and an installed wheel of the same code give the same digest.
+    It identifies the code, because the version number changes less often. A checkout and an installed wheel of the same
+    code give the same digest.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -211,8 +213,8 @@ def code_digest(folder: Path) -> str:
 
 
 def changed_wheels(pins: Mapping[str, str], base_wheels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the wheels to install into a copy of an environment with `base_wheels` ({}: into a new one)."""
-    # The commands of edgert's own wheel contain the path of their environment.
+    """Return the wheels to install into a copy of an environment with `base_wheels` ({}: a new one)."""
+    # Edgert's own wheel is always installed again, because its commands contain the path of their environment.
     return tuple(name for name in pins if base_wheels.get(name) != pins[name] or package_of(name) == "edgert")
 
 
@@ -222,23 +224,23 @@ def package_of(wheel: str) -> str:
 
 
 def needs_system_site(engines: Iterable[str]) -> bool:
-    """Return whether the environment needs the system's packages: JetPack installs TensorRT there."""
+    """Return whether the environment needs the system's packages: JetPack installs TensorRT as one."""
     return any(map(system_package, engines))
 
 
 def install_hint(engine: str) -> str:
-    """Return how to install an SDK that pip does not bring, for the end of a message; "" for others."""
+    """Return the end of a message: how to install an SDK that pip does not bring; "" for other SDKs."""
     package = system_package(engine)
     return f"; its SDK comes with the system: apt-get install {package}" if package else ""
 
 
 def make_environment(run: Run, new: Environment) -> dict[str, str]:
-    """Create the environment, which nothing uses yet; return the reasons of engines that do not load.
+    """Create the environment, which is not in use yet; return the reasons of engines that do not load.
 
-    Raises EngineMissing if no engine loads (with `exactly`, if any does not), and DeviceError.
+    Raises EngineMissing if no engine loads, or with `exactly` if one does not load, and DeviceError.
     """
     if new.base.id:
-        # The copy has hard links, since pip replaces files and never changes them.
+        # The copy has hard links, because pip replaces files and never changes them.
         _must(run, new, ["sh", "-c", _COPY, "sh", f"{new.home}/venvs/{new.base.id}", new.folder], VENV_S_MAX)
         _remove_packages(run, new)
     else:
@@ -279,7 +281,7 @@ def trial_command(
     """
     script = 'rm -f "$1/outcome"; shift; '
     if manager == "monitor":
-        # This is the same as Restart=on-abnormal below: a restarted script rolls the runtime back.
+        # This has the same effect as Restart=on-abnormal below: a restarted script rolls the runtime back.
         script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
         script += '{ command -v setsid >/dev/null && set -- setsid "$@"; (trap "" HUP; exec "$@") </dev/null >/dev/null 2>&1 & }'
     else:
@@ -302,7 +304,7 @@ def _remove_packages(run: Run, new: Environment) -> None:
 
 
 def _make_venv(run: Run, new: Environment) -> None:
-    """Create an environment without pip: Debian's Python cannot install it there, so a wheel brings it."""
+    """Create an environment without pip. Debian's Python cannot install pip there, so a wheel brings it."""
     options = ["--system-site-packages"] if needs_system_site(new.engines) else []
     result = run([new.python, "-m", "venv", "--clear", "--without-pip", *options, new.folder], VENV_S_MAX)
     if result.ok:
@@ -317,7 +319,7 @@ def _make_venv(run: Run, new: Environment) -> None:
 
 
 def _pip_install(run: Run, new: Environment) -> None:
-    """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
+    """Install exactly these wheels: pip resolves no dependencies, and refuses other hashes."""
     wheels, changed = f"{new.home}/wheels", changed_wheels(new.pins, new.base.wheels)
     itself = next((name for name in changed if package_of(name) == "pip"), "")
     pip = [f"{wheels}/{itself}/pip"] if itself else ["-m", "pip"]
@@ -325,14 +327,14 @@ def _pip_install(run: Run, new: Environment) -> None:
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
     _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
-    # -I ignores the setting that a follower inherits from the daemon: write no byte code. If this command fails, the
+    # A follower inherits the setting "write no byte code" from the daemon; -I ignores it. If this command fails, the
     # environment works, but starts slowly.
     run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX)
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load, and the reasons of the others; each has a process, since it may crash."""
-    # This also writes the byte code of the engine's SDK. It uses no -I, as the SDK may be among this user's packages.
+    """Return the engines that load, and the reasons of the others. Each has a process: it may crash."""
+    # This also writes the byte code of the engine's SDK. It uses no -I, because the SDK may be in this user's packages.
     program = (
         "import sys; sys.dont_write_bytecode = False; "
         "from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"

@@ -15,7 +15,7 @@ class EdgeRTError(Exception):
     """Root of every error that EdgeRT raises on purpose.
 
     With `retryable`, the same call may succeed later; `retry_after_s` is the server's advice in seconds, or None.
-    A class states its differences from its parent: `class ModelNotFound(RequestError, code="...", wire_code=12)`.
+    A class states only its differences from its parent: `class ModelNotFound(RequestError, code="...", wire_code=12)`.
     """
 
     code = "internal"
@@ -58,7 +58,7 @@ class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code
 
 
 class SessionLost(RequestError, code="request.session_lost", wire_code=15):
-    """The daemon lost the memory of a session, so no request can continue it: start a new one."""
+    """The daemon lost the memory of a session, so no request can continue the session: start a new one."""
 
 
 class NotAllowed(RequestError, code="request.not_allowed", wire_code=14):
@@ -135,7 +135,7 @@ class ChannelTooOld(ChannelInvalid, code="channel.too_old"):
 
 
 class ChannelExpired(ChannelInvalid, code="channel.expired"):
-    """The statement's signed expiry is past, and the registry has no newer one."""
+    """The statement's signed expiry is past, and the registry has no newer statement."""
 
 
 class ChannelMismatch(ChannelInvalid, code="channel.mismatch"):
@@ -224,11 +224,11 @@ class RegistryError(EdgeRTError, code="registry.invalid", exit_code=6):
 
 
 class RegistryUnreachable(RegistryError, code="registry.unreachable", retryable=True):
-    """The registry is unreachable or overloaded, or its answer broke off; a retry may succeed."""
+    """The registry is unreachable or overloaded, or its answer was cut off; a retry may succeed."""
 
 
 class RegistryLoginRefused(RegistryError, code="registry.login_refused"):
-    """The registry refuses the login, or wants one and there is none."""
+    """The registry refuses the login, or requires a login and there is none."""
 
 
 class NotInRegistry(RegistryError, code="registry.not_found"):
@@ -236,7 +236,7 @@ class NotInRegistry(RegistryError, code="registry.not_found"):
 
 
 class RegistryCorrupt(RegistryError, code="registry.corrupt"):
-    """Bytes from the registry do not match their digest, or are more than announced."""
+    """Bytes from the registry do not match their digest, or there are more bytes than announced."""
 
 
 # --- the input of a host's command must change ----------------------------------------------
@@ -282,7 +282,7 @@ def by_code(code: str) -> type[EdgeRTError]:
 
 @dataclass(frozen=True)
 class ErrorText:
-    """An error as JSON states it. The code of another version, which has no class here, is kept."""
+    """An error in JSON. A code of another version, which has no class in this version, is kept."""
 
     code: str
     message: str
@@ -300,7 +300,7 @@ class ErrorText:
 
 
 def exit_code_of(errors: Iterable[EdgeRTError | ErrorText | None]) -> int:
-    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else that of the first."""
+    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else the first error's."""
     codes = [error.exit_code for error in errors if error is not None]
     return Interrupted.exit_code if Interrupted.exit_code in codes else next(iter(codes), 0)
 
@@ -312,6 +312,6 @@ def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:
     return classes
 
 
-# On the wire, a class that inherits its parent's wire_code becomes its parent.
+# On the wire, a class that inherits the wire_code of its parent becomes its parent.
 _CLASSES: list[type[EdgeRTError]] = [EdgeRTError, *_descendants(EdgeRTError)]
 _BY_WIRE_CODE = {cls.wire_code: cls for cls in _CLASSES if "wire_code" in vars(cls)}

@@ -1,7 +1,7 @@
 """Packages that `pip install edgert` alone does not install, and the extra of edgert that does.
 
-Code imports them when it first needs them. The commands turn every failed import of one into an error with the
-line that installs it.
+Code imports these packages when it first needs them. If an import fails, the commands report an error with the command
+that installs the package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 
 from edgert.errors import ConfigInvalid, EngineMissing
 
-# top-level module -> the extras that install it, the usual one first
+# top-level module -> the extras that install it, the usual extra first
 EXTRAS = {
     "ai_edge_litert": ("host",),
     "fabric": ("host",),
@@ -43,7 +43,8 @@ EXTRAS = {
 def missing_package(error: Exception, extra: str = "") -> ConfigInvalid | None:
     """Return the error for a package that is not installed.
 
-    Returns None for other errors, and for modules that no extra installs. If several extras do, it prefers `extra`.
+    Returns None for other errors, and for modules that no extra installs. If several extras install the module, the
+    function prefers `extra`.
     """
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extras = EXTRAS.get(module)

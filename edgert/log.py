@@ -1,7 +1,7 @@
 """The daemon's log: lines on stderr, which a service manager or `edgertd start` keeps.
 
-Text of a client or a bundle in a message can neither start a line nor control a terminal.
-Several processes share one file. If the disk is full, the line is lost and the process continues.
+Text of a client or a bundle in a message can neither start a new line nor control a terminal. Several processes write
+to one file. If the disk is full, the line is lost and the process continues.
 """
 
 from __future__ import annotations

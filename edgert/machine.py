@@ -1,6 +1,6 @@
 """Facts about this machine and its user: temperature, memory, load, disk, clock, home. Linux.
 
-This module only reads files. A fact that cannot be read is None: a virtual machine has no thermometer.
+This module only reads files. A fact that cannot be read is None; for example, a virtual machine has no thermometer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
 
 
 def in_home(path: str, advice: str) -> Path:
-    """Return `path`, which starts with ~/, in full. Raises ConfigInvalid, with `advice`, without a home."""
+    """Return the full path of `path`, which starts with ~/. Raises ConfigInvalid with `advice` if no home."""
     expanded = Path(os.path.expanduser(path))
     if expanded.is_absolute():
         return expanded
@@ -46,14 +46,14 @@ def in_home(path: str, advice: str) -> Path:
 
 
 def rss_bytes(process: int | str = "self") -> int | None:
-    """Return the resident memory of this process, or of the one with an id."""
+    """Return the resident memory of this process, or of the process with the given id."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return None
 
 
 def return_free_memory() -> None:
-    """Return freed memory to the system: the C library keeps 24 MB after the load of a model of 14 MB."""
+    """Return freed memory to the system: after the load of a 14 MB model, the C library keeps 24 MB."""
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -99,7 +99,7 @@ def disk_free_bytes(path: Path) -> int | None:
 def clock_synced() -> bool | None:
     """Return whether the kernel's clock follows a time source; None if this is unknown.
 
-    A sandboxed service may not query the kernel (systemd's ProtectClock); then a file of systemd-timesyncd shows it.
+    A sandboxed service may not query the kernel (systemd's ProtectClock). Then a file of systemd-timesyncd is read.
     """
     state = -1
     with contextlib.suppress(OSError, AttributeError):

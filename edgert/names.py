@@ -1,4 +1,4 @@
-"""Rules for ids that become levels of MQTT topics, labels of exporters and file names."""
+"""Rules for ids that are used as levels of MQTT topics, labels of exporters and file names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from edgert.errors import ConfigInvalid
 ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # the names of models, devices and groups
-RUNTIME = "edgert.runtime"  # the runtime's name in the model field of a channel and of telemetry; no model has a dot
+RUNTIME = "edgert.runtime"  # the runtime in the model field of a channel and of telemetry; model names have no dot
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
-# The same two rules, for messages.
+# The same two rules as text, for messages.
 NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"
 CHANNEL_NAME_RULE = "use one of a-z, then at most 39 of a-z 0-9 -"
 
 
 def check_model_name(name: str) -> None:
-    """Raise ConfigInvalid if no model can be called `name`."""
+    """Raise ConfigInvalid if `name` cannot be the name of a model."""
     if not NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is not a model name: {NAME_RULE}")
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 CHARS_MAX = 1_000_000
 ERROR_CHARS_MAX = 300
-# Format characters that reorder or hide text; those that shape letters (joiners) stay.
+# Format characters that reorder or hide text. Joiners, which shape letters, are allowed.
 _HIDDEN = frozenset("\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff")
 _REPLACEMENT = "\ufffd"
 
 
 def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -> str:
-    """Return at most `chars_max` characters of `text`, without those that control a terminal.
+    """Return at most `chars_max` characters of `text`, without characters that control a terminal.
 
     Escapes, other control characters, bidirectional overrides and lone surrogates become U+FFFD; line breaks and tabs
     stay if `newlines` allows them.
@@ -43,7 +43,7 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """Return the type of an error that other people's code raised, and its message on one line."""
+    """Return the type of an error from third-party code, and its message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_CHARS_MAX]}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class RateLimit:
-    """Slows a transfer down to `bytes_per_s` (0: no limit). Unused time does not raise the speed later."""
+    """Limits a transfer to `bytes_per_s` (0: no limit). Unused time does not raise the rate later."""
 
     def __init__(
         self,
@@ -18,7 +18,7 @@ class RateLimit:
         self._bytes_per_s, self._clock, self._sleep, self._free_at_s = bytes_per_s, clock, sleep, 0.0
 
     def passed(self, size_bytes: int) -> None:
-        """Wait until the transfer may go on after `size_bytes`."""
+        """Wait until the transfer may continue after `size_bytes`."""
         if self._bytes_per_s:
             now_s = self._clock()
             self._free_at_s = max(now_s, self._free_at_s) + size_bytes / self._bytes_per_s

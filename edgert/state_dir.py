@@ -2,17 +2,13 @@
 
 STATE/config.toml            the device's name, profile and broker (edgert.config)
 STATE/keys/*.pem             public keys of trusted signers of bundles
-STATE/revoked_keys.json      keys that no longer count (edgert.versions.trust)
-STATE/latest_time.json       the latest time that is certain (edgert.versions.latest_time)
-STATE/claims/                deployments in progress (edgert.versions.claims)
-STATE/models/<model>/        slots (edgert.versions.slot_store)
-STATE/incoming/              bundles and deltas that are being received
-STATE/cache/                 files that engines compiled; you may remove them at any time
-STATE/learned/               measurements of loaded models; you may remove them at any time
-STATE/follow/                the record of the channel's follower (edgert.follow.record)
-STATE/spool/telemetry.db     reports that the broker has not acknowledged
-STATE/control.sock           the daemon's socket for commands
-STATE/edgertd.log, .pid      log and process id of a daemon that the monitor runs
+STATE/revoked_keys.json keys that are no longer trusted (edgert.versions.trust) STATE/latest_time.json the latest time
+that is certain (edgert.versions.latest_time) STATE/claims/ deployments in progress (edgert.versions.claims)
+STATE/models/<model>/ slots (edgert.versions.slot_store) STATE/incoming/ bundles and deltas that are being received
+STATE/cache/ files that engines compiled; you may remove them at any time STATE/learned/ measurements of loaded models;
+you may remove them at any time STATE/follow/ the record of the channel's follower (edgert.follow.record)
+STATE/spool/telemetry.db reports that the broker has not acknowledged STATE/control.sock the daemon's socket for
+commands STATE/edgertd.log, .pid log and process id of a daemon that the monitor runs
 """
 
 from __future__ import annotations
@@ -54,15 +50,15 @@ class StateDir:
         return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
     def find(self, socket: Path) -> Path:
-        """Return the path where `socket` is: in memory if the storage is read-only."""
+        """Return the path of `socket`. It is in memory if the storage is read-only."""
         try:
             instead = self.volatile(socket.name)
             return instead if _belongs(instead.parent, self.root) and instead.exists() else socket
-        except OSError:  # the path does not exist, or this user may not see it
+        except OSError:  # the path does not exist, or this user has no access to it
             return socket
 
     def place(self, name: str) -> Path:
-        """Return the path at which the daemon creates its file `name`: in memory if the storage is read-only."""
+        """Return the path for the daemon's new file `name`. It is in memory if the storage is read-only."""
         instead = self.volatile(name)
         if not self.read_only:
             if _belongs(instead.parent, self.root):
@@ -71,7 +67,7 @@ class StateDir:
         instead.parent.mkdir(exist_ok=True)
         if not _belongs(instead.parent, self.root):
             raise PermissionError(errno.EPERM, "the folder belongs to another user", os.fspath(instead.parent))
-        instead.parent.chmod(0o755)  # apps of other users reach the socket
+        instead.parent.chmod(0o755)  # apps of other users must reach the socket
         return instead
 
     def volatile(self, name: str) -> Path:
@@ -86,9 +82,9 @@ class StateDir:
         return folder / f"{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}-{name}"
 
     def make(self) -> None:
-        """Create the folders that a daemon writes into, and keep other users out of them. Raises OSError.
+        """Create the folders that a daemon writes into. Other users may not enter them. Raises OSError.
 
-        Other users may still enter the state folder itself, because it contains the apps' socket.
+        Other users may enter the state folder itself, because it contains the apps' socket.
         """
         for folder in (self.models, self.incoming, self.cache, self.learned, self.spool.parent):
             make_private(folder)
@@ -97,7 +93,7 @@ class StateDir:
                 only_owner_writes(folder)
 
     def socket(self, configured: str) -> Path:
-        """Return the socket for apps: the `configured` one, else `STATE/edgert.sock`."""
+        """Return the path of the apps' socket: the `configured` path, else `STATE/edgert.sock`."""
         path = Path(configured) if configured else self.find(self.root / "edgert.sock")
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigInvalid(

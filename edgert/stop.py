@@ -14,7 +14,7 @@ STOP_S_MAX = 1.8
 
 
 class Stop:
-    """A request to stop, which is final. From then on, `select` reports it as readable."""
+    """A request to stop, which is final. Once it is set, `select` reports it as readable."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -35,9 +35,9 @@ class Stop:
 def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     """Return a `Stop` that SIGTERM, SIGINT or the end of standard input sets.
 
-    The supervisor holds the other end of that input. A thread waits for these events, because a name look-up may
+    The supervisor holds the other end of standard input. A thread waits for these events, because a name lookup may
     delay a signal handler in the main thread for many seconds. The wakeup pipe has no such delay. The process always
-    ends `stop_s_max` later.
+    ends at most `stop_s_max` later.
     """
     stop, stdin = Stop(), sys.stdin.fileno()
     signals, wakeup = os.pipe()
@@ -45,7 +45,7 @@ def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     signal.set_wakeup_fd(wakeup)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # If the input is a terminal or a file, it is not the supervisor that started this process.
+    # If the input is a terminal or a file, the supervisor did not start this process.
     watched = [signals, stdin] if stat.S_ISFIFO(os.fstat(stdin).st_mode) else [signals]
 
     def wait() -> None:
@@ -54,7 +54,7 @@ def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
                 break
         stop.set()
         time.sleep(stop_s_max)
-        os._exit(0)  # an abrupt end loses nothing: the spool holds every report that was not acknowledged
+        os._exit(0)  # an abrupt end loses nothing, because the spool has every report that was not acknowledged
 
     threading.Thread(target=wait, name="stop", daemon=True).start()
     return stop

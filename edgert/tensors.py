@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Open Inference Protocol name -> NumPy name. BYTES tensors (a JPEG, say) travel as UINT8.
+# Open Inference Protocol name -> NumPy name. BYTES tensors, such as a JPEG, are sent as UINT8.
 NUMPY_NAMES = {
     "BOOL": "bool",
     "UINT8": "uint8",
@@ -75,12 +75,12 @@ class TensorSpec:
 
     @property
     def may_be_scores(self) -> bool:
-        """Whether it may hold class scores: [N, C] of floats, or of a quantized model's integers."""
+        """Whether the tensor may hold class scores: [N, C] of floats, or of a quantized model's integers."""
         return len(self.shape) == 2 and (self.datatype.startswith("FP") or self.datatype in ("INT8", "UINT8", "INT16"))
 
     @property
     def ranks_classes(self) -> bool:
-        """Whether it may hold the scores of several classes, of which one is the highest."""
+        """Whether the tensor may hold scores of several classes, of which one is the highest."""
         return self.may_be_scores and self.shape[1] >= 2
 
     def as_json(self) -> dict[str, Any]:
@@ -125,8 +125,9 @@ def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
 class StageTimes(NamedTuple):
     """Microseconds that one request spent in each stage of the daemon, in serving order.
 
-    The frame header and spans derive from this list; spans add `encode`, as its time is known only after the answer.
-    `engine_us` is the time of the whole batch that the request was part of; `queue_us` is the wait for it.
+    The frame header and spans derive from this list. Spans add `encode`, because its time is known only after the
+    answer. `engine_us` is the time of the whole batch that the request was part of; `queue_us` is the wait for this
+    batch.
     """
 
     decode_us: int = 0
@@ -142,7 +143,7 @@ class StageTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class InferResponse:
-    """The answer: arrays by output name, the version that computed it, and the time of each stage.
+    """The answer: arrays by output name, the version that computed them, and the time of each stage.
 
     `batch` is the number of items in the engine run that computed this answer; 0 for a cache hit.
     """

@@ -52,7 +52,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def from_table(cls: type[T], table: Any, where: str) -> T:
-    """Return the dataclass `cls` made of a table; `where` names it in errors. Raises ConfigInvalid."""
+    """Return a table as dataclass `cls`; `where` names the table in errors. Raises ConfigInvalid."""
     if not isinstance(table, dict):
         raise ConfigInvalid(f"{where} must be a table, got {table!r}")
     try:
@@ -63,7 +63,7 @@ def from_table(cls: type[T], table: Any, where: str) -> T:
 
 @contextmanager
 def about(where: object) -> Iterator[None]:
-    """Put `where` before the message of a ConfigInvalid or a BundleError, as a ConfigInvalid."""
+    """Replace a ConfigInvalid or a BundleError by a ConfigInvalid with `where` before the message."""
     try:
         yield
     except (ConfigInvalid, BundleError) as error:

@@ -1,8 +1,8 @@
 """Dataclasses to JSON values and back. Each value is checked against the type of its field.
 
 The sender is another process or another machine, so its values are not trusted. Texts, lists and numbers have limits,
-and the types of the fields limit the depth. A key without a field is ignored, because a newer sender may add keys;
-for a `Closed` dataclass it is an error.
+and the types of the fields limit the depth. A key without a field is ignored, because a newer sender may add keys. For
+a `Closed` dataclass, such a key is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from edgert.errors import EdgeRTError
 TEXT_LENGTH_MAX = 64 * 1024
 ENTRIES_MAX = 100_000  # entries of a list or an object; a model may have as many labels
 INTEGER_MAX = 2**63 - 1
-# The metadata of a field that holds a dataclass or None, whose own fields are beside the others in JSON.
+# The metadata of a field that holds a dataclass or None. In JSON, the fields of this dataclass are on the level of the
+# outer fields.
 FLAT = "flat"
 # In the metadata of a field: JSON has no key for it while it is None.
 OMITTED = "omitted"
@@ -40,7 +41,7 @@ class UnknownKey(Mistyped):
 
 
 class Closed:
-    """A dataclass whose keys are all known: a person wrote it, or an ignored key would change a result."""
+    """A dataclass that allows no unknown keys: people write it, or an ignored key would change a result."""
 
 
 def to_json(value: Any) -> Any:
@@ -63,13 +64,13 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], value: Any) -> T:
-    """Return the dataclass `cls` made of JSON values. Raises Mistyped."""
+    """Return a dataclass `cls` with the given JSON values. Raises Mistyped."""
     instance: T = _dataclass(cls, value, "")
     return instance
 
 
 def read_json(cls: type[T], path: Path) -> T | None:
-    """Return the dataclass `cls` that the file `path` holds as JSON; None if it is missing or damaged."""
+    """Return the dataclass `cls` in the JSON file `path`; None if the file is missing or damaged."""
     try:
         return from_json(cls, json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError
@@ -141,7 +142,8 @@ def _fields(cls: Any) -> dict[str, tuple[Reader, bool, Any]]:
 def _has(kind: Any, entries: Mapping[str, Any], own: Container[str]) -> bool:
     """Return whether `entries` has a value for a required field of the optional dataclass `kind`.
 
-    `own` are the fields of the dataclass that holds it: one of the same name has its value in any case.
+    `own` are the fields of the outer dataclass. A field with a name in `own` does not count, because its value belongs
+    to the outer dataclass anyway.
     """
     (cls,) = (each for each in get_args(kind) if each is not type(None))
     return any(required and name in entries and name not in own for name, (_, required, _) in _fields(cls).items())
@@ -199,7 +201,7 @@ def _field_text(where: str) -> str:
 
 
 def _excerpt(value: Any) -> str:
-    """Return a scalar as text, and the type of anything else: it may be large or deep."""
+    """Return a scalar as text. For other values, which may be large or deep, return the type."""
     if isinstance(value, str):
         return repr(value[:80])
     if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) <= INTEGER_MAX):

@@ -2,7 +2,7 @@
 
 Observed: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft and contains the address
 mobile.events.data.microsoft.com; importing openvino 2026.4 leaves an analytics client id in ~/intel; NNCF sends its
-call arguments. Each can be switched off only before its import.
+call arguments. Each SDK's telemetry can be switched off only before the SDK is imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ import sys
 def stop_reporting() -> None:
     """Switch off the telemetry of SDKs that are imported later, here and in child processes."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    os.environ["NNCF_CI"] = "1"  # NNCF then replaces its telemetry by a stub
-    # None makes its import fail, which OpenVINO and NNCF treat as "not installed".
+    os.environ["NNCF_CI"] = "1"  # with this, NNCF replaces its telemetry by a stub
+    # None makes the import of this module fail, which OpenVINO and NNCF treat as "not installed".
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # typeshed knows no None here
