@@ -1,8 +1,8 @@
 """The error tree: one root, a stable code on each class, grouped by who must act.
 
-A message gives the value, the limit and the next step. `code` is part of the public contract (scripts and other
-languages match on it), `exit_code` is the command line's exit status, and `wire_code` is the number on the local socket
-(see docs/protocol.md).
+A message gives the value, the limit and the next step. `code` is part of the public contract, because scripts and other
+languages match on it. `exit_code` is the exit status of the command. `wire_code` is the number on the local socket (see
+docs/protocol.md).
 """
 
 from __future__ import annotations

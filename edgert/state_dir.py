@@ -2,13 +2,17 @@
 
 STATE/config.toml            the device's name, profile and broker (edgert.config)
 STATE/keys/*.pem             public keys of trusted signers of bundles
-STATE/revoked_keys.json keys that are no longer trusted (edgert.versions.trust) STATE/latest_time.json the latest time
-that is certain (edgert.versions.latest_time) STATE/claims/ deployments in progress (edgert.versions.claims)
-STATE/models/<model>/ slots (edgert.versions.slot_store) STATE/incoming/ bundles and deltas that are being received
-STATE/cache/ files that engines compiled; you may remove them at any time STATE/learned/ measurements of loaded models;
-you may remove them at any time STATE/follow/ the record of the channel's follower (edgert.follow.record)
-STATE/spool/telemetry.db reports that the broker has not acknowledged STATE/control.sock the daemon's socket for
-commands STATE/edgertd.log, .pid log and process id of a daemon that the monitor runs
+STATE/revoked_keys.json      keys that are no longer trusted (edgert.versions.trust)
+STATE/latest_time.json       the latest time that is certain (edgert.versions.latest_time)
+STATE/claims/                deployments in progress (edgert.versions.claims)
+STATE/models/<model>/        slots (edgert.versions.slot_store)
+STATE/incoming/              bundles and deltas that are being received
+STATE/cache/                 files that engines compiled; you may remove them at any time
+STATE/learned/               measurements of loaded models; you may remove them at any time
+STATE/follow/                the record of the channel's follower (edgert.follow.record)
+STATE/spool/telemetry.db     reports that the broker has not acknowledged
+STATE/control.sock           the daemon's socket for commands
+STATE/edgertd.log, .pid      log and process id of a daemon that the monitor runs
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Switches the SDKs' own telemetry off: EdgeRT does not report to its vendors' clouds.
 
-Observed: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft and contains the address
-mobile.events.data.microsoft.com; importing openvino 2026.4 leaves an analytics client id in ~/intel; NNCF sends its
+Observed: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft, and contains the address
+mobile.events.data.microsoft.com. An import of openvino 2026.4 writes an analytics client id to ~/intel. NNCF sends its
 call arguments. Each SDK's telemetry can be switched off only before the SDK is imported.
 """
 

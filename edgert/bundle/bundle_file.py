@@ -166,7 +166,7 @@ def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> 
 
 
 def _header(name: str, size: int) -> bytes:
-    """Return the one USTAR header that a regular file of this name and size may have."""
+    """Return the only USTAR header that is allowed for a regular file of this name and size."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o644, 0
     return info.tobuf(tarfile.USTAR_FORMAT)

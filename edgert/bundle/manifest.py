@@ -56,8 +56,8 @@ class ArtifactEntry:
     """One engine's form of the model.
 
     `entry` is the file that the engine opens, `files` are all its files. `golden_outputs` has one file per output.
-    `golden_atol` has one limit per output, in the output's unit: the largest absolute difference between a device's
-    answers to the golden inputs and the golden outputs.
+    `golden_atol` has one limit per output, in the output's unit. It is the largest absolute difference between the
+    golden outputs and a device's answers to the golden inputs.
     """
 
     id: str

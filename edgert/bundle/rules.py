@@ -89,9 +89,9 @@ class Smooth(Closed):
 class Classify(Closed):
     """The rule that classifies. The output `output` holds class scores along its last axis.
 
-    Answers contain the best `top_k`, with their `labels`. An answer contains a class if the class's score is at least
-    its `threshold` (one number, or one for each class; empty: always) and above the scores of the classes whose labels
-    are in `none`. An answer without any class has class -1.
+    Answers contain the best `top_k`, with their `labels`. A class is in an answer if its score is at least its
+    `threshold` and above the scores of the classes whose labels are in `none`. `threshold` is one number, or one for
+    each class; if it is empty, every score is enough. An answer without any class has class -1.
     """
 
     output: str

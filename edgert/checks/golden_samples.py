@@ -22,8 +22,8 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     """Yield the golden inputs, one sample at a time, each in its own length.
 
     Samples come one at a time, because some models have a fixed batch of one. With `as_sent`, the inputs are those that
-    an app sends: the windows of a signal instead of their features, a text instead of its tokens, and no state, because
-    the state is zero here.
+    an app sends: the windows of a signal instead of their features, and a text instead of its tokens. They contain no
+    state, because the state is zero here.
     """
     manifest, padder = version.manifest, _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]

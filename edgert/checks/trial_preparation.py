@@ -38,7 +38,7 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
 
 
 def other_inputs_or_answers(before: Manifest, after: Manifest) -> str:
-    """Return a difference of two versions that changes their tensors for one request; "" if there is none.
+    """Return a difference that gives two versions different tensors for a request; "" if there is none.
 
     The earlier version gets the tensors of the version on trial, so both must compute tensors in the same way.
     """

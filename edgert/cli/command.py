@@ -124,7 +124,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def _nearest(word: str, names: list[str]) -> str:
-    """Return the name that starts with `word`, else the one with the most similar spelling; "" for none."""
+    """Return the name that starts with `word`, else the name with the most similar spelling; "" for none."""
     from difflib import get_close_matches  # imported here, because a start of the daemon does not need it
 
     return next(iter([name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)), "")

@@ -11,7 +11,7 @@ from edgert.durations import duration_s, duration_text
 from edgert.errors import ConfigInvalid
 
 
-class Quantity(click.ParamType):  # type: ignore[type-arg] # generic only in new versions of click
+class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic only in new versions of click
     """A number with a unit. A default may be a plain number."""
 
     def __init__(

@@ -5,10 +5,10 @@ the frame buffer. It copies the tensors of an answer at once, because the next b
 runs. So a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle
 connection moves, the connection closes when the daemon sends MOVED, not at the next request.
 
-Measured on one core with the daemon, medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB: this client
-71 / 138 / 637; bare loops without its checks and time-outs over BufferedProtocol 70 / 144 / 1,125, over
-`loop.sock_recv_into` 104 / 172 / 714, over streams 104 (55 in another run) / 143 / 1,220; the blocking client on a
-socket 44 / 94 / 496. With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
+These are medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB, measured on one core with the daemon. This client
+takes 71 / 138 / 637. Bare loops without its checks and time-outs take 70 / 144 / 1,125 over BufferedProtocol, 104 / 172
+/ 714 over `loop.sock_recv_into`, and 104 (55 in another run) / 143 / 1,220 over streams. The blocking client on a
+socket takes 44 / 94 / 496. With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
 """
 
 from __future__ import annotations

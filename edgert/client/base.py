@@ -25,7 +25,7 @@ class SessionOptions(TypedDict, total=False):
 
 
 class CallOptions(SessionOptions, total=False):
-    """The options of `infer`: those of a session, and whether caches may answer."""
+    """The options of `infer`: the options of a session, and whether caches may answer."""
 
     cache: bool
 

@@ -1,7 +1,7 @@
 """One connection of a client, without its socket: bytes to send, and the meaning of received frames.
 
-Both clients only move bytes: they send what `hello` and `request` return, receive into `frames`, and give each frame to
-`received`, which returns the answer or the error to raise.
+Both clients only move bytes. They send the bytes that `hello` and `request` return, receive into `frames`, and pass
+each frame to `received`. It returns the answer or the error to raise.
 """
 
 from __future__ import annotations

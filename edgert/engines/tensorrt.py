@@ -269,7 +269,7 @@ def _log(tensorrt: Any) -> Any:
 def _monitor(tensorrt: Any, progress: Progress) -> Any:
     """Return a monitor with a progress line for each tenth of the steps of the build's outer phases."""
 
-    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc] # this class is also Any
+    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]  # this class is also Any
         def __init__(self) -> None:
             tensorrt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}

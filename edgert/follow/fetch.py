@@ -102,7 +102,7 @@ def _held_manifest(path: Path, entry: Entry, trusted: tuple[PublicKey, ...]) -> 
         with open_delivery(path, trusted, lambda _: {}) as opened:
             if isinstance(opened, Delta) and hashlib.sha256(opened.envelope.raw).hexdigest() == entry.envelope:
                 return _checked(opened.manifest, opened.digest, entry)
-    except BundleError:  # there is no delivery, or one of another release
+    except BundleError:  # there is no delivery, or the delivery is of another release
         pass
     return None
 

@@ -5,8 +5,8 @@ path as its name, as `oras` and `skopeo` expect. Releases share equal files. A c
 signed statement. Manifests are not trusted. A device checks the statement's signature. The statement has the digest of
 the envelope, and the envelope has the digest of each file. So a device does not read the manifest of a release.
 
-    MODEL-RELEASE a release; edgert.runtime-RELEASE a release of the runtime, with a layer for each wheel channel.NAME
-    the newest statement of a channel; no model's name contains a dot
+    MODEL-RELEASE    a release; edgert.runtime-RELEASE a release of the runtime, with a layer for each wheel
+    channel.NAME     the newest statement of a channel; no model's name contains a dot
 
 https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md#guidelines-for-artifact-usage
 """

@@ -4,7 +4,7 @@ A broker may limit the size of a message. A broker with MQTT 5 may state its lim
 connection, and would end the next connection at the same message. So a message is held back if several connections in a
 row end at it soon after their start. After the second such end, messages are sent one at a time, to find the right
 message. A held-back message stays in the spool. It is sent again when the device connects a day later, or after the
-device's next start, because a broker that failed for other reasons may then accept it.
+device's next start. A broker that failed for other reasons may then accept the message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MQTT topics and flat-JSON payloads: the device builds them, subscribers parse them.
 
-docs/telemetry.md is the contract. Payloads are flat (no arrays, no objects), booleans are 0 or 1, and every id contains
+docs/telemetry.md is the contract. Payloads are flat (no arrays, no objects), and booleans are 0 or 1. Every id contains
 a letter, because exporters turn `1.10` into the number 1.1.
 """
 

@@ -128,8 +128,8 @@ class Connection:
     """A connection to one broker, opened and lost any number of times. One thread uses it.
 
     `pump` calls `on_message(topic, payload, retained)` and `on_acknowledged(message_id, refused_because)`, whose second
-    argument is None for a success. With `session_s`, the broker keeps the session for that time while this client is
-    away; then only `acknowledge` acknowledges messages. A session needs a `client_id`.
+    argument is None for a success. With `session_s`, the broker keeps a session for that time while this client is
+    away. Then only `acknowledge` acknowledges messages. A session needs a `client_id`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
 Once per window it appends `metrics` and `hist`. Between these times it sleeps, so an idle device does not wake up
-without need. If the spool fails, the messages of a window are lost, but no request fails: the reporter logs this once,
+without need. If the spool fails, the messages of a window are lost, but no request fails. The reporter logs this once,
 and tries again with the next window.
 """
 

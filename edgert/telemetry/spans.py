@@ -35,8 +35,8 @@ class Totals:
     `requests` counts every outcome. Latency counters cover the requests answered `ok`; `within_ms[i]` is the exact
     number that took at most SLO_BOUNDS_MS[i]. `executed` counts the requests that an engine run answered, `gone` the
     requests whose client left before its answer. `stage_sum_us` is the time of answered requests in each stage,
-    `hit_cache_sum_us` the part of the cache stage for hits, `failed_sum_us` the time of the other requests until their
-    refusal.
+    `hit_cache_sum_us` the part of the cache stage for hits. `failed_sum_us` is the time of the other requests until
+    their refusal.
     """
 
     requests: int = 0

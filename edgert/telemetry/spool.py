@@ -107,8 +107,8 @@ class Spool:
     def append(self, stream: str, topic: str, fields: Fields, qos: int, kind: str) -> int:
         """Store one message and return its `seq`: 1, 2, 3 ... in each `stream`.
 
-        `fields` returns the fields to send for that `seq`. A message that alone exceeds the limits, or that is less
-        important than all waiting ones in a full spool, is dropped and counted as lost.
+        `fields` returns the fields to send for that `seq`. Some messages are dropped and counted as lost: a message
+        that alone exceeds the limits, and, in a full spool, a message that is less important than all waiting messages.
         """
         assert kind in IMPORTANCE, kind
 

@@ -11,9 +11,9 @@ after long pauses.
 With a memory budget, a model loads when the first client requests it, and is unloaded when another model needs the
 memory.
 
-Most events end in `sync`, which may be called at any time. Other parts act at their own times: `restarts` (the next
-restart), `trial` and `slot_writer` (changes to repeat because the slots are busy), and in `edgert/daemon/workers`
-`worker_set` (the processes) and `watchdog`. All methods run on the supervisor's thread.
+Most events end in `sync`, which may be called at any time. Some parts act at their own times: `restarts` (the next
+restart), `trial`, and `slot_writer` (changes to repeat because the slots are busy). Two more are in
+`edgert/daemon/workers`: `worker_set` (the processes) and `watchdog`. All methods run on the supervisor's thread.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from edgert.versions.slots import CUT_OFF, SlotState, Version
 class Trial:
     """The trial of one model. All methods run on the supervisor's thread.
 
-    `roll_back` ends the trial of a version (version, reason, fields of the event). If a trial's time passes, `Trial`
-    ends the trial and calls `rolled_back` with the same arguments, or `sync` if a command has ended the trial. `report`
-    reports an event.
+    `roll_back` ends the trial of a version (version, reason, fields of the event). When a trial's time has passed,
+    `Trial` ends the trial and calls `rolled_back` with the same arguments. If a command has already ended the trial, it
+    calls `sync` instead. `report` reports an event.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The workers of one model: the one that serves, the one that loads, and those that end."""
+"""The workers of one model: the worker that serves, the worker that loads, and workers that end."""
 
 from __future__ import annotations
 

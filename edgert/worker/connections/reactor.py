@@ -4,7 +4,7 @@ With few clients, a thread for each connection is fastest. With many clients of 
 microseconds, switching the interpreter between threads takes several times as long as the engine. So a worker with many
 connections moves them to the reactor. `RunLimits` selects one of its two forms:
 
-- Requests share runs of the engine: one thread reads every connection that has sent something, runs all these requests
+- Requests share runs of the engine. One thread reads every connection that has sent something, runs all these requests
   at once (up to the batcher's cap), and answers them. If there are too few requests for a shared run to be faster, the
   thread runs and answers each by itself.
 - Each request has its own run. There is one thread for each parallel run; the threads take the requests in order of
@@ -12,7 +12,7 @@ connections moves them to the reactor. `RunLimits` selects one of its two forms:
   thread answers the request just after the run.
 
 While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
-that time counts as its arrival: the error is at most half a turn, and zero on average.
+that time counts as its arrival. The error is at most half a turn, and zero on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
 the others are silent. It also moves when its client stops inside a frame, does not read an answer, breaks the protocol,

@@ -1,7 +1,7 @@
 """The sessions of a worker: their limits, and the memory of each between its requests.
 
-A session belongs to one connection and ends with it. The largest possible size of its memory is reserved before its
-first request, so the limits also apply to a client that opens sessions and never uses them.
+A session belongs to one connection and ends with it. The worker reserves the largest possible size of its memory before
+its first request. So the limits also apply to a client that opens sessions and never uses them.
 """
 
 from __future__ import annotations

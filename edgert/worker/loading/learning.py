@@ -8,8 +8,8 @@ LEARN_MB_MAX is not tried, because its activations would stay in memory while th
 of their largest batch, so a session that grew by more than KEPT_MB_MAX is opened again.
 
 If threads may share the engine's session, a model that gains little from batches gets several runs at once. While one
-run waits for its client or its slowest thread, another works. The reactor may get a session of its own, of one thread:
-if it may serve the model, and runs of one thread answer more requests than runs of several.
+run waits for its client or its slowest thread, another works. The reactor gets a session of its own, of one thread, if
+two conditions hold: it may serve the model, and runs of one thread answer more requests than runs of several.
 
 Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the figures so far
 decide. The result is kept in the device's state, so the next load measures nothing. It is valid for the same artifact,

@@ -6,9 +6,9 @@ This batch also contains the other waiting requests, up to the cap. So batching 
 request waits for a batch to fill. If a model leaves an axis of its items open, only requests of one shape share a
 batch.
 
-There is one exception. After a batch of several requests, their clients will soon send the next ones. The next leader
-waits for them (it lingers) for at most a tenth of the last run's time, and only while fewer requests wait than the last
-batch had.
+There is one exception. After a batch of several requests, their clients will soon send the next ones. So the next
+leader lingers: it waits for them for at most a tenth of the last run's time, and only while fewer requests wait than
+the last batch had.
 
 There are two priorities. High requests go first. After BYPASS_MAX batches before a low request, the oldest low request
 leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A busy

@@ -35,4 +35,4 @@ def list_(selector: str, inventory: Inventory, as_json: bool) -> None:
     text = columns(rows) if devices else f"{inventory.path} has no devices: edgert device add"
     emit({"devices": [d.as_json() for d in devices], "inventory": str(inventory.path)}, text, as_json)
     if devices:
-        say("", "next: edgert status shows what they serve; edgert bootstrap NAME sets one up")
+        say("", "next: edgert status shows their live models; edgert bootstrap NAME sets up a device")

@@ -184,8 +184,8 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
         ]
     if metric.is_similarity:
         return [
-            "similarity only: the gate knows how similar the answers are to FP32's, but not the right answers; "
-            "give `labels` in the hold-out, or your own --metric module:function"
+            "similarity only: the hold-out has no labels, so the gate only compares the answers with FP32's. "
+            "Give `labels` in the hold-out, or your own --metric module:function"
         ]
     return []
 

@@ -246,13 +246,13 @@ def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | O
     builder = builder_for(engine)
     if (operators := classical_operators(source.proto)) and not builder.takes_any_onnx:
         return OperatorUnsupported(
-            f"{engine} has no {', '.join(operators)} (ai.onnx.ml), which only onnxruntime computes: "
-            "build it for targets that take onnxruntime"
+            f"{engine} does not support {', '.join(operators)} (ai.onnx.ml): only onnxruntime does. "
+            "Build the model for targets with onnxruntime"
         )
     if not takes_operators(source, engine):
         return OperatorUnsupported(
-            f"{engine} computes no FP64, in which the model is kept: its answers change in FP32, or a classical converter wrote it. "
-            "Export it with inputs and weights in FP32, or build it for targets that take onnxruntime"
+            f"{engine} does not support FP64, and the model stays in FP64: its answers change in FP32, or a classical "
+            "converter wrote it. Export it with inputs and weights in FP32, or build it for targets with onnxruntime"
         )
     if source.kind not in builder.source_kinds:
         return ConfigInvalid(

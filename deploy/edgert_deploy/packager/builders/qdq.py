@@ -122,7 +122,7 @@ def vendor_tool(failure: str, advice: str) -> Iterator[None]:
 def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
     """Return the message about a model whose If, Loop or Scan `nodes` prevent INT8."""
     return (
-        f"{source.path.name} cannot be quantized: {', '.join(nodes[:3])} runs by the data, and {why}. "
+        f"{source.path.name} cannot be quantized: {', '.join(nodes[:3])} depends on the data, and {why}. "
         "Build it with --precision auto, which takes FP16 or FP32, or export the model without it"
     )
 

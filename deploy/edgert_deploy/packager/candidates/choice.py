@@ -325,6 +325,6 @@ def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Tim
         elif not other.is_worth_it:
             reasons.append(f"{kind} has only {share_text(other.artifact.int8_share)} of the work in INT8")
         elif own is not None and timing is not None and not timing.error:
-            reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, it {own.p50_ms:.4f} ms")
+            reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, {candidate.artifact.kind.upper()} {own.p50_ms:.4f} ms")
     reason = "; ".join(reasons) or "INT8 could not be built"
     return f"{engine} gets {candidate.artifact.kind.upper()}, not INT8: {reason}"

@@ -83,15 +83,15 @@ class Search:
             )
         if self.budget_spent:
             return (
-                f"the budget was spent after {attempts} sets of the {counted(layers, 'layer')}, none of which passed in {engine}; "
-                "the same build, run again, continues there; --budget BUILDS allows more at once"
+                f"the budget ended the search: none of {attempts} sets of the {counted(layers, 'layer')} passed in {engine}. "
+                "Repeat the build to continue, or give a larger --budget"
             )
         if not attempts:
-            return f"{engine} INT8 does not pass, and nothing would be in INT8 with its most harmful layer in float"
+            return f"{engine} INT8 does not pass, and with its most harmful layer in float, no layer would be in INT8"
         most = max((attempt.count for attempt in self.attempts), default=0)
         if any(attempt.passed for attempt in self.attempts):
             return (
-                f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that it is not worth it"
+                f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that INT8 gains little"
             )
         return f"{engine} INT8 does not pass with up to {most} of {counted(layers, 'layer')} in float either"
 

@@ -51,7 +51,7 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
     classes = _by_folder(folder, files, class_names)
     if classes is None and (others := [folder / name for name in OTHER_TABLES if (folder / name).exists()]):
         raise CalibrationInvalid(
-            f"{others[0]} is not read, and no other labels are there: write {path}, a line `file,label` for each file "
+            f"EdgeRT does not read {others[0]}, and the folder has no other labels: write {path}, a line `file,label` for each file "
             "(a copy, if its columns are file_name,label), or remove it"
         )
     return {} if classes is None else {LABELS: classes}

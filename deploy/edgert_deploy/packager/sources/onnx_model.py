@@ -78,7 +78,9 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     except SourceInvalid as error:
         if not replaced:
             raise
-        raise SourceInvalid(f"{error.message}. Some layer may take no other length: {'; '.join(replaced)}") from error
+        raise SourceInvalid(
+            f"{error.message}. A layer may not accept the lengths that --input gave: {'; '.join(replaced)}"
+        ) from error
 
 
 def _examined(
@@ -177,7 +179,7 @@ def _in_single_precision(
     remarks = narrow_double(single)
     specs = tuple(replace(spec, datatype="FP32") if spec.datatype == "FP64" else spec for spec in inputs)
     if not _answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):
-        return inputs, ("the model computes in FP64 and answers otherwise in FP32: only onnxruntime takes it",)
+        return inputs, ("the model stays in FP64, because its answers differ in FP32: only onnxruntime supports it",)
     proto.CopyFrom(single)
     return specs, remarks
 

@@ -97,8 +97,8 @@ def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the
             "look for an axis or a tensor that is far too large",
             "time": f"{task} took more than {limits.time_s} s of processor time, the limit for its size: "
             "look for a loop that does not end, or an axis that is far too long",
-            "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, most of which it only waited: "
-            "this machine is overloaded, try again when it has less to do",
+            "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, because it mostly waited "
+            "for a processor: this machine is overloaded, try again when it is less busy",
             "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or it has something that "
             "this version of the tool cannot handle: export the model again, in another way if that does not help, or try "
             "another version of the tool",

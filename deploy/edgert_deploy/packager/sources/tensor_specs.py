@@ -36,11 +36,11 @@ def check_value(name: str, dtype: str) -> None:
         )
     if dtype == "text":
         raise SourceInvalid(
-            f"input {name!r} is text; EdgeRT carries numbers: encode categories as numbers before the model, and tokens of "
+            f"input {name!r} is text; EdgeRT supports only numbers: encode categories as numbers before the model, and tokens of "
             "text as docs/text.md describes"
         )
     if dtype not in DATATYPES:
-        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT supports {', '.join(DATATYPES)}")
 
 
 def check_run_size(spec: TensorSpec, shape: list[int]) -> None:
@@ -65,11 +65,11 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     """Return the spec of an output, from its shapes for one and (if the batch is open) two samples."""
     if datatype == "object":
         raise SourceInvalid(
-            f"output {name!r} is text; EdgeRT carries numbers: train the model on the numbers of the classes, and give "
+            f"output {name!r} is text; EdgeRT supports only numbers: train the model on the numbers of the classes, and give "
             "their names with --labels"
         )
     if datatype not in DATATYPES:
-        raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
+        raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT supports {', '.join(DATATYPES)}")
     first, last = shapes[0], shapes[-1]
     if 0 in first[1:]:
         raise SourceInvalid(

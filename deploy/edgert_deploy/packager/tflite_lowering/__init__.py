@@ -69,7 +69,7 @@ def _lower_node(lowering: Lowering, node: Node) -> list[str]:
     try:
         if op is None:
             raise Uncovered(
-                "it runs by the data, and TFLite has no such operator: build it for targets that take onnxruntime or openvino"
+                "it depends on the data, and TFLite has no such operator: build it for targets with onnxruntime or openvino"
                 if node.op_type in CONTROL_FLOW
                 else "TFLite has no such operator, and EdgeRT does not compose it of others"
             )

@@ -259,7 +259,7 @@ def test_labels_in_a_table_that_is_not_read_are_not_missed_in_silence(tmp_path: 
     source = SourceModel(Path("m"), None, "", 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), SOURCE.outputs)
     (tmp_path / "a.png").write_bytes(encoded(photo(9, 9, 1), "PNG"))
     (tmp_path / table).write_text("file_name,label\na.png,0\n")
-    with pytest.raises(CalibrationInvalid, match=rf"{table} is not read, .* write .*labels\.csv"):
+    with pytest.raises(CalibrationInvalid, match=rf"EdgeRT does not read .*{table}, .* write .*labels\.csv"):
         load_samples(tmp_path, source, rule, at_least=1)
     (tmp_path / table).rename(tmp_path / "labels.csv")
     found = load_samples(tmp_path, source, rule, at_least=1).labels

@@ -78,7 +78,9 @@ def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
     if name and lowering.shape(name).dims != (0,):
         return [float(s) for s in lowering.value(name, "the scales")]
     if (policy := node.attributes.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
-        raise Uncovered(f"policy {policy!r} is not covered; export the model with the sizes that it comes to")
+        raise Uncovered(
+            f"keep_aspect_ratio_policy {policy!r} is not supported; export the model with the resulting sizes"
+        )
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
     return [after[axis] / before[axis] for axis in axes]
 

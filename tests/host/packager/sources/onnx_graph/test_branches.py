@@ -110,7 +110,7 @@ def test_tflite_takes_a_known_branch_and_refuses_another_by_its_node(tmp_path: P
     assert builders.build("tflite", source, samples, "fp32", tmp_path / "known").kind == "fp32"
     other = load_source(models.write(model("values"), tmp_path / "other.onnx"))
     with pytest.raises(
-        OperatorUnsupported, match=r"If \(node 'choice'\): it runs by the data.*onnxruntime or openvino"
+        OperatorUnsupported, match=r"If \(node 'choice'\): it depends on the data.*onnxruntime or openvino"
     ):
         builders.build("tflite", other, samples, "fp32", tmp_path / "other")
 
@@ -180,7 +180,7 @@ def test_int8_never_bears_its_name_where_the_work_is_inside(
 def test_tflite_refuses_it_and_names_the_engines_that_take_it(stays: tuple[str, SourceModel], tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     kind, source = stays
-    with pytest.raises(OperatorUnsupported, match=rf"{kind} \(node '.*runs by the data.*onnxruntime or openvino"):
+    with pytest.raises(OperatorUnsupported, match=rf"{kind} \(node '.*depends on the data.*onnxruntime or openvino"):
         builders.build("tflite", source, inputs_of(source), "fp32", tmp_path / "out")
 
 

@@ -76,8 +76,10 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
     proto = in_double("b = Add (x, large)  y = Sub (b, large)", {"large": 1e12}, "double[N,4] x) => (double[N,4] y")
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert source.inputs[0].datatype == "FP64"
-    assert source.remarks == ("the model computes in FP64 and answers otherwise in FP32: only onnxruntime takes it",)
-    with pytest.raises(OperatorUnsupported, match="openvino computes no FP64, in which the model is kept"):
+    assert source.remarks == (
+        "the model stays in FP64, because its answers differ in FP32: only onnxruntime supports it",
+    )
+    with pytest.raises(OperatorUnsupported, match="openvino does not support FP64, and the model stays in FP64"):
         check_source(source, "openvino", "intel-nuc")
     assert first_engine(source, ["openvino", "onnxruntime"]) == "onnxruntime"
     samples = CalibrationSet({"x": models.random(24, 4).astype(np.float64)}, None)
