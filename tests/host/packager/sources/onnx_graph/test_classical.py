@@ -131,7 +131,7 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     assert "nothing to quantize" in warning
     left_out = {each.engine: each.reason for choice in result.choices for each in choice.left_out}
     assert set(left_out) == {"openvino", "tflite"}
-    assert "openvino has no TreeEnsembleClassifier" in left_out["openvino"]
+    assert "openvino does not support TreeEnsembleClassifier" in left_out["openvino"]
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32",)
         packed = bundle.read_file(bundle.manifest.artifacts[0].entry, 10**6)
@@ -145,7 +145,7 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
 def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_key: SigningKey, tmp_path: Path) -> None:
     path = models.write(classical.tree(), tmp_path / "tree.onnx")
     for engine in ("tflite", "openvino", "tensorrt"):
-        with pytest.raises(OperatorUnsupported, match=f"{engine} has no TreeEnsembleClassifier.*only onnxruntime"):
+        with pytest.raises(OperatorUnsupported, match=f"{engine} does not support TreeEnsembleClassifier.*only onnxruntime"):
             pack(asked(path, profile("one", engine)), signing_key, tmp_path / "b.edgert")
     request = asked(path, profile("one"))
     for precision in ("int8", "fp16"):
