@@ -77,9 +77,10 @@ class History:
 
     def curves(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
         """Return percentiles and heat-maps of the models that fit `where`, the busiest first."""
+        step_min = self._step_min(span, where)
 
         def asked() -> dict[str, Any]:
-            question, now_ms = self._stepped(span, where)
+            question, now_ms = self._stepped(span, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             answers = self._query.answer(question, now_ms)
             unsynced = self._query.unsynced(question, now_ms)
@@ -90,11 +91,11 @@ class History:
                 "unsynced_count": len(unsynced),
             }
 
-        return self._fresh(("curves", span, *sorted(where.items())), fresh_s(self._step_min(span, where)), asked)
+        return self._fresh(("curves", span, *sorted(where.items())), fresh_s(step_min), asked)
 
     def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the data of `curves` as rows by step, model and version."""
-        question, now_ms = self._stepped(span, where)
+        question, now_ms = self._stepped(span, where, self._step_min(span, where))
         with self._turn:
             answers = self._query.answer(question, now_ms)
         return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
@@ -116,9 +117,10 @@ class History:
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
         """Return the stages of the busiest models, step by step and of each version."""
+        step_min = self._step_min(span, where)
 
         def asked() -> dict[str, Any]:
-            question, now_ms = self._stepped(span, where)
+            question, now_ms = self._stepped(span, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             steps = (question.until_ms - question.since_ms) // step_ms
             models: dict[str, list[Answer]] = {}
@@ -172,10 +174,9 @@ class History:
         events, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)
         return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
-    def _stepped(self, span: Span, where: Mapping[str, str]) -> tuple[Question, int]:
-        """Return the query for curves, and the present time."""
+    def _stepped(self, span: Span, where: Mapping[str, str], step_min: int) -> tuple[Question, int]:
+        """Return the query for curves with steps of `step_min` or longer ones, and the present time."""
         now_ms = self._wall_ms()
-        step_min = self._step_min(span, where)
         if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
             rows = self._query.groups_reporting(where, now_ms) * span.minutes
             step_min = HOUR_MIN if rows > self._rows_max else step_min
@@ -198,6 +199,7 @@ class History:
         return first * hour_ms, end * hour_ms
 
     def _fresh(self, key: object, fresh_s: float, ask: Callable[[], T]) -> T:
+        """Return the kept answer for `key`, or that of `ask`, which must not call this method: it holds a permit."""
         with self._lock:
             entry = self._kept.setdefault(key, _Kept())
             while len(self._kept) > KEPT_MAX:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pytest
@@ -10,8 +12,10 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.retention import Retention
 from edgert_deploy.fleet.store.store import Store
+from edgert_deploy.fleet.ui import history
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.span import Span
+from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, record
 
 
@@ -60,4 +64,24 @@ def test_an_incident_of_last_week_is_drawn_by_the_minute_while_minutes_are_kept(
     store.close()
     coarse = History(query, lambda: hour_ms + week_ms).curves(incident, {})
     assert (coarse["step_ms"], coarse["models"][0]["answered"]) == (60 * MINUTE_MS, 50)
+    query.close()
+
+
+def test_no_question_waits_for_a_permit_that_it_holds(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "ASKED_AT_ONCE_MAX", 1)
+    record(store_url, Pi("pi-1").window(NOW_MS, [1.0, 2.0]))
+    span, query = Span.parse({"window": "1h"}), FleetQuery(store_url)
+    questions: list[Callable[[History], object]] = [
+        lambda page: page.stages(span, {}),
+        lambda page: page.curves(span, {}),
+        lambda page: page.rows(span, {}),
+        lambda page: page.breakdown(span, "version", {}, 1),
+        lambda page: page.events(span, {}),
+        lambda page: page.channels(None),
+    ]
+    for question in questions:
+        thread = threading.Thread(target=question, args=(History(query, lambda: NOW_MS),), daemon=True)
+        thread.start()
+        thread.join(WAIT_S_MAX)
+        assert not thread.is_alive()
     query.close()

@@ -145,7 +145,9 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
 def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_key: SigningKey, tmp_path: Path) -> None:
     path = models.write(classical.tree(), tmp_path / "tree.onnx")
     for engine in ("tflite", "openvino", "tensorrt"):
-        with pytest.raises(OperatorUnsupported, match=f"{engine} does not support TreeEnsembleClassifier.*only onnxruntime"):
+        with pytest.raises(
+            OperatorUnsupported, match=f"{engine} does not support TreeEnsembleClassifier.*only onnxruntime"
+        ):
             pack(asked(path, profile("one", engine)), signing_key, tmp_path / "b.edgert")
     request = asked(path, profile("one"))
     for precision in ("int8", "fp16"):
