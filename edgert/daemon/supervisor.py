@@ -78,7 +78,7 @@ class Supervisor:
         self._budget = MemoryBudget(limit_mb, sizes, self._services, clock, lambda: self._starter.forks)
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
-        self._control_server = ControlServer(self._selector, self._obey, clock)
+        self._control_server = ControlServer(self._selector, self._handle_request, clock)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
@@ -302,7 +302,7 @@ class Supervisor:
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _obey(self, control: ControlClient, request: dict[str, Any]) -> None:
+    def _handle_request(self, control: ControlClient, request: dict[str, Any]) -> None:
         op = request["op"]
         if op == "status":
             self._status_rounds.begin(control)

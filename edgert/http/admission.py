@@ -88,7 +88,7 @@ class Admission:
             while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
                     raise busy(
-                        f"requests of {self._taken_bytes} bytes are in progress, and there is no memory for more: try again"
+                        f"requests of {self._taken_bytes} bytes are in progress, and there is no memory for more"
                     )
             self._taken_bytes += size_bytes
             place.taken_bytes += size_bytes
@@ -125,7 +125,10 @@ class Admission:
 
 
 def busy(reason: str) -> HttpError:
-    """Return the answer for a lack of places or memory. It closes the connection, which frees its place."""
+    """Return the answer for a lack of places or memory: `reason`, and the advice to try again.
+
+    It closes the connection, which frees its place.
+    """
     return HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again", retry_after_s=1.0, closes=True)
 
 

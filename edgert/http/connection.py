@@ -97,7 +97,7 @@ class HttpConnection:
                 )
             silent = count < 0 or not self._parser.requests  # blank lines are not a request
             if place.must_end and not silent and count <= 0:
-                raise busy("other clients need this connection, or the server stops: try again")
+                raise busy("other clients need this connection, or the server stops")
             if not count or (silent and (place.must_end or now_s - began_s > idle_s_max)):
                 return None
             if count > 0:
@@ -180,7 +180,7 @@ class HttpConnection:
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
         if self._place.must_end:  # the server then answers only a completely received request
-            raise busy("other clients need this connection, or the server stops: try again")
+            raise busy("other clients need this connection, or the server stops")
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
         now_s = self._clock()

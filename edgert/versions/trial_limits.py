@@ -19,7 +19,7 @@ WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, i
 REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples fill up to this number
 COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
 COMPARED_FEW = 300  # fewer answers hardly distinguish similar versions (docs/deploying.md)
-LOOKS_TO_BREAK = 3  # a limit that is broken so often in a row ends the watch; a single outlier does not
+BROKEN_CHECKS_MAX = 3  # a limit that is broken so often in a row ends the watch; a single outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
 

@@ -20,6 +20,7 @@ import socket
 import sys
 
 from edgert.engines import ENGINES, engine_by_name
+from edgert.errors import DeviceError
 from edgert.worker import worker
 from edgert.worker_link import link
 
@@ -56,8 +57,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
             return
     except OSError as error:  # too little memory or too many processes; without `started`, no version counts as faulty
         with contextlib.suppress(OSError):
-            message = f"no worker can be started: {error.strerror}"
-            link.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})
+            link.send(worker_end, link.failed(DeviceError(f"no worker can be started: {error.strerror}")))
         worker_end.close()
         return
     end.close()

@@ -25,7 +25,7 @@ from edgert.checks import golden_samples as golden
 from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import LoadedStatus, WorkerFigures
 from edgert.config import DeviceConfig, read_config
-from edgert.errors import EdgeRTError, Moved, ShuttingDown
+from edgert.errors import EdgeRTError, EngineFailed, Moved, ShuttingDown
 from edgert.log import log
 from edgert.machine import prefer_for_oom
 from edgert.protocol import wire
@@ -97,11 +97,10 @@ def _serve(end: socket.socket) -> int:
         model = load_model(version, state, config, lambda line: link.send(end, {"op": "progress", "line": line[:500]}))
         worker = Worker(order, state, config, _watched(model, page))
     except EdgeRTError as error:
-        link.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
+        link.send(end, link.failed(error))
         return 1
     except Exception as error:  # noqa: BLE001  # any failure of an engine or the disk must reach `edgertd status`
-        message = f"{type(error).__name__} while loading: {error}"
-        link.send(end, {"op": "failed", "code": "device.engine_failed", "exit_code": 7, "message": message[:2000]})
+        link.send(end, link.failed(EngineFailed(f"{type(error).__name__} while loading: {error}")))
         return 1
     worker.start(end)
     worker.attend(end)
@@ -188,12 +187,12 @@ class Worker:
                 _send(end, {"op": "stats", "id": message["id"], **status})
             elif message["op"] == "figures":
                 _send(end, {"op": "figures", **self._trial_figures()})
-            elif message["op"] == "ask_golden":
+            elif message["op"] == "send_golden":
                 try:
-                    threading.Thread(target=self._ask_golden, args=(end, message), daemon=True).start()
+                    threading.Thread(target=self._send_golden, args=(end, message), daemon=True).start()
                 except RuntimeError as error:  # no more threads: a limit that was not measured counts as broken
-                    log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error}")
-                    _send(end, {"op": "asked_golden", "count": 0})
+                    log(f"{self._model.version.manifest.model}: cannot send the golden samples: {error}")
+                    _send(end, {"op": "golden_sent", "count": 0})
             elif message["op"] == "stop":
                 if message["final"]:
                     self._send_away("the daemon is stopping")
@@ -228,7 +227,7 @@ class Worker:
             "agreed": 0 if previous is None else previous.agreed,
         }
 
-    def _ask_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
+    def _send_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
         if self._previous is not None:  # only requests of apps are compared with the previous version
             self._previous.stop_sampling()
         before = self._probes.snapshot().totals.requests
@@ -236,13 +235,13 @@ class Worker:
             with GoldenClient(self._model.version, self._state, self._config) as client:
                 count = client.ask_many(int(message["count"]), float(message["for_s"]))
         except EdgeRTError as error:  # no samples: a limit that was not measured counts as broken
-            log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error.message}")
+            log(f"{self._model.version.manifest.model}: cannot send the golden samples: {error.message}")
             count = 0
         # A request is recorded a moment after its answer was sent. The figures that follow must contain all requests.
         until = time.monotonic() + RECORDED_S_MAX
         while self._probes.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(RECORDED_POLL_S)
-        _send(end, {"op": "asked_golden", "count": count})
+        _send(end, {"op": "golden_sent", "count": count})
 
     def _loaded(self) -> LoadedStatus:
         model = self._model

@@ -21,6 +21,7 @@ from edgert.protocol.sharing import descriptors_in
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
+ERROR_CHARS_MAX = 2000
 REPEATED_BYTES_MAX = 128  # up to this size, messages often repeat, such as messages that pass a connection on
 _encoded = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
 _repeated = lru_cache(64)(json.loads)
@@ -35,6 +36,11 @@ class _Kept(threading.local):
 
 
 _kept = _Kept()
+
+
+def failed(error: EdgeRTError) -> dict[str, Any]:
+    """Return the message with which a worker reports why it does not load."""
+    return {"op": "failed", "code": error.code, "message": error.message[:ERROR_CHARS_MAX]}
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -99,7 +99,7 @@ class FleetListener:
         return False
 
     def _report(self, topic: Topic, report: Report, now: float) -> str:
-        if not isinstance(report, HistMessage):  # which takes nothing that it did not check
+        if not isinstance(report, HistMessage):  # HistMessage checks its own fields
             contract.check(topic.kind, report.fields)
         self._limit.check(topic.site, topic.device, stream_of(topic, report), now)
         if isinstance(report, HistMessage):

@@ -1,7 +1,7 @@
 """Packed histograms, as the store keeps them: (index, count) records, merged in bulk by addition.
 
-A window's counts fit 32 bits; a merged row may hold an hour of a whole fleet and has 64. Little-endian on every
-machine, so that another machine can read a store.
+A window's counts fit 32 bits; a merged row may hold an hour of a whole fleet and has 64. The records
+are little-endian on every machine, so any machine can read a store.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Dense:
 def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
     """Return the filled cells of packed stage times, all different, and their counts.
 
-    A window's are as its report packs them (edgert.telemetry.stages). Merged rows have the same records, but all first
-    bytes of the records come first, then all second ones: zlib packs that in two thirds of the bytes, and faster.
+    A window keeps the form of its report (edgert.telemetry.stages). A merged row stores the same records column by
+    column: all first bytes, then all second bytes. zlib then compresses them faster, to two thirds of the size.
     """
     records = zlib.decompress(blob) if blob else b""
     if form == WINDOW:

@@ -95,8 +95,8 @@ class Channels:
     def lower_scores(self, channel: str, entry: Entry) -> list[str]:
         """Return a warning if the release of `entry` scored less at its build than the channel's newest one.
 
-        Targets can have different warnings. Returns no warning for a release that cannot be read; `change` raises that
-        error.
+        The warning lists each target whose score is lower. Returns no warning for a release that cannot be read;
+        `change` raises that error.
         """
         profiles: dict[str, list[str]] = {}
         with contextlib.suppress(EdgeRTError):

@@ -97,7 +97,8 @@ class Rollout(Head):
     def interrupted(self, device: str, rolled_back: bool) -> bool:
         """Whether the user stopped the rollout before the device had the release, or the host was lost.
 
-        If a device without an outcome `rolled_back` in a rollout that still runs, the host was lost.
+        `rolled_back` tells whether a device without an outcome rolled the release back by itself. In a rollout that
+        still runs, this means that the host was lost.
         """
         if self.state in (RolloutState.DONE, RolloutState.ABORTED):
             return False

@@ -149,7 +149,7 @@ class ModelService:
             self._switch(worker)
         elif op == "progress":
             log(f"model {self.model}: {worker.progress}")
-        elif op in ("figures", "asked_golden"):
+        elif op in ("figures", "golden_sent"):
             self.trial.received(worker, message)
 
     def ended(self, worker: WorkerProcess) -> None:

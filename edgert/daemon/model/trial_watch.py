@@ -2,7 +2,7 @@
 
 A `TrialWatch` starts when the version on trial serves. After each period it requests the worker's figures, measures the
 worker's memory and the device's temperature, and compares all of them with the limits (edgert.versions.trial_limits). A
-limit that is broken LOOKS_TO_BREAK times in a row ends the watch at once; at the end, one broken limit is enough. If
+limit that is broken BROKEN_CHECKS_MAX times in a row ends the watch at once; at the end, one broken limit is enough. If
 apps sent too few requests for a p99 or an error rate, the worker first sends golden samples to itself, through the
 socket like an app. The trial fails if the worker ends or hangs during the watch (`ModelService.ended`) or is replaced
 (`Trial`).
@@ -20,8 +20,8 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
 from edgert.versions.trial_limits import (
+    BROKEN_CHECKS_MAX,
     FILL_S_MAX,
-    LOOKS_TO_BREAK,
     REQUESTS_MIN,
     Broken,
     Readings,
@@ -95,7 +95,7 @@ class TrialWatch:
         if self.over:
             return
         self._received_s = now_s
-        if message["op"] == "asked_golden":
+        if message["op"] == "golden_sent":
             self._golden += int(message["count"])
             self.phase, self._filled, self._due_s = TrialPhase.WATCHING, True, now_s
             return
@@ -120,7 +120,7 @@ class TrialWatch:
             return
         reasons = broken(self.limits, self.readings, at_end=ended)
         self._streak = self._streak + 1 if reasons else 0
-        if reasons and (ended or self._streak >= LOOKS_TO_BREAK):
+        if reasons and (ended or self._streak >= BROKEN_CHECKS_MAX):
             self._break(reasons[0])
         elif ended:
             self.phase = TrialPhase.HELD
@@ -133,7 +133,7 @@ class TrialWatch:
         self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message arrives when the samples are answered
         count = REQUESTS_MIN - self.readings.requests
         with contextlib.suppress(OSError):
-            link.send(self.worker.link, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
+            link.send(self.worker.link, {"op": "send_golden", "count": count, "for_s": FILL_S_MAX})
 
     def _break(self, finding: Broken) -> None:
         self.phase, self.finding = TrialPhase.BROKEN, finding

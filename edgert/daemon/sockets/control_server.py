@@ -34,15 +34,15 @@ class ControlClient:
 
 
 class ControlServer:
-    """Passes each request to `obey`, which replies now or later, on the supervisor's thread."""
+    """Passes each request to `handle`, which replies now or later, on the supervisor's thread."""
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        obey: Callable[[ControlClient, dict[str, Any]], None],
+        handle: Callable[[ControlClient, dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._selector, self._obey, self._clock = selector, obey, clock
+        self._selector, self._handle, self._clock = selector, handle, clock
         self._waiting: set[ControlClient] = set()
 
     def accept(self, listener: socket.socket) -> None:
@@ -79,7 +79,7 @@ class ControlServer:
             client.sock.close()
             return
         try:
-            self._obey(client, json.loads(client.data))
+            self._handle(client, json.loads(client.data))
         except EdgeRTError as error:
             client.reply(error_answer(error))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgert.checks.status import LoadedStatus
 from edgert.daemon.workers.fork_server import ForkedProcess, Process, start_alone
-from edgert.errors import DeviceError, EdgeRTError
+from edgert.errors import EdgeRTError, ErrorText
 from edgert.machine import process_mb
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
@@ -89,8 +89,7 @@ class WorkerProcess:
         elif op == "alarms":
             self.alarms = tuple(map(str, message["names"]))
         elif op == "failed":
-            self.failure = DeviceError(str(message["message"]))
-            self.failure.code, self.failure.exit_code = str(message["code"]), int(message["exit_code"])
+            self.failure = ErrorText(str(message["code"]), str(message["message"])).as_error()
 
     def runs(self, version: Version | None) -> bool:
         """Return whether this worker serves or loads `version`."""

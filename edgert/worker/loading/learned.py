@@ -1,4 +1,4 @@
-"""What was measured on this device for one artifact, and the file that keeps it."""
+"""The measured settings of one artifact on this device, and the file that stores them."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_a_login_that_runs_another_command_is_distinguished(
         more = f"Subsystem sftp internal-sftp\nForceCommand {forced}\n"
         again = start_sshd(server.folder, port=server.port, more=more)
         try:
-            with pytest.raises(DeviceError, match=f"runs no command of EdgeRT: {said}.*ForceCommand") as caught:
+            with pytest.raises(DeviceError, match=f"did not run EdgeRT.s command: {said}.*ForceCommand") as caught:
                 says(again.device())
             assert caught.value.code == "device.error"
         finally:

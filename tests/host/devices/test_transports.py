@@ -233,7 +233,7 @@ def test_what_sudo_says_is_distinguished_from_what_its_command_says(sudo: str, s
         device = replace(server.device(), become="sudo")
         with contextlib.closing(SshTransport(device)) as transport:
             if said:
-                with pytest.raises(DeviceError, match=f"board: sudo runs no command: .*{said}.*NOPASSWD"):
+                with pytest.raises(DeviceError, match=f"board: sudo did not run the command: .*{said}.*NOPASSWD"):
                     transport.run(["cat"], WAIT_S_MAX)
                 return
             assert transport.run(["cat"], WAIT_S_MAX, input=b"in").stdout == "in"

@@ -170,15 +170,15 @@ class SshTransport:
 
     def _not_begun(self, said: str, exit_code: int) -> DeviceError:
         """Return the error of a command that did not start: sudo, the login's shell or another command ended."""
-        end = f"{said or 'it said nothing'} (exit code {exit_code})"
+        end = f"{said or 'no output'} (exit code {exit_code})"
         if self.device.become:
             return DeviceError(
-                f"{self.device.name}: sudo runs no command: {end}. Allow this user sudo without a password (visudo: "
+                f"{self.device.name}: sudo did not run the command: {end}. Allow this user sudo without a password (visudo: "
                 "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
             )
         return DeviceError(
-            f"{self.device.name}: the login runs no command of EdgeRT: {end}. Log in as another user, or look there at "
-            "this user's shell, at ForceCommand in sshd_config, and at command= in authorized_keys"
+            f"{self.device.name}: the login shell did not run EdgeRT's command: {end}. Log in as another user, or check "
+            "on the device this user's shell, ForceCommand in sshd_config, and command= in authorized_keys"
         )
 
     def _session(self) -> Any:

@@ -26,7 +26,7 @@ INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
 _NEVER = "Host !*"
-_UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes them for true
+_UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko treats them as true
 _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and the like
 
 

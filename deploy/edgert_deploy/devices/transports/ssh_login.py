@@ -85,8 +85,8 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
     `stack` closes it and the connections to jump hosts. Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also
     for a jump host), ConfigInvalid.
     """
-    called = f"{device.name} ({device.address})"
-    target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), called, device.name)
+    label = f"{device.name} ({device.address})"
+    target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), label, device.name)
     _socket_to(target, Jump.of(device), limits, stack)
     with _JUMP_LOGINS if target.proxy_command() else contextlib.nullcontext():
         _open(target, limits)
@@ -111,24 +111,28 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
     )
 
 
-def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | None:
-    """Return the server's preferred key, except those of the kinds `but`; None if it has no other."""
+def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
+    """Return the server's preferred key, except those of the `excluded_kinds`; None if it has no other."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
         _socket_to(target, jump, limits, stack)
         target.connection.client.set_missing_host_key_policy(_OnlyLook())
-        target.connection.connect_kwargs["disabled_algorithms"] = {"keys": [*but, *(_RSA if "ssh-rsa" in but else ())]}
+        target.connection.connect_kwargs["disabled_algorithms"] = {
+            "keys": [*excluded_kinds, *(_RSA if "ssh-rsa" in excluded_kinds else ())]
+        }
         try:
             _connect(target.connection, limits)
             raise AssertionError("a connection without a pinned key was opened")
         except _Seen as seen:
             return f"{seen.key.get_name()} {seen.key.get_base64()}"
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if but and isinstance(error, IncompatiblePeer):
+            if excluded_kinds and isinstance(error, IncompatiblePeer):
                 return None
             at = endpoint(address.host, address.port) if address.port else address.host
-            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}{target.way()}") from error
+            raise DeviceUnreachable(
+                f"{at} cannot be reached over SSH: {_reason(error)}{target.proxy_note()}"
+            ) from error
 
 
 class _Seen(Exception):  # not an error: it carries the host key out of paramiko
@@ -153,10 +157,14 @@ class _KeysAlone(paramiko.Transport):  # type: ignore[misc]  # paramiko ships no
 
 
 class _Hop:
-    """A machine on the path to the device, which is the last one. `_open` opens its connection later."""
+    """A machine on the path to the device, which is the last one. `_open` opens its connection later.
 
-    def __init__(self, jump: Jump, called: str, device: str) -> None:
-        self.alias, self.host_key, self.called, self.device = jump.address.host, jump.host_key, called, device
+    Messages call it `label`. `is_jump` tells whether it is a jump host of `device`.
+    """
+
+    def __init__(self, jump: Jump, label: str, device: str, *, is_jump: bool = False) -> None:
+        self.alias, self.host_key = jump.address.host, jump.host_key
+        self.label, self.device, self.is_jump = label, device, is_jump
         self.config = read_ssh_config()
         try:
             self.connection = fabric.Connection(
@@ -179,7 +187,7 @@ class _Hop:
             self.connection.client._agent = agent(self.settings)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
-    def way(self) -> str:
+    def proxy_note(self) -> str:
         """Return a note for messages if a command of ~/.ssh/config connects here: its ssh prints the reason."""
         return (
             "; ~/.ssh/config names a proxy for it, and the proxy's messages are above" if self.proxy_command() else ""
@@ -210,7 +218,7 @@ def _socket_to(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitS
     first = target
     if jump is not None:
         where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
-        first = _Hop(jump, f"the jump host {where} of {target.device}", target.device)
+        first = _Hop(jump, f"the jump host {where} of {target.device}", target.device, is_jump=True)
     if (command := first.proxy_command()) is not None:
         first.connection.connect_kwargs["sock"] = stack.enter_context(_proxy(command, first))
     if first is not target:
@@ -229,7 +237,7 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
         key = paramiko.PKey.from_type_string(kind, base64.b64decode(blob))
     except (UnknownKeyType, paramiko.SSHException, ValueError) as error:
         raise ConfigInvalid(
-            f"the pinned host key of {hop.called} is invalid ({hop.host_key[:40]}...). Pin it again: "
+            f"the pinned host key of {hop.label} is invalid ({hop.host_key[:40]}...). Pin it again: "
             f"edgert device set {hop.device} {_pin_option(hop)}"
         ) from error
     hop.connection.client.get_host_keys().add(name, kind, key)
@@ -242,9 +250,9 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
 
 
 def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:
-    patience: dict[str, float] = dict.fromkeys(("banner_timeout", "auth_timeout"), limits.connect_s)
-    patience["channel_timeout"] = limits.session_s
-    connection.connect_kwargs = {**patience, **connection.connect_kwargs}
+    timeouts: dict[str, float] = dict.fromkeys(("banner_timeout", "auth_timeout"), limits.connect_s)
+    timeouts["channel_timeout"] = limits.session_s
+    connection.connect_kwargs = {**timeouts, **connection.connect_kwargs}
     if "connecttimeout" not in connection.ssh_config:
         connection.connect_timeout = limits.connect_s
     connection.open()
@@ -258,7 +266,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
     except paramiko.BadHostKeyException as error:
         shown = f"{error.key.get_name()} {error.key.get_base64()}"
         raise HostKeyMismatch(
-            f"{hop.called} shows host key {fingerprint(shown)}; pinned is {fingerprint(hop.host_key)}. Nothing was sent. If its system is "
+            f"{hop.label} shows host key {fingerprint(shown)}; pinned is {fingerprint(hop.host_key)}. Nothing was sent. If its system is "
             f"new, compare the fingerprint on its own console, then pin it: edgert device set {hop.device} {_pin_option(hop)}"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
@@ -270,14 +278,14 @@ def _translated(hop: _Hop) -> Iterator[None]:
         if refused or NO_KEY in str(error) or ended:
             why = "it ended the connection after several keys" if ended else str(error).rstrip(".")
             raise LoginRefused(
-                f"{hop.called} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
+                f"{hop.label} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
             ) from error
-        raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}{hop.way()}") from error
+        raise DeviceUnreachable(f"{hop.label} cannot be reached: {_reason(error)}{hop.proxy_note()}") from error
 
 
 def _pin_option(hop: _Hop) -> str:
     """Return the option that pins its key again."""
-    return f"--jump {hop.connection.host}" if hop.called.startswith("the jump host") else "--repin"
+    return f"--jump {hop.connection.host}" if hop.is_jump else "--repin"
 
 
 def _key_advice(error: BaseException) -> str:
@@ -297,7 +305,7 @@ def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
         return hop.connection.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=limits.connect_s)
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise DeviceUnreachable(
-            f"{following.called} cannot be reached: {hop.called} cannot connect to {endpoint(host, port)}: {_reason(error)}"
+            f"{following.label} cannot be reached: {hop.label} cannot connect to {endpoint(host, port)}: {_reason(error)}"
         ) from error
 
 
@@ -315,7 +323,7 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
                 words = ["/bin/sh", "-c", f"exec {command}"]
                 process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
             except OSError as error:
-                raise DeviceUnreachable(f"{hop.called}: ProxyCommand `{command}` fails: {error.strerror}") from error
+                raise DeviceUnreachable(f"{hop.label}: ProxyCommand `{command}` fails: {error.strerror}") from error
         try:
             yield ours
         finally:

@@ -26,7 +26,7 @@ _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
 
 class Exposition:
-    """Renders an exporter; a rendered histogram is cached until it changes, as most do not."""
+    """Renders an exporter. A rendered histogram is cached until it changes; most do not change."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter

@@ -35,7 +35,7 @@ def groups_of(answers: Sequence[Answer], targets: Mapping[str, float]) -> list[d
 
 
 def share_within(latency: Sketch, limit_ms: float) -> float | None:
-    """Return the share of requests within `limit_ms`, to the bucket (2.2 % wide); None without any."""
+    """Return the share of requests within `limit_ms`, to one bucket (2.2 %); None without requests."""
     if not latency.count:
         return None
     if limit_ms >= latency.max:

@@ -2,7 +2,7 @@
 
 Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. Its quantiles are
 the points of the curves; its buckets, eight to a row, are a column of the heat-map. Steps begin at whole multiples of
-their length, so that curves do not wobble. Answers are cached for a while, because many pages ask the same.
+their length, so that a curve keeps its shape between two updates. Answers are cached, because many pages ask the same.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
 
 
 def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
-    """Return each (model, profile)'s usual p99 (ms) of a week: the median of its quarters of days.
+    """Return each (model, profile)'s usual p99 (ms) of a week: the median of its six-hour steps.
 
     It is not known before there are BASELINE_STEPS_MIN of them with enough requests.
     """

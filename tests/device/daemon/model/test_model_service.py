@@ -22,7 +22,7 @@ from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, 
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Event, SlotState, State, Trial, Version, step
-from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
+from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.stand_ins.workers import FakeWorker, connected, figures_message, ready_message
 
@@ -240,7 +240,7 @@ def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(wo
     world.store.activate(60.0, TrialLimits({"memory_mb": 5.0}, 60.0))
     world.service.sync()
     worker = world.loaded()
-    figures = [figures_message()] * LOOKS_TO_BREAK
+    figures = [figures_message()] * BROKEN_CHECKS_MAX
     with world.store.locked():
         for message in figures if held else ():
             world.service.received(worker, message)

@@ -12,7 +12,7 @@ from edgert.daemon.model.trial import Trial
 from edgert.errors import EdgeRTError
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, SlotState, State, Version
-from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
+from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
 from tests.support.devices import wait_until
 from tests.support.stand_ins.workers import FakeWorker, figures_message
 
@@ -100,7 +100,7 @@ def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World)
 def test_a_broken_limit_rolls_back_with_its_figures(world: World) -> None:
     world.activate(TrialLimits({"memory_mb": 5.0}, 10.0))
     world.trial.begin(world.worker)
-    for _ in range(LOOKS_TO_BREAK):
+    for _ in range(BROKEN_CHECKS_MAX):
         world.figures()
     ((reason, fields),) = world.rolled_back
     assert reason.startswith("memory_mb is 10 MB, the limit is at most 5 MB")

@@ -9,7 +9,7 @@ import pytest
 from edgert.checks.trial_status import TrialPhase
 from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, TrialWatch, event_fields
 from edgert.versions.slots import Version
-from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Readings, TrialLimits
+from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, FILL_S_MAX, REQUESTS_MIN, Readings, TrialLimits
 from tests.support.stand_ins.workers import FakeWorker
 from tests.support.stand_ins.workers import figures_message as figures
 
@@ -25,9 +25,9 @@ def a_watch(worker: FakeWorker, thermometer: Callable[[], float | None] = lambda
 
 
 def test_a_limit_breaks_the_trial_when_it_is_broken_several_times_in_a_row(worker: FakeWorker) -> None:
-    temperatures = iter([90.0, 70.0, *[90.0] * LOOKS_TO_BREAK])
+    temperatures = iter([90.0, 70.0, *[90.0] * BROKEN_CHECKS_MAX])
     watch = a_watch(worker, lambda: next(temperatures), temp_c=80.0)
-    for second in range(1, 3 + LOOKS_TO_BREAK):
+    for second in range(1, 3 + BROKEN_CHECKS_MAX):
         assert watch.phase is TrialPhase.WATCHING
         watch.tick(float(second))
         assert worker.asked() == ["figures"]
@@ -71,12 +71,12 @@ def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> N
     watch = a_watch(worker, p99_ms=8.0)
     watch.count_golden(3)
     watch.received(figures(requests=10), 60.0)
-    assert (watch.phase, worker.asked()) == (TrialPhase.FILLING, ["ask_golden"])
+    assert (watch.phase, worker.asked()) == (TrialPhase.FILLING, ["send_golden"])
     assert watch.due_s is not None
     assert watch.due_s > FILL_S_MAX + FILL_GRACE_S
     watch.received(figures(requests=50), 61.0)
     assert watch.phase is TrialPhase.FILLING
-    watch.received({"op": "asked_golden", "count": 90}, 70.0)
+    watch.received({"op": "golden_sent", "count": 90}, 70.0)
     watch.received(figures(requests=100, p99_ms=1.0), 70.1)
     assert (watch.phase, watch.readings.golden) == (TrialPhase.HELD, 93)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX, WorkerProcess
-from edgert.errors import DeviceError
+from edgert.errors import DeviceError, EdgeRTError, EngineFailed
 from edgert.versions.slots import Version
 from edgert.worker_link import link
 from tests.support.stand_ins.workers import ORDER, FakeWorker, ready_message
@@ -77,8 +77,8 @@ def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> 
         {"op": "started", "pid": 7},
         {"op": "progress"},
         {"op": "alarms", "names": None},
-        {"op": "failed", "message": "x", "code": "y"},
-        {"op": "failed", "message": "x", "code": "y", "exit_code": "z"},
+        {"op": "failed", "message": "x"},
+        {"op": "failed", "code": "x"},
     ],
     ids=str,
 )
@@ -88,12 +88,13 @@ def test_a_message_that_no_worker_sends_is_an_error_of_its_values(worker: FakeWo
         worker.received(message, 100.0)
 
 
-def test_a_failure_is_text_and_a_number_whatever_the_worker_sends(worker: FakeWorker) -> None:
+def test_a_failure_is_an_error_of_ours_whatever_the_worker_sends(worker: FakeWorker) -> None:
     worker.received(ready_message(), 100.0)
     assert worker.loaded is not None
-    worker.received({"op": "failed", "message": ["x"], "code": 7, "exit_code": 9}, 100.0)
-    assert worker.failure is not None
-    assert (worker.failure.message, worker.failure.code, worker.failure.exit_code) == ("['x']", "7", 9)
+    worker.received({"op": "failed", "message": ["x"], "code": 7}, 100.0)
+    assert (type(worker.failure), str(worker.failure)) == (EdgeRTError, "['x']")
+    worker.received(link.failed(EngineFailed("no memory")), 100.0)
+    assert (type(worker.failure), str(worker.failure)) == (EngineFailed, "no memory")
 
 
 def test_a_worker_is_asked_once_to_end_and_killed_if_it_cannot_be_asked(worker: FakeWorker) -> None:
