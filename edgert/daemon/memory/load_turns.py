@@ -59,7 +59,7 @@ class LoadTurns:
             return True
         now_s = self._clock()
         since_s = now_s if wait is None else wait.since_s
-        if now_s >= max(since_s, service.asked_at_s or 0.0) + ROOM_S_MAX:
+        if now_s >= max(since_s, service.requested_at_s or since_s) + ROOM_S_MAX:
             raise Overloaded("there is no memory for this model: other models use it", retry_after_s=1.0)
         self._waits[model] = _Wait(since_s, now_s + ROOM_RETRY_S)
         return False
@@ -73,7 +73,7 @@ class LoadTurns:
                 if self._waits.get(model) is wait:  # the model no longer waits for memory
                     del self._waits[model]
         queued = [service for model, service in self._services.items() if model in self._queued]
-        for service in sorted(queued, key=lambda service: (not service.asked_at_s, not service.pinned)):
+        for service in sorted(queued, key=lambda service: (service.requested_at_s is None, not service.pinned)):
             if not self._free_turn():
                 return
             self._queued.discard(service.model)

@@ -42,12 +42,8 @@ from edgert.versions.slots import SlotState, Version
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
-ALARMING = (
-    "degraded",
-    "restarting",
-    "quarantined",
-    "failed",
-)  # the states, as `edgertd status` shows them, that are alarms
+# The states that are alarms.
+ALARMING = frozenset({ModelState.DEGRADED, ModelState.RESTARTING, ModelState.QUARANTINED, ModelState.FAILED})
 
 Settled = Callable[[EdgeRTError | None], None]
 
@@ -74,8 +70,8 @@ class ModelService:
         self.model, self.pinned = model, config.model(model).pinned
         self.store = SlotStore(state.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        # The time when the last client was refused. 0: load without a client. None: wait for a client.
-        self.asked_at_s = 0.0 if self.pinned or not config.serving.memory_mb else None
+        self.wanted = self.pinned or not config.serving.memory_mb  # whether to load without a client's request
+        self.requested_at_s: float | None = None  # the time of the last request that was refused
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
         self._report, self._admit, self._clock = report, admit, clock
@@ -126,11 +122,11 @@ class ModelService:
         """
         worker = self.workers.serving
         if worker is None:
-            at_rest = self._state is ModelState.UNLOADED or self.asked_at_s is None
-            self.asked_at_s = self._clock()
+            at_rest = self.state is ModelState.UNLOADED or not self.wanted
+            self.wanted, self.requested_at_s = True, self._clock()
             if at_rest:
                 self.sync()
-            raise unavailable(self.model, self._state, self.fault, self._restarts.crashes, self._restarts.in_s())
+            raise unavailable(self.model, self.state, self.fault, self._restarts.crashes, self._restarts.in_s())
         try:
             link.send(worker.link, {"op": "connection", **asked}, (client.fileno(),))
         except BlockingIOError as error:
@@ -183,7 +179,7 @@ class ModelService:
         worker = self.workers.serving
         if worker is not None:
             self.workers.retire()
-            self.asked_at_s, self._idle = None, ModelState.UNLOADED
+            self.wanted, self.requested_at_s, self._idle = False, None, ModelState.UNLOADED
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
@@ -211,25 +207,19 @@ class ModelService:
     @property
     def settled(self) -> bool:
         """Whether the first load has ended, or does not start soon."""
-        return self.workers.loading is None and self._state is not ModelState.WAITING
-
-    @property
-    def state(self) -> str:
-        """The state that `edgertd status` shows."""
-        worker = self.workers.serving
-        return "degraded" if worker and worker.loaded and worker.loaded.degraded else self._state.value
+        return self.workers.loading is None and self.state is not ModelState.WAITING
 
     @property
     def alarms(self) -> tuple[str, ...]:
         """The current alarms: a state in which the model does not serve well, and its worker's alarms."""
         worker = self.workers.serving
-        return ((self.state,) if self.state in ALARMING else ()) + (() if worker is None else worker.alarms)
+        return ((self.state.value,) if self.state in ALARMING else ()) + (() if worker is None else worker.alarms)
 
     def status(self) -> ServingStatus:
         worker, loading = self.workers.serving, self.workers.loading
         fault, restart_in_s = self.fault or self.trial.fault or self.store.fault, self._restarts.in_s()
         return ServingStatus(
-            state=self.state,
+            state=self.state.value,
             fault=None if fault is None else fault.message,
             loading=None if loading is None else loading.progress or None,
             crashes=self._restarts.crashes,
@@ -242,16 +232,17 @@ class ModelService:
         )
 
     @property
-    def _state(self) -> ModelState:
-        if self.workers.serving is not None:
-            return ModelState.SERVING
+    def state(self) -> ModelState:
+        worker = self.workers.serving
+        if worker is not None:
+            return ModelState.DEGRADED if worker.loaded and worker.loaded.degraded else ModelState.SERVING
         return self._idle if self.workers.loading is None else ModelState.LOADING
 
     # --- loading ------------------------------------------------------------------------------
 
     def _bring_up(self, slots: SlotState, version: Version) -> None:
         """Load `version` if it may load now and there is memory."""
-        if self.asked_at_s is None and not (self.trial.in_progress or self.workers.serving):
+        if not self.wanted and not (self.trial.in_progress or self.workers.serving):
             self._serve_none(ModelState.UNLOADED)
             return
         self._restarts.starts(version.digest)
@@ -270,7 +261,7 @@ class ModelService:
         is_same = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
-        self.asked_at_s = 0.0 if self.pinned else None
+        self.wanted, self.requested_at_s = self.pinned, None
         self._idle = ModelState.FAILED if self.fault else ModelState.UNLOADED
         if self.trial.is_of(version):
             self._roll_back(version, fault)

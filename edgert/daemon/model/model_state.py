@@ -10,12 +10,13 @@ RETRY_S = 0.1  # a client's pause before its next attempt while a model loads
 
 
 class ModelState(str, Enum):
-    """The state of one model: SERVING and LOADING have a worker; the others explain why there is none.
+    """The state of one model: the first three have a worker; the others explain why there is none.
 
     No state depends on the state before it, so there is no table of transitions (decision 30).
     """
 
     SERVING = "ready"
+    DEGRADED = "degraded"  # it serves, but not on its first engine
     LOADING = "loading"  # a version loads, and none serves
     STOPPED = "stopped"  # no version is live
     UNLOADED = "unloaded"  # it loads when a client requests it

@@ -199,7 +199,7 @@ class History:
         return first * hour_ms, end * hour_ms
 
     def _fresh(self, key: object, fresh_s: float, ask: Callable[[], T]) -> T:
-        """Return the kept answer for `key`, or that of `ask`, which must not call this method: it holds a permit."""
+        """Return the kept answer, or that of `ask`, which must not call `_fresh`: it holds a permit."""
         with self._lock:
             entry = self._kept.setdefault(key, _Kept())
             while len(self._kept) > KEPT_MAX:

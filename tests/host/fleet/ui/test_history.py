@@ -75,13 +75,16 @@ def test_no_question_waits_for_a_permit_that_it_holds(store_url: str, monkeypatc
         lambda page: page.stages(span, {}),
         lambda page: page.curves(span, {}),
         lambda page: page.rows(span, {}),
-        lambda page: page.breakdown(span, "version", {}, 1),
+        lambda page: page.breakdown(span, "site", {}, 1),
         lambda page: page.events(span, {}),
         lambda page: page.channels(None),
     ]
+    answers: list[object] = []
     for question in questions:
-        thread = threading.Thread(target=question, args=(History(query, lambda: NOW_MS),), daemon=True)
+        page = History(query, lambda: NOW_MS)
+        thread = threading.Thread(target=lambda: answers.append(question(page)), daemon=True)  # noqa: B023
         thread.start()
         thread.join(WAIT_S_MAX)
         assert not thread.is_alive()
+    assert len(answers) == len(questions)
     query.close()
