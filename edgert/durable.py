@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -82,6 +83,16 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def check_free(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raise StorageFailed if the disk of `folder` has less free space than `what` needs."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise StorageFailed(
+            f"{what} needs {needed_bytes // 10**6 + 1} MB in {folder}, but {free_bytes // 10**6} MB are free: "
+            "free some space there, then try again"
+        )
 
 
 def sha256_of(path: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from edgert.bundle.expiry import check_expiry
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig
-from edgert.durable import replacing, sha256_of, storing
-from edgert.errors import BundleError, ChannelMismatch, ReleaseTooOld, StorageFailed
+from edgert.durable import check_free, replacing, sha256_of, storing
+from edgert.errors import BundleError, ChannelMismatch, ReleaseTooOld
 from edgert.follow.pace import Pace
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
@@ -80,13 +79,8 @@ class ReleaseFetcher:
         fetched_bytes = sum(
             path.stat().st_size for file in lacking if (path := self._fetched(manifest, file)).is_file()
         )
-        need = sum(file.size_bytes for file in (*wanted, *lacking)) - fetched_bytes + SPARE_BYTES
-        free = shutil.disk_usage(self._state.root).free
-        if free < need:
-            raise StorageFailed(
-                f"release {manifest.release} of {manifest.model} needs {need // 1024**2 + 1} MB to be fetched and "
-                f"installed, but {free // 1024**2} MB are free: free some space"
-            )
+        needed_bytes = sum(file.size_bytes for file in (*wanted, *lacking)) - fetched_bytes + SPARE_BYTES
+        check_free(self._state.root, needed_bytes, f"release {manifest.release} of {manifest.model}")
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
         """Remove fetched files of a model that are no longer wanted. After a failure, the next round retries."""

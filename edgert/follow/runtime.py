@@ -30,7 +30,7 @@ from edgert.bundle.runtime_release import RuntimeTarget, Wheel, read_runtime
 from edgert.bundle.signing import PublicKey
 from edgert.checks.status import WILL_SERVE, ask_daemon
 from edgert.config import UNIT, DeviceConfig
-from edgert.durable import locked, store_file, storing
+from edgert.durable import check_free, locked, store_file, storing
 from edgert.environment import (
     INSTALLED_FACTOR,
     RELEASE_NAME,
@@ -54,7 +54,6 @@ from edgert.errors import (
     DeviceError,
     ReleaseTooOld,
     RolledBack,
-    StorageFailed,
 )
 from edgert.follow.decision import Decision, Do
 from edgert.follow.pace import Pace
@@ -242,12 +241,7 @@ class RuntimeFollower:
         if self._state.root.stat().st_dev == home.stat().st_dev:
             need = {home: sent - fetched_bytes + new_bytes}  # the wheels are linked, not copied
         for folder, count in need.items():
-            free = shutil.disk_usage(folder).free
-            if free < count + SPARE_BYTES:
-                raise StorageFailed(
-                    f"the runtime needs {(count + SPARE_BYTES) // 1024**2 + 1} MB in {folder}, and {free // 1024**2} MB are "
-                    "free: free some space"
-                )
+            check_free(folder, count + SPARE_BYTES, "the runtime")
 
     @contextmanager
     def _claimed(self, home: Path) -> Iterator[None]:

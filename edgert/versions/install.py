@@ -13,7 +13,7 @@ from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.expiry import check_expiry, expiry_time
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.config import DeviceConfig
-from edgert.durable import storing, sync_file
+from edgert.durable import check_free, storing, sync_file
 from edgert.engines import EngineOptions, prepare
 from edgert.errors import (
     BundleError,
@@ -22,7 +22,6 @@ from edgert.errors import (
     EngineFailed,
     EngineMissing,
     ReleaseTooOld,
-    StorageFailed,
     TransitionRefused,
 )
 from edgert.extras import check_tokenizers
@@ -144,13 +143,8 @@ def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
 
 def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, progress: Callable[[str], None]) -> None:
     manifest = bundle.manifest
-    need = sum(entry.size_bytes for entry in files) + SPARE_BYTES
-    free = shutil.disk_usage(stage.parent).free
-    if free < need:
-        raise StorageFailed(
-            f"{stage.parent} has {free // 1024**2} MB free, the bundle needs {need // 1024**2 + 1} MB: "
-            "free some space and install again"
-        )
+    needed_bytes = sum(entry.size_bytes for entry in files) + SPARE_BYTES
+    check_free(stage.parent, needed_bytes, f"release {manifest.release} of {manifest.model}")
     progress(f"unpacking release {manifest.release} of {manifest.model}")
     try:
         with storing(f"cannot write into {stage}"):

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from edgert.durable import LOCK_S_MAX, is_locked, locked, make_private, replace_file, replacing, store_file, storing
+from edgert.durable import (
+    LOCK_S_MAX,
+    check_free,
+    is_locked,
+    locked,
+    make_private,
+    replace_file,
+    replacing,
+    store_file,
+    storing,
+)
 from edgert.errors import SlotsBusy, StorageFailed
 
 
@@ -37,6 +47,14 @@ def test_a_pipe_or_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
         store_file(tmp_path / "pipe", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_disk_without_enough_free_space_is_named_with_both_sizes(tmp_path: Path) -> None:
+    check_free(tmp_path, 1, "release 1 of cam")
+    with pytest.raises(
+        StorageFailed, match=rf"^release 1 of cam needs 1000000000001 MB in {tmp_path}, but \d+ MB are free: "
+    ):
+        check_free(tmp_path, 10**18, "release 1 of cam")
 
 
 def test_a_fault_of_the_disk_is_one_error_and_a_held_lock_another(tmp_path: Path) -> None:
