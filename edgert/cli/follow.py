@@ -32,7 +32,8 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
       edgertd follow && edgertd status
       edgertd follow --soon
     """
-    from edgert.follow.follower import ChannelFollower, check_follows, open_registry, reporter
+    from edgert.follow.follower import ChannelFollower
+    from edgert.follow.set_up import check_follows, open_registry, reporter
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then raises, which releases the claim
     state: StateDir = context.obj

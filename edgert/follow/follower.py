@@ -1,6 +1,6 @@
 """The follower of one channel: reads the statement from the registry, and advances each model.
 
-Theory of operation: `ask_registry` and `advance_models` read all their data from disk (the record, the stored
+Theory of operation: `ask_registry` and `_advance_models` read all their data from disk (the record, the stored
 statement, the slots) and decide from these data. So after an interrupted round, the next round continues; nothing else
 must be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are
 used.
@@ -22,13 +22,12 @@ from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
 from edgert.checks.channel_status import (
     STALE,
-    ChannelEvent,
     ChannelStatus,
     WantedRelease,
     read_channel_status,
     write_channel_status,
 )
-from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, credential
+from edgert.config import DeviceConfig
 from edgert.durable import locked, make_private, storing
 from edgert.environment import trial_of
 from edgert.errors import (
@@ -49,14 +48,11 @@ from edgert.follow.decision import Decision, Do, decide
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
-from edgert.names import CHANNEL_NAME, RUNTIME
+from edgert.names import RUNTIME
 from edgert.protocol.control import SYNC_S_MAX, ask
-from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
-from edgert.registry.login import read_credentials
 from edgert.state_dir import StateDir
-from edgert.typed_json import to_json
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
@@ -135,9 +131,10 @@ class ChannelFollower:
         """
         with self._locked():
             error = self._try_to_ask()
-            steps = self.advance_models()
-            self._note_steps(steps)
-            self._judge_staleness()
+            statement = self._statement()
+            steps = self._advance_models(statement)
+            self._note_steps(steps, statement)
+            self._judge_staleness(statement)
         return Round(error, tuple(steps))
 
     def ask_registry(self) -> None:
@@ -165,13 +162,12 @@ class ChannelFollower:
         self._latest.saw(expiry_time(statement.issued))
         self._records.accept(envelope, record.accepting(statement, self._source, manifest))
 
-    def statement(self) -> Statement | None:
+    def _statement(self) -> Statement | None:
         """Return the stored statement; None if there was none yet."""
         return self._records.statement(self._channel, self._trusted())
 
-    def advance_models(self) -> list[Step]:
+    def _advance_models(self, statement: Statement | None) -> list[Step]:
         """Advance each model of the stored statement by a step; return the steps."""
-        statement = self.statement()
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):
@@ -200,7 +196,7 @@ class ChannelFollower:
                 self._report("channel_refused", None, {"code": error.code, "reason": error.message})
             self._write_status(error=error.message)
             return error
-        statement = self.statement()
+        statement = self._statement()
         assert statement is not None  # a successful request has stored a statement
         asked_at = int(self._latest.now_s())
         self._write_status(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
@@ -216,9 +212,9 @@ class ChannelFollower:
         if after != before:
             write_channel_status(self._state, after)
 
-    def _note_steps(self, steps: list[Step]) -> None:
+    def _note_steps(self, steps: list[Step], statement: Statement | None) -> None:
         """Store each model's result, and log new results. When the statement expires, wanted releases stay."""
-        before, statement = self._read_status(), self.statement()
+        before = self._read_status()
         for step in steps:
             if step.text not in before.steps:
                 log(f"channel: {step.text}")
@@ -228,9 +224,9 @@ class ChannelFollower:
             wanted = {entry.model: WantedRelease(entry.release, entry.digest) for entry in entries}
         self._write_status(steps=tuple(step.text for step in steps), wanted=wanted)
 
-    def _judge_staleness(self) -> None:
+    def _judge_staleness(self, statement: Statement | None) -> None:
         """Raise or clear the alarm channel_stale."""
-        status, statement, now_s = self._read_status(), self.statement(), self._latest.now_s()
+        status, now_s = self._read_status(), self._latest.now_s()
         begun_at = status.begun_at or int(now_s)
         heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):
@@ -366,35 +362,3 @@ class ChannelFollower:
 
 def _expired_text(statement: Statement) -> str:
     return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer one"
-
-
-def reporter(state: StateDir) -> Report:
-    """Return a `Report` that sends events to the daemon for the spool. Without a daemon, events are lost."""
-
-    def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
-        try:
-            ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))})
-        except EdgeRTError as error:
-            log(f"telemetry: not recorded: {error.message}")
-
-    return report
-
-
-def check_follows(config: DeviceConfig) -> None:
-    """Raise ConfigInvalid if the device follows no channel."""
-    if not config.follow.registry:
-        raise ConfigInvalid(
-            "this device follows no channel: set [follow] registry, or run edgert bootstrap --follow oci://HOST/REPOSITORY"
-        )
-
-
-def open_registry(config: DeviceConfig) -> Registry:
-    """Return the registry that `[follow]` names. Raises ConfigInvalid."""
-    follow = config.follow
-    check_follows(config)
-    if not CHANNEL_NAME.fullmatch(follow.channel):
-        raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: a letter, then at most 39 of a-z 0-9 -")
-    repository = parse_repository(follow.registry)
-    login = credential(LOGIN_CREDENTIAL, follow.credentials)
-    credentials = read_credentials(Path(login) if login else None, repository.host)
-    return Registry(repository, credentials, Path(follow.ca) if follow.ca else None)

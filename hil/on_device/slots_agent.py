@@ -139,7 +139,8 @@ def operate(operation: str, bundle: str = "", registry: str = "") -> dict[str, A
             elif operation == "rollback":
                 store.rollback()
             elif operation == "channel":
-                from edgert.follow.follower import ChannelFollower, open_registry
+                from edgert.follow.follower import ChannelFollower
+                from edgert.follow.set_up import open_registry
 
                 config = replace(read_config(state), follow=FollowConfig(registry))
                 done = ChannelFollower(state, config, open_registry(config)).round()

@@ -10,7 +10,7 @@ import pytest
 from edgert.bundle.channel import Entry
 from edgert.bundle.signing import read_public_key
 from edgert.config import read_config
-from edgert.follow.follower import open_registry
+from edgert.follow.set_up import open_registry
 from edgert.names import RUNTIME
 from edgert_deploy.bootstrap.own_wheel import own_wheel
 from edgert_deploy.bootstrap.runtime_release import publish_runtime

@@ -12,7 +12,8 @@ import pytest
 from edgert.checks.channel_status import ChannelStatus, WantedRelease, read_channel_status
 from edgert.cli import main
 from edgert.config import read_config
-from edgert.follow.follower import ChannelFollower, open_registry, reporter
+from edgert.follow.follower import ChannelFollower
+from edgert.follow.set_up import open_registry, reporter
 from edgert.protocol.control import ask
 from edgert.telemetry.spool import Spool
 from edgert.versions.latest_time import LatestTime

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from edgert.config import read_config
 from edgert.errors import EdgeRTError
-from edgert.follow.follower import ChannelFollower, open_registry
+from edgert.follow.follower import ChannelFollower
 from edgert.follow.pace import Pace
+from edgert.follow.set_up import open_registry
 from edgert.registry.address import parse_repository
 from edgert.registry.client import Registry
 from edgert.registry.connection import Connection
