@@ -32,7 +32,7 @@ from edgert.telemetry import stages
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.fleet.packed import WINDOW, Pool
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Origin
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.retention import Retention
@@ -128,7 +128,7 @@ def sizes_of(url: str) -> dict[str, int]:
         size = "SELECT pg_total_relation_size(:name)"
     else:
         size = "SELECT sum(pgsize) FROM dbstat JOIN sqlite_schema USING (name) WHERE tbl_name = :name"
-    engine = schema.open_engine(url, writes=False)
+    engine = database.open_engine(url, writes=False)
     with engine.connect() as connection:
         found = {name: connection.scalar(sa.text(size), {"name": table.name}) for name, table in grains.items()}
     engine.dispose()
@@ -180,7 +180,7 @@ def ask_all(url: str) -> dict[str, float]:
 
 def view_s(url: str) -> float:
     """Read the percentiles of each hour and group of the day from the view (docs/sql.md); return the time."""
-    engine, began = schema.open_engine(url, writes=False), time.perf_counter()
+    engine, began = database.open_engine(url, writes=False), time.perf_counter()
     with engine.connect() as connection:
         asked = sa.text("SELECT * FROM edgert_hour_percentile WHERE hour > :since_hour")
         assert connection.execute(asked, {"since_hour": NOW_MS // 3_600_000 - 24}).all()
@@ -190,7 +190,7 @@ def view_s(url: str) -> float:
 
 def every_window(url: str) -> Sketch:
     """Compute the same day without the merged rows, in bulk with NumPy."""
-    engine, table, pool = schema.open_engine(url, writes=False), schema.hist_window.c, Pool(1)
+    engine, table, pool = database.open_engine(url, writes=False), schema.hist_window.c, Pool(1)
     scalars = [sa.func.sum(table.zero), sa.func.sum(table.count), sa.func.sum(table.sum), sa.func.min(table.least), sa.func.max(table.most)]  # fmt: skip
     day = table.minute >= NOW_MS // MINUTE_MS - 24 * 60
     with engine.connect() as connection:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection, MqttSettings
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.support.broker_cluster import NODES, BrokerCluster, why_not
 from tests.support.devices import WAIT_S_MAX, wait_until
@@ -151,7 +151,7 @@ def test_nodes_are_killed_under_load_and_events_and_histograms_are_complete(
 
 
 def stored(store: Path) -> dict[str, int]:
-    engine = schema.open_engine(str(store), writes=False)
+    engine = database.open_engine(str(store), writes=False)
     tables = {"hist": schema.hist_window, "metrics": schema.metrics_window, "event": schema.event}
     try:
         with engine.connect() as connection:
@@ -165,7 +165,7 @@ def stored(store: Path) -> dict[str, int]:
 
 def gaps(store: Path) -> int:
     """Return how many `metrics` are missing between the first and the last number of each stream."""
-    engine, seq = schema.open_engine(str(store), writes=False), schema.metrics_window.c.seq
+    engine, seq = database.open_engine(str(store), writes=False), schema.metrics_window.c.seq
     asked = sa.select(sa.func.max(seq) - sa.func.min(seq) + 1 - sa.func.count()).group_by(schema.metrics_window.c.stream)  # fmt: skip
     try:
         with engine.connect() as connection:

@@ -20,7 +20,7 @@ from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.reports import NUMBER_END
-from edgert_deploy.fleet.store import merged_rows, schema
+from edgert_deploy.fleet.store import database, merged_rows, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
@@ -224,7 +224,7 @@ def test_an_event_counts_for_its_own_device_only(store_url: str) -> None:
 
 
 def columns_of(url: str) -> Sequence[str]:
-    engine = schema.open_engine(url, writes=False)
+    engine = database.open_engine(url, writes=False)
     with engine.connect() as connection:
         found = list(connection.scalars(sa.select(schema.device.c.device)))
     engine.dispose()

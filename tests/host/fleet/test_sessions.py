@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from edgert.telemetry.sketch import merged
 from edgert_deploy.cli.fleet.query import query
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent, publish, scraped
@@ -100,7 +100,7 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
     sent = 2 * sum(len(pi.sketches) for pi in fleet)
 
     def rows() -> int:
-        engine = schema.open_engine(f"sqlite:///{store}", writes=False)
+        engine = database.open_engine(f"sqlite:///{store}", writes=False)
         try:
             with engine.connect() as connection:
                 tables = (schema.hist_window, schema.metrics_window)

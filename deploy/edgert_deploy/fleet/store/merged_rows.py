@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Cells, Dense, StageCounts, cells_of
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
 
@@ -80,11 +80,11 @@ class MergedRows:
     def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
         there = []
         for stored in self._stored(table, rows, *HISTOGRAM, *COUNTERS):
-            slot, owner, *numbers, buckets, requests, errors, shed, cache_hits = stored
+            slot, owner, *numbers, buckets = stored[: -len(COUNTERS)]
             row = rows[slot, owner]
             row.buckets.add(buckets)
             row.add(*numbers)
-            for name, value in zip(COUNTERS, (requests, errors, shed, cache_hits), strict=True):
+            for name, value in zip(COUNTERS, stored[-len(COUNTERS) :], strict=True):
                 row.counters[name] += value
             there.append((slot, owner))
         # The transaction's lock prevents conflicts.
@@ -108,7 +108,7 @@ class MergedRows:
             {"slot": slot, "owner": owner, "stages": StageCounts(parts).packed()}
             for (slot, owner), parts in stages.items()
         ]
-        statement = schema.insert(self._connection, table)
+        statement = database.insert(self._connection, table)
         changed = {"stages": statement.excluded.stages}
         self._connection.execute(statement.on_conflict_do_update(index_elements=["slot", "owner"], set_=changed), new)
 

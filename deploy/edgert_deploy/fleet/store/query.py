@@ -1,9 +1,9 @@
 """Queries of the store: percentiles over any period and any grouping, merged exactly.
 
-Theory of operation: rows of hours answer for the whole hours of a period, rows of minutes for the rest at both ends. A
-question without devices reads the rows of groups, a few for each hour whatever the size of the fleet. A question by or
-about devices reads one row for each hour and stream, and windows at the ends. Periods begin and end at whole minutes,
-before FINE_HOURS at whole hours.
+Theory of operation: a query uses hourly rows for the whole hours of its period, and minute rows for the two ends. A
+query that names no device reads group rows: their number does not depend on the size of the fleet. A query by or about
+devices reads one row for each hour and stream, and windows at the ends. Periods begin and end at whole minutes, before
+FINE_HOURS at whole hours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool, StageCounts, cells_of
 from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN
-from edgert_deploy.fleet.store import gaps, schema
+from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
@@ -33,7 +33,7 @@ EVENTS_MAX = 10_000
 GROUPS_MAX = 100_000  # groups of an answer, steps included: each has 8 KB while it is merged
 STAGE_GROUPS_MAX = 12_500  # the same with stages: each has 54 KB more
 _FETCHED_AT_ONCE = 20_000
-# More than these are filtered here: for a long list a database would look each one up.
+# With more keys than this, Python filters the rows: a database would search once for each key.
 _KEYS_MAX = 50
 
 
@@ -104,8 +104,8 @@ class FleetQuery:
     """One process's connection to the store, for reading. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._engine = url, schema.open_engine(url, writes=False)
-        self._file = schema.file_of(self._engine)
+        self._url, self._engine = url, database.open_engine(url, writes=False)
+        self._file = database.file_of(self._engine)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -203,10 +203,10 @@ class FleetQuery:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
-        if (file := schema.file_of(self._engine)) != self._file:  # removed, or replaced by a backup
+        if (file := database.file_of(self._engine)) != self._file:  # removed, or replaced by a backup
             self._engine.dispose()
-            self._engine, self._file = schema.open_engine(self._url, writes=False), file
-        return schema.begun(self._engine)
+            self._engine, self._file = database.open_engine(self._url, writes=False), file
+        return database.begun(self._engine)
 
 
 def _event(row: sa.Row[Any]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class _Gathered:
         number = self._numbers.setdefault((step, key), len(self._numbers))
         if number >= self._groups_max:
             raise ConfigInvalid(
-                f"the answer has more than {self._groups_max} groups: choose longer steps, a filter, or fewer words to group by"
+                f"the answer has more than {self._groups_max} groups: choose longer steps, a filter, or fewer dimensions in --by"
             )
         return number
 

@@ -11,8 +11,8 @@ from edgert.telemetry.mqtt import HANDED_MAX
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage, storable
 from edgert_deploy.fleet.store.batch import Batch, Origin
+from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.retention import Retention
-from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.store.store import Store
 
 REMOVED = "removed"  # the status of a device that was uninstalled or forgotten

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, KEEP_WINDOWS_H, MINUTE_MS
 from edgert_deploy.fleet.store.merged_rows import chunks
 
@@ -52,7 +52,7 @@ class LastHours:
         later = {owner: hour for owner, hour in hours.items() if hour > self._stored.get((table.name, owner), -1)}
         if not later:
             return
-        statement = schema.insert(connection, table)
+        statement = database.insert(connection, table)
         newer = statement.excluded.hour > table.c.hour
         upsert = statement.on_conflict_do_update(
             index_elements=["owner"], set_={"hour": statement.excluded.hour}, where=newer

@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from edgert.durable import is_locked, locked
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.rollout.rollout_store import LOCK_S_MAX, Mark, digest_of
 
 _LOCKS = 730542  # the first of the two numbers of an advisory lock; the second stands for the rollout
@@ -24,34 +24,34 @@ class StoredRollouts:
 
     def __init__(self, url: str) -> None:
         """Connect, and make the table if it is missing; the tables of reports, of any version, stay."""
-        self._engine = schema.new_engine(url, writes=True)
-        with schema.begun(self._engine) as connection:
+        self._engine = database.new_engine(url, writes=True)
+        with database.begun(self._engine) as connection:
             if not sa.inspect(connection).has_table(schema.rollout_line.name):
-                schema.lock(connection)  # two processes that create the same table would fail
+                database.lock(connection)  # two processes that create the same table would fail
                 schema.rollout_line.create(connection, checkfirst=True)
 
     def marks(self) -> dict[str, Mark]:
         table = schema.rollout_line
         sums = (sa.func.count(), sa.func.sum(table.c.digest % 2**31))
-        with schema.begun(self._engine) as connection:
+        with database.begun(self._engine) as connection:
             rows = connection.execute(sa.select(table.c.rollout, *sums).group_by(table.c.rollout))
             return {id: (int(count), int(total)) for id, count, total in rows}
 
     def lines(self, id: str) -> list[str]:
         table = schema.rollout_line
-        with schema.begun(self._engine) as connection:
+        with database.begun(self._engine) as connection:
             return list(connection.scalars(sa.select(table.c.line).where(table.c.rollout == id)))
 
     def add(self, id: str, lines: Sequence[str]) -> None:
         rows = [{"rollout": id, "digest": digest_of(line), "line": line} for line in lines]
-        with schema.begun(self._engine) as connection:
-            connection.execute(schema.insert(connection, schema.rollout_line).on_conflict_do_nothing(), rows)
+        with database.begun(self._engine) as connection:
+            connection.execute(database.insert(connection, schema.rollout_line).on_conflict_do_nothing(), rows)
 
     @contextmanager
     def locked(self, id: str) -> Iterator[bool]:
         if (file := self._file(id)) is None:
             with self._connected() as connection:
-                with schema.translated(self._engine):
+                with database.translated(self._engine):
                     taken = connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LOCKS, _number(id))))
                 yield bool(taken)
             return
@@ -78,7 +78,7 @@ class StoredRollouts:
             "AND objid = CAST(CAST(:one AS bigint) AS oid) "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with schema.begun(self._engine) as connection:
+        with database.begun(self._engine) as connection:
             return bool(connection.scalar(query, {"all": _LOCKS, "one": _number(id)}))
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class StoredRollouts:
     @contextmanager
     def _connected(self) -> Iterator[sa.Connection]:
         """Give a connection without a transaction; it is closed afterwards, so that its locks end."""
-        with schema.translated(self._engine):
+        with database.translated(self._engine):
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
             yield connection
@@ -101,8 +101,8 @@ class StoredRollouts:
             connection.invalidate()
             connection.close()
 
-    def _unusable(self, error: OSError) -> schema.StoreFailed:
-        return schema.StoreFailed(f"cannot lock a rollout beside {self._engine.url.database}: {error.strerror}")
+    def _unusable(self, error: OSError) -> database.StoreFailed:
+        return database.StoreFailed(f"cannot lock a rollout beside {self._engine.url.database}: {error.strerror}")
 
 
 def _number(id: str) -> int:

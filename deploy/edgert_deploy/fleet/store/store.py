@@ -18,7 +18,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import begun_anew, in_order
-from edgert_deploy.fleet.store import gaps, schema
+from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, placed_ms
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune
@@ -37,19 +37,19 @@ class Store:
 
     def __init__(self, url: str, log: Callable[[str], None] = lambda line: None) -> None:
         self._url, self._log = url, log
-        self._engine = schema.open_engine(url, writes=True, log=log)
-        self._file = schema.file_of(self._engine)
+        self._engine = database.open_engine(url, writes=True, log=log)
+        self._file = database.file_of(self._engine)
         self._devices: dict[tuple[str, str], int] = {}
         self._profiles: dict[tuple[str, str], str] = {}
         self._streams: dict[tuple[str, ...], int] = {}
         self._groups: dict[tuple[str, ...], int] = {}
         self._last_hours = LastHours()
-        self._turns: int | None = None  # the turn of `forgotten` when the numbers above were read
+        self._generation: int | None = None  # the turn of `forgotten` when the numbers above were read
 
     @property
     def name(self) -> str:
         """The store's URL without its password."""
-        return schema.shown(self._engine.url)
+        return database.shown(self._engine.url)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -64,7 +64,7 @@ class Store:
                 return sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
             # The numbers that this transaction gave may be gone with it.
-            self._forget_numbers()
+            self._clear_cached_ids()
             raise
 
     def prune(self, retention: Retention, now_ms: int) -> int:
@@ -79,27 +79,27 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        if schema.file_of(self._engine) != self._file:
+        if database.file_of(self._engine) != self._file:
             self._follow_the_file()
-        with schema.begun(self._engine) as connection:
-            schema.lock(connection)
-            turns = connection.scalar(sa.select(schema.forgotten.c.turns))
-            if turns != self._turns:  # another recorder may have removed what is remembered here
-                self._forget_numbers()
-                self._turns = turns
+        with database.begun(self._engine) as connection:
+            database.lock(connection)
+            generation = connection.scalar(sa.select(schema.forgotten.c.turns))
+            if generation != self._generation:  # another recorder may have removed rows whose ids are cached here
+                self._clear_cached_ids()
+                self._generation = generation
             yield connection
 
     def _follow_the_file(self) -> None:
         """Open the present file, or a new one: reports in the open file, which was removed, would be lost."""
         self._engine.dispose()
-        self._engine = schema.open_engine(self._url, writes=True, log=self._log)
-        self._file = schema.file_of(self._engine)
-        self._forget_numbers()
+        self._engine = database.open_engine(self._url, writes=True, log=self._log)
+        self._file = database.file_of(self._engine)
+        self._clear_cached_ids()
         self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
 
-    def _forget_numbers(self) -> None:
-        for remembered in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):
-            remembered.clear()
+    def _clear_cached_ids(self) -> None:
+        for cached in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):
+            cached.clear()
 
     def _write(self, connection: sa.Connection, batch: Batch) -> int:
         self._write_devices(connection, batch)
@@ -126,7 +126,7 @@ class Store:
         if unknown:
             table = schema.device
             rows = [{"site": site, "device": name} for site, name in unknown]
-            connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
+            connection.execute(database.insert(connection, table).on_conflict_do_nothing(), rows)
             for few in chunks(unknown):
                 sites, devices = ({key[place] for key in few} for place in (0, 1))
                 query = sa.select(table.c.id, table.c.site, table.c.device, table.c.profile)
@@ -158,7 +158,7 @@ class Store:
             by_key = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
             names = ("device_id", "boot", "model", "version")
             rows = [dict(zip(names, key, strict=True)) for key in by_key]
-            connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
+            connection.execute(database.insert(connection, table).on_conflict_do_nothing(), rows)
             columns = [table.c[name] for name in names]
             for few in chunks(list(by_key)):
                 # The first condition lets SQLite search: it reads a whole table for the second one alone.
@@ -172,7 +172,7 @@ class Store:
         key = (origin.site, origin.model, version, profile)
         if key not in self._groups:
             values = dict(zip(("site", "model", "version", "profile"), key, strict=True))
-            connection.execute(schema.insert(connection, schema.group).values(values).on_conflict_do_nothing())
+            connection.execute(database.insert(connection, schema.group).values(values).on_conflict_do_nothing())
             same = [schema.group.c[name] == value for name, value in values.items()]
             self._groups[key] = connection.execute(sa.select(schema.group.c.id).where(*same)).scalar_one()
         return self._groups[key]
@@ -256,7 +256,7 @@ class Store:
         if not rows:
             return 0
         table = schema.event
-        statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.seq)
+        statement = database.insert(connection, table).on_conflict_do_nothing().returning(table.c.seq)
         return len(connection.execute(statement, rows).all())
 
     def _insert_new(
@@ -265,7 +265,7 @@ class Store:
         """Insert what is not there yet; return the keys of what was inserted, in the order of `rows`."""
         if not rows:
             return []
-        statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
+        statement = database.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
         inserted = {(row.stream, row.seq) for row in connection.execute(statement, list(rows.values()))}
         return [key for key in rows if key in inserted]
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.browsers import READING
 from edgert.http.messages import HttpRequest, HttpResponse
-from edgert_deploy.fleet.store.schema import StoreFailed
+from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.tables import csv_text
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotHere

@@ -13,7 +13,7 @@ from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
 from edgert.telemetry.spans import STAGES, RequestSpan
 from edgert.tensors import StageTimes
-from edgert_deploy.fleet.store import query, schema
+from edgert_deploy.fleet.store import database, query, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
 
@@ -88,7 +88,7 @@ def test_reports_of_older_devices_take_no_room_for_stages(store_url: str) -> Non
     record(store_url, Pi("old").window(NOW_MS - 1, [1.0]))
     (answer,) = ask(store_url, 1, stages=True)
     assert (answer.latency.count, answer.stages) == (1, None)
-    engine = schema.open_engine(store_url, writes=False)
+    engine = database.open_engine(store_url, writes=False)
     with engine.connect() as connection:
         assert connection.scalar(sa.select(schema.hist_window.c.stages)) == b""
         for table in schema.STAGES.values():

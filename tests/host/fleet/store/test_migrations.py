@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.migrations import SCHEMA_VERSION
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -39,7 +39,7 @@ def old_url(store_url: str) -> str:
 
 
 def columns(url: str) -> dict[str, set[str]]:
-    engine = schema.open_engine(url, writes=False)
+    engine = database.open_engine(url, writes=False)
     inspector = sa.inspect(engine)
     found = {
         table: {column["name"] for column in inspector.get_columns(table)} for table in inspector.get_table_names()
@@ -62,7 +62,7 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
     Store(old_url, said.append).close()
     assert ["from schema 1 to 3 once, for its 10 windows: " in line for line in said] == [True]
     answers = {answer.group["device"]: answer for answer in ask(old_url, 1, ("device",))}
-    engine = schema.open_engine(old_url, writes=False)
+    engine = database.open_engine(old_url, writes=False)
     with engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT count(*) FROM edgert_hour_percentile")) > 0
     engine.dispose()

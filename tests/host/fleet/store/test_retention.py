@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.retention import Retention, forget, size_bytes
@@ -24,7 +24,7 @@ def url(store_url: str) -> str:
 
 def rows_of(url: str) -> dict[str, int]:
     """How many rows there are of who reports."""
-    with schema.open_engine(url, writes=False).begin() as connection:
+    with database.open_engine(url, writes=False).begin() as connection:
         tables = (schema.device, schema.stream, schema.group, schema.stream_heard, schema.group_heard)
         return {table.name: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in tables}
 

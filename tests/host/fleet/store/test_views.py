@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from tests.support.fleet import NOW_MS, Pi, a_fleet, record, replayed
@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def rows(url: str, text: str) -> list[dict[str, Any]]:
-    engine = schema.open_engine(url, writes=False)
+    engine = database.open_engine(url, writes=False)
     asked = sa.text(text)
     given = {"since_hour": SINCE_HOUR} if ":since_hour" in text else {}
     with engine.connect() as connection:

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.cli.fleet.query import query
 from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.query import FleetQuery
-from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.store.store import Store
 
 

@@ -1,0 +1,185 @@
+"""The database of a store: its URL, its connections, its creation and migration, and its errors as ours."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import counted
+from edgert_deploy.fleet.store import schema, views
+from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
+
+BUSY_TIMEOUT_S = 15.0
+STATEMENT_TIMEOUT_S = 120
+# Options of libpq: a lost link is reported within about a minute, also on an idle connection.
+LINK_LIMITS = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+
+
+class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable=True):
+    """The database failed: unreachable, read-only, full, or not a store."""
+
+
+def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
+    """Connect to a store of reports; if `writes`, create or migrate it, and report slow steps to `log`.
+
+    Raises ConfigInvalid or StoreFailed.
+    """
+    engine = new_engine(url, writes=writes)
+    with begun(engine) as connection:
+        if writes:
+            lock(connection)  # two processes that create the same tables would fail
+            _create_or_migrate(connection, log)
+            if connection.scalar(sa.select(sa.func.count()).select_from(schema.forgotten)) == 0:
+                connection.execute(schema.forgotten.insert().values(turns=0))
+        version = connection.scalar(sa.select(schema.meta.c.version))
+    if version != SCHEMA_VERSION:
+        older = version and version < SCHEMA_VERSION
+        advice = "run `edgert fleet record` on it" if older else "update the program, or use another store"
+        raise ConfigInvalid(f"the store {shown(engine.url)} has schema {version}, not {SCHEMA_VERSION}: {advice}")
+    return engine
+
+
+def file_of(engine: sa.Engine) -> tuple[int, int] | None:
+    """Return device and inode of a SQLite file, which change if it is replaced; None without a file."""
+    if engine.dialect.name != "sqlite":
+        return None
+    try:
+        found = os.stat(engine.url.database or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Give a connection in a transaction. Raises StoreFailed."""
+    with translated(engine), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def translated(engine: sa.Engine) -> Iterator[None]:
+    """Raise the database's errors of the block as StoreFailed."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise _failed(engine.url, error) from error
+
+
+def new_engine(url: str, *, writes: bool) -> sa.Engine:
+    """Return the engine of a store that exists or, if `writes`, may be made. Raises ConfigInvalid.
+
+    `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
+    better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
+        if not writes and not os.path.exists(parsed.database):
+            raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE makes one")
+        return _sqlite(parsed, writes)
+    options = f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"
+    return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
+
+
+def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
+    """Create missing tables, and migrate an older store to this version; leave a newer one unchanged."""
+    version = (
+        connection.scalar(sa.select(schema.meta.c.version))
+        if sa.inspect(connection).has_table(schema.meta.name)
+        else None
+    )
+    if version is not None and version > SCHEMA_VERSION:
+        return
+    has_views = sa.inspect(connection).has_table(schema.bucket.name)
+    schema.metadata.create_all(connection)
+    if version is not None and version < SCHEMA_VERSION:
+        windows = connection.scalar(sa.select(sa.func.count()).select_from(schema.metrics_window)) or 0
+        log(
+            f"updating the store {shown(connection.engine.url)} from schema {version} to {SCHEMA_VERSION} once, for its "
+            f"{counted(windows, 'window')}: a large one takes minutes. Let it finish; if it is stopped, nothing is lost"
+        )
+    for migrate in MIGRATIONS[(version or SCHEMA_VERSION) - 1 :]:
+        migrate(connection)
+    if not has_views:
+        views.create(connection, schema.bucket)
+    changed = schema.meta.insert() if version is None else schema.meta.update()
+    connection.execute(changed.values(version=SCHEMA_VERSION))
+
+
+def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an INSERT that has ON CONFLICT."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+def lock(connection: sa.Connection) -> None:
+    """Lock the store for one writer until the transaction ends. SQLite does so by itself."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(730541)"))
+
+
+def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
+    """Return the error for the user."""
+    reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
+    if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
+        name = shown(url)
+        return StoreFailed(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
+    is_other = "not a database" in reason or os.path.isdir(url.database or "")
+    advice = "it is not a store: give another file" if is_other else "check that it exists, is writable and has room"
+    if "malformed" in reason:
+        advice = "the file is damaged: move it away, and a new one begins; or restore a copy (docs/sql.md)"
+    return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")
+
+
+def shown(url: sa.URL) -> str:
+    """Return the URL without its password."""
+    return url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
+
+
+def _parsed(url: str) -> sa.URL:
+    text = url if "://" in url else f"sqlite:///{url}"
+    try:
+        parsed = sa.make_url(text)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise ConfigInvalid(
+            f"--store {url!r} is not a store: write a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        ) from error
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ConfigInvalid(f"--store {url!r}: {parsed.get_backend_name()} is not supported; use sqlite or postgresql")
+    return parsed
+
+
+def _sqlite(url: sa.URL, writes: bool) -> sa.Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    # The driver would begin transactions late, and two writers would deadlock.
+    @sa.event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None
+        if writes:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA cache_size = -32768")  # KiB
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
