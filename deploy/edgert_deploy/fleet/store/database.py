@@ -1,4 +1,4 @@
-"""The database of a store: its URL, its connections, its creation and migration, and its errors as ours."""
+"""The database of a store: its URL, connections, creation and migration, and its errors as ours."""
 
 from __future__ import annotations
 
