@@ -37,7 +37,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}\Z")
 _NUMBER = re.compile(r"-(\d{1,15})(?:-[0-9a-f]{6})?\Z")
 
 Stamp = tuple[int, int, int]
-Mark = tuple[int, int]  # of a record: the number of lines, and the sum of their digests, each modulo 2^31
+Mark = tuple[int, int]  # the state of a record: the number of lines, and the sum of their digests, each modulo 2^31
 
 
 class TeamStore(Protocol):

@@ -22,7 +22,9 @@ from edgert.processing.images.normalize import Normalizer
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = 64 * 1024**2  # of all images or windows of a request, because a small file may be a large image
+EXPANDED_BYTES_MAX = (
+    64 * 1024**2
+)  # the limit for all images or windows of a request, because a small file may be a large image
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 

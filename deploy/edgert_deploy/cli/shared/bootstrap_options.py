@@ -28,7 +28,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
 _FORM = "write SECTION.KEY=VALUE with a TOML value"
-_SHOWN_CHARS_MAX = 200  # of a setting, in a message
+_SHOWN_CHARS_MAX = 200  # the shown part of a setting in a message
 _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from edgert.environment import Result as Result  # of every transport
+from edgert.environment import Result as Result  # the result of a command, for every transport
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Device

@@ -55,7 +55,7 @@ _MOVED_BYTES = 256 * 1024  # an attempt that sent so much resets the count of fa
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
-LINE_BYTES_MAX = 8000  # of a command's line: dropbear closes the connection at 9000
+LINE_BYTES_MAX = 8000  # the limit for a command's line: dropbear closes the connection at 9000
 _LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
 SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0

@@ -28,7 +28,7 @@ from edgert_deploy.fleet.store.schema import COUNTERS
 FINE_HOURS = 48
 STREAMS_REMEMBERED_MAX = 200_000
 
-Key = tuple[int, int]  # of a window: its stream and its number
+Key = tuple[int, int]  # the key of a window: its stream and its number
 T = TypeVar("T", HistMessage, MetricsMessage)
 
 

@@ -18,7 +18,7 @@ from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
-GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # of each model in a breakdown
+GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # the groups of each model in a breakdown
 COMPARED_MAX = 1000  # models on devices: more are compared only if that is asked for, as each is a row of the store
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.

@@ -26,7 +26,9 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES_MAX = 16
-VALUES_MAX = 4096  # of a sample; in a larger answer, quantiles use every n-th value, extremes use all
+VALUES_MAX = (
+    4096  # the number of values of a sample; in a larger answer, quantiles use every n-th value, extremes use all
+)
 LAYERS_MAX = 1000
 QUANTILES = (0.001, 0.5, 0.999)
 DIGITS = 4  # the last bits differ between processors

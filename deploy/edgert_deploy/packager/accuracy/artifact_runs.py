@@ -28,7 +28,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, reference_a
 
 BATCH = 32  # the most samples in a run, if the batch axis is open
 ALONE_SAMPLES = 8  # samples that also run alone
-ALONE_TOLERANCE = 0.02  # of the range of the answers: a few steps of INT8
+ALONE_TOLERANCE = 0.02  # a share of the range of the answers: a few steps of INT8
 
 
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:

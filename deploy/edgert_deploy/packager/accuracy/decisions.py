@@ -38,7 +38,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
 
 Score = Callable[[Outputs, Outputs], float]
 
-IMAGE_RANK = 3  # of an image sample
+IMAGE_RANK = 3  # the rank of an image sample
 ANCHORS_MIN = 100  # the fewest rows of a detector
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16

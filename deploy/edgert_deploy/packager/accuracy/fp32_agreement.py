@@ -19,10 +19,10 @@ SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
 SHARE_OF_POSITIONS_MIN = 1e-4  # a class or threshold with a smaller share of the positions does not count
 NEIGHBOUR_TOLERANCE = 0.01  # in cosine; the lower of the two tolerances counts
-NEIGHBOUR_SHARE = 0.05  # of the difference between the nearest sample's cosine and the mean cosine
+NEIGHBOUR_SHARE = 0.05  # a share of the difference between the nearest sample's cosine and the mean cosine
 NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
 ITSELF = -2.0  # below every cosine
-ANCHOR_TOLERANCE = 0.15  # of a box value's standard deviation; for a point, of the box's longer side
+ANCHOR_TOLERANCE = 0.15  # a share of a box value's standard deviation; for a point, of the box's longer side
 WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
 

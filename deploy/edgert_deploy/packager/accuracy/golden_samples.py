@@ -37,7 +37,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
 SAMPLES_MIN = 2
-BYTES_MAX = 64 * 1024**2  # of the inputs and one artifact's answers; SAMPLES_MIN samples may be larger
+BYTES_MAX = 64 * 1024**2  # the limit for the inputs and one artifact's answers; SAMPLES_MIN samples may exceed it
 FEATURES_MAX = 256  # values of an output, evenly spaced, that make a sample's position
 MARGIN = 4.0
 STEPS_MIN = 3.0

@@ -77,7 +77,7 @@ class CandidateBuilder:
         self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
         self._tried = 0
-        self._reason = ""  # of the last failure
+        self._reason = ""  # the reason of the last failure
 
     @property
     def built(self) -> tuple[Candidate, ...]:

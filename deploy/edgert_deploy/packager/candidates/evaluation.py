@@ -24,7 +24,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.signal_samples import features_of
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
 
-SHARE_TOLERANCE = 1e-6  # of a probability of 1
+SHARE_TOLERANCE = 1e-6  # a share of a probability of 1
 ScoresRule = TypeVar("ScoresRule", Classify | None, Ctc | None)
 
 

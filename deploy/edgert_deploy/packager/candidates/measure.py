@@ -25,7 +25,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 
 FASTER_SHARE = 0.05
 SECONDS = 5.0  # at most
-ERROR_SHARE_MAX = 0.005  # of a median: a tenth of FASTER_SHARE
+ERROR_SHARE_MAX = 0.005  # a share of a median: a tenth of FASTER_SHARE
 
 Progress = Callable[[str], None]
 

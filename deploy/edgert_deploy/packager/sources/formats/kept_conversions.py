@@ -15,7 +15,7 @@ from pathlib import Path
 from edgert.durable import replace_file
 
 FILES_MAX = 8
-BYTES_MAX = 1024**3  # of all of them
+BYTES_MAX = 1024**3  # the limit for all kept conversions
 DIGEST_BYTES = 32
 
 
