@@ -7,8 +7,9 @@ counts as broken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
@@ -22,17 +23,6 @@ COMPARED_FEW = 300  # fewer answers hardly distinguish similar versions (docs/de
 BROKEN_CHECKS_MAX = 3  # a limit that is broken so often in a row ends the watch; a single outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
-
-# name -> (whether higher values break it, whether it is a share, its unit, its meaning)
-_KINDS: dict[str, tuple[bool, bool, str, str]] = {
-    "p99_ms": (True, False, " ms", "latency that 99 % of the answers do not exceed"),
-    "memory_mb": (True, False, " MB", "the worker's memory (PSS)"),
-    "temp_c": (True, False, " °C", "the device's hottest thermal zone"),
-    "error_share": (True, True, "", "requests refused or failed"),
-    "agreement": (False, True, "", "answers that agree with the previous version"),
-    "min_requests": (False, False, "", "requests from apps"),
-}
-LIMIT_NAMES = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class TrialLimits:
         """The longest time that the watch can add to a trial."""
         return self.watch_s + (FILL_S_MAX if self.fills else 0.0)
 
-    def words(self) -> list[str]:
+    def as_options(self) -> list[str]:
         """Return the limits as options of `edgertd activate`."""
         limits = [word for name, value in self.bounds.items() for word in ("--limit", f"{name}={value!r}")]
         return [*limits, "--watch", duration_text(self.watch_s), *(["--unattended"] if self.unattended else [])]
@@ -78,12 +68,10 @@ class TrialLimits:
 
     def described(self) -> str:
         """Return the limits as text for messages."""
-        kinds = [(name, _KINDS[name], value) for name, value in self.bounds.items()]
-        limits = [
-            f"{name} {'<=' if above else '>='} {_text(value, share)}{unit}"
-            for name, (above, share, unit, _), value in kinds
-        ]
-        return f"{', '.join(limits) or 'no crash'} over {self.watch_s:g} s{', marked good by the device itself' * self.unattended}"
+        kinds = [(_KINDS[name], value) for name, value in self.bounds.items()]
+        limits = [f"{kind.name} {'<=' if kind.is_highest else '>='} {kind.text(value)}" for kind, value in kinds]
+        marked = ", marked good by the device itself" if self.unattended else ""
+        return f"{', '.join(limits) or 'no end of the worker'} over {self.watch_s:g} s{marked}"
 
 
 @dataclass(frozen=True)
@@ -111,17 +99,13 @@ class Readings:
     def answered(self) -> int:
         return self.requests - self.failed
 
-    def value(self, name: str) -> float | None:
-        """Return the measured value for limit `name`; None if it is not known yet."""
-        if name == "p99_ms":
-            return self.p99_ms if self.answered else None
-        if name == "error_share":
-            return self.failed / self.requests if self.requests else None
-        if name == "agreement":
-            return self.agreed / self.compared if self.compared else None
-        if name == "min_requests":
-            return float(self.of_apps)
-        return self.temp_c if name == "temp_c" else self.memory_mb
+    @property
+    def error_share(self) -> float | None:
+        return self.failed / self.requests if self.requests else None
+
+    @property
+    def agreement(self) -> float | None:
+        return self.agreed / self.compared if self.compared else None
 
     def described(self) -> str:
         """Return the figures as text for messages."""
@@ -130,14 +114,83 @@ class Readings:
             parts.append(counted(self.golden, "golden sample"))
         if self.answered:
             parts.append(f"p99 {self.p99_ms:.3g} ms")
-        if self.requests:
-            parts.append(f"{_text(self.failed / self.requests, True)} failed")
+        if self.error_share is not None:
+            parts.append(f"{_percent(self.error_share)} failed")
         parts.append(f"{self.memory_mb:.0f} MB")
         if self.temp_c is not None:
             parts.append(f"{self.temp_c:g} °C")
-        if self.compared:
-            parts.append(f"{_text(self.agreed / self.compared, True)} of {self.compared} answers agree")
+        if self.agreement is not None:
+            parts.append(f"{_percent(self.agreement)} of {self.compared} answers agree")
         return ", ".join(parts)
+
+
+class _Kind(NamedTuple):
+    """A kind of limit: the highest value that is allowed, or the lowest.
+
+    `read` returns the measured value, None if it is not known. Before the end of the watch, the value counts only if
+    it `is_certain`.
+    """
+
+    name: str
+    is_highest: bool
+    is_share: bool
+    unit: str
+    meaning: str
+    read: Callable[[Readings], float | None]
+    is_certain: Callable[[Readings], bool] = lambda readings: True
+
+    def text(self, value: float) -> str:
+        number = f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+        return _percent(value) if self.is_share else f"{number}{self.unit}"
+
+
+def _enough(readings: Readings) -> bool:
+    return readings.requests >= REQUESTS_MIN
+
+
+_KINDS = {
+    kind.name: kind
+    for kind in (
+        _Kind(
+            "p99_ms",
+            True,
+            False,
+            " ms",
+            "latency that 99 % of the answers do not exceed",
+            lambda readings: readings.p99_ms if readings.answered else None,
+            _enough,
+        ),
+        _Kind("memory_mb", True, False, " MB", "the worker's memory (PSS)", lambda readings: readings.memory_mb),
+        _Kind("temp_c", True, False, " °C", "the device's hottest thermal zone", lambda readings: readings.temp_c),
+        _Kind(
+            "error_share",
+            True,
+            True,
+            "",
+            "requests refused or failed",
+            lambda readings: readings.error_share,
+            _enough,
+        ),
+        _Kind(
+            "agreement",
+            False,
+            True,
+            "",
+            "answers that agree with the previous version",
+            lambda readings: readings.agreement if readings.compared >= COMPARED_MIN else None,
+        ),
+        _Kind(
+            "min_requests",
+            False,
+            False,
+            "",
+            "requests from apps",
+            lambda readings: float(readings.of_apps),
+            lambda readings: False,
+        ),
+    )
+}
+LIMIT_NAMES = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
@@ -154,12 +207,12 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
     """Return the broken limits: during the watch only those that are certain, at the end all."""
     reasons = []
     for name, limit in limits.bounds.items():
-        above, share, unit, _ = _KINDS[name]
-        value = readings.value(name)
-        if value is not None and _can_judge(name, readings, at_end):
-            if (value > limit) if above else (value < limit):
-                bound = "at most" if above else "at least"
-                text = f"{name} is {_text(value, share)}{unit}, the limit is {bound} {_text(limit, share)}{unit}"
+        kind = _KINDS[name]
+        value = kind.read(readings)
+        if value is not None and (at_end or kind.is_certain(readings)):
+            if (value > limit) if kind.is_highest else (value < limit):
+                bound = "at most" if kind.is_highest else "at least"
+                text = f"{name} is {kind.text(value)}, the limit is {bound} {kind.text(limit)}"
                 reasons.append(Broken(name, value, limit, f"{text} ({readings.described()})"))
         elif at_end:
             reasons.append(Broken(name, None, limit, _not_measured(name, readings)))
@@ -196,30 +249,20 @@ def limit_value(name: str, given: str | float) -> float | None:
     except ValueError as error:
         raise ConfigInvalid(f"limit {name}: {text!r} is not a number") from error
     _check(name, value)
-    if percent and not _KINDS[name][1]:
-        raise ConfigInvalid(
-            f"limit {name}: {text!r} is a share; give a number{_KINDS[name][2] and ' of' + _KINDS[name][2]}"
-        )
+    if percent and not _KINDS[name].is_share:
+        unit = _KINDS[name].unit
+        raise ConfigInvalid(f"limit {name}: {text!r} is a share; give a number{f' of{unit}' if unit else ''}")
     return value
 
 
 def _check(name: str, value: float) -> None:
     if name not in _KINDS:
-        known = "; ".join(f"{each} ({kind[3]})" for each, kind in _KINDS.items())
+        known = "; ".join(f"{each} ({kind.meaning})" for each, kind in _KINDS.items())
         raise ConfigInvalid(f"unknown limit {name[:80]!r}; known: {known}")
-    share = _KINDS[name][1]
+    share = _KINDS[name].is_share
     if not (math.isfinite(value) and 0 <= value <= (1 if share else math.inf)):
         rule = "a share from 0 to 1, or a percentage" if share else "a number from 0 up"
         raise ConfigInvalid(f"limit {name} is {value:g}: give {rule}")
-
-
-def _can_judge(name: str, readings: Readings, at_end: bool) -> bool:
-    """Return whether the value is certain enough, at the end of the watch or during the watch."""
-    if name == "agreement":
-        return readings.compared >= COMPARED_MIN
-    if name in ("p99_ms", "error_share"):
-        return at_end or readings.requests >= REQUESTS_MIN
-    return at_end or name != "min_requests"
 
 
 def _not_measured(name: str, readings: Readings) -> str:
@@ -231,7 +274,5 @@ def _not_measured(name: str, readings: Readings) -> str:
     return f"{name} could not be measured ({readings.described()}): watch for longer, or leave this limit out"
 
 
-def _text(value: float, share: bool) -> str:
-    if share:
-        return f"{value * 100:.3g}%"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"

@@ -181,7 +181,7 @@ class _Deployment:
             case Step.INSTALL:
                 transfer.install(claim)
             case Step.ACTIVATE:
-                limits = plan.limits.words() if plan.limits else ()
+                limits = plan.limits.as_options() if plan.limits else ()
                 trial = ("--trial", duration_text(self.request.trial_s))
                 claim.call("activate", plan.model, *trial, *limits, timeout_s=ACTIVATE_S_MAX)
             case Step.CHECK:

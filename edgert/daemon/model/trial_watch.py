@@ -151,9 +151,9 @@ class TrialWatch:
 def event_fields(readings: Readings) -> dict[str, Any]:
     """Return the readings by their names in telemetry; some differ from the names of limits."""
     figures = {
-        "p99_ms": readings.value("p99_ms"),
-        "error_rate": readings.value("error_share"),
-        "agreement": readings.value("agreement"),
+        "p99_ms": readings.p99_ms if readings.answered else None,
+        "error_rate": readings.error_share,
+        "agreement": readings.agreement,
     }
     rounded = {name: round(value, 4) for name, value in figures.items() if value is not None}
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.memory_mb, **rounded}

@@ -39,7 +39,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
         with pytest.raises(ConfigInvalid, match=re.escape(says)):
             parse_limits([word])
     limits = TrialLimits({"p99_ms": 1 / 3}, 12345.678)
-    assert limits.words() == ["--limit", f"p99_ms={1 / 3!r}", "--watch", "12345.678s"], (
+    assert limits.as_options() == ["--limit", f"p99_ms={1 / 3!r}", "--watch", "12345.678s"], (
         "a device keeps just what was asked"
     )
 
