@@ -15,24 +15,18 @@ from pathlib import Path
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
-from edgert.printable import counted
-from edgert_deploy.common.quantities import size_text
-from edgert_deploy.packager.accuracy import accuracy_gate
-from edgert_deploy.packager.accuracy.golden_samples import SAMPLES
-from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.build_warnings import build_warnings
 from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.choice import Choice, certain_specs, check_gate, choose
-from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
+from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget
 from edgert_deploy.packager.contents import golden_samples, write_contents
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.receipt import receipt
-from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
-from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart, inputs_beyond
-from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
+from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, target_requests
 
 # Disk space in units of the model's size: a builder's intermediate files; an artifact and its copy in the bundle.
 COPIES_ON_THE_WAY = 4
@@ -69,16 +63,7 @@ def build_bundle(
     with work_folder(_space_needed(request, targets)) as work:
         cache = request.cache or BuildCache(work / "cache")
         evaluation = evaluate_source(request)
-        warnings = [
-            *request.source.remarks,
-            *_softmax_warnings(request, evaluation.reference),
-            *_classical_warnings(request),
-            *_overlap_warnings(request),
-            *_constant_warnings(request),
-            *_range_warnings(request),
-            *accuracy_gate.warnings(evaluation.metric, evaluation.reference, evaluation.limits),
-            *_golden_warnings(evaluation),
-        ]
+        warnings = build_warnings(request, targets, evaluation)
         request = replace(request, classify=evaluation.reference.classify, ctc=evaluation.reference.ctc)
         for warning in warnings:
             progress(f"warning: {warning}")
@@ -129,83 +114,6 @@ def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTErro
     if len(same) < len(request.targets):
         return f"{error.message}. The other targets can be built without it: omit --target {' --target '.join(same)}"
     return error.message
-
-
-def _softmax_warnings(request: BuildRequest, reference: Reference) -> list[str]:
-    """Return a sentence for each rule whose softmax the build omitted because the scores need none."""
-    pairs = ((request.classify, reference.classify), (request.ctc, reference.ctc))
-    return [
-        f"output {after.output!r} holds no logits, so devices take its scores as they are, without softmax"
-        for before, after in pairs
-        if before is not None and after is not None and before.softmax != after.softmax
-    ]
-
-
-def _classical_warnings(request: BuildRequest) -> list[str]:
-    if not (operators := classical_operators(request.source.proto)):
-        return []
-    precision = ", in FP32: there is nothing to quantize" if is_float_only(request.source.proto) else ""
-    return [
-        f"the model uses {', '.join(operators)} of ai.onnx.ml (scikit-learn, XGBoost, LightGBM), which of all engines "
-        f"only onnxruntime computes: targets get it for onnxruntime alone{precision}"
-    ]
-
-
-def _golden_warnings(evaluation: Evaluation) -> list[str]:
-    count = len(evaluation.golden)
-    if count >= min(SAMPLES, len(evaluation.reference.holdout)):
-        return []
-    each = sum(array[:1].nbytes for array in (*evaluation.golden_inputs(), *evaluation.answers))
-    return [
-        f"one sample with its answers takes {size_text(each)}, so the bundle has {counted(count, 'golden sample')} instead of {SAMPLES}: "
-        "a device's check of its answers proves less"
-    ]
-
-
-def _overlap_warnings(request: BuildRequest) -> list[str]:
-    if not request.allow_overlap or not (shared := overlap(request.calibration, request.holdout)):
-        return []
-    return [
-        f"calibration has {len(shared)} of {counted(len(request.holdout), 'hold-out sample')} too: the gate proves less "
-        "than with separate samples"
-    ]
-
-
-def _constant_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input whose samples are all the same: they prove no more than one sample."""
-    texts = []
-    for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
-        for name in constant_inputs(samples):
-            values = samples.inputs[name][0]
-            same = f"is {values.flat[0]} everywhere" if values.size and values.min() == values.max() else "is the same"
-            texts.append(
-                f"input {name!r} {same} in all {len(samples)} {kind} samples, which prove no more than one: "
-                "check how they are made, and give samples that differ as the field's do"
-            )
-    return texts
-
-
-def _range_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input whose hold-out values are of another size or range."""
-    apart = inputs_apart(request.calibration, request.holdout)
-    beyond = [name for name in inputs_beyond(request.calibration, request.holdout) if name not in apart]
-    precisions = {precision for target in target_requests(request) for precision in target.precisions}
-    if "int8" not in precisions or request.source.quantized:
-        beyond = []  # the calibration samples determine no scale
-    texts = []
-    for name in (*apart, *beyond):
-        one, other = (
-            f"{samples.inputs[name].min():.4g} to {samples.inputs[name].max():.4g}"
-            for samples in (request.calibration, request.holdout)
-        )
-        effect = (
-            ", so INT8 has the wrong ranges: prepare both in the same way, as the app does"
-            if name in apart
-            else ". INT8 cuts off what lies outside the first range: give calibration samples that reach as far as the "
-            "field's values do"
-        )
-        texts.append(f"input {name!r} is {one} in the calibration samples and {other} in the hold-out samples{effect}")
-    return texts
 
 
 def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:
