@@ -7,8 +7,12 @@ docs/protocol.md).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+E = TypeVar("E", bound="EdgeRTError")
 
 
 class EdgeRTError(Exception):
@@ -33,6 +37,12 @@ class EdgeRTError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+
+    def with_message(self: E, text: str) -> E:
+        """Return a copy with another message; class and other fields stay, the traceback and the cause do not."""
+        error = copy.copy(self)
+        error.args, error.message = (text,), text
+        return error
 
     def as_json(self) -> dict[str, str]:
         return {"code": self.code, "message": self.message}

@@ -45,6 +45,19 @@ def test_a_class_states_only_what_differs() -> None:
         type("Odd", (EdgeRTError,), {}, exit=3)
 
 
+@pytest.mark.parametrize("cls", classes())
+def test_another_message_keeps_class_and_fields(cls: type[EdgeRTError]) -> None:
+    error = cls("full", retry_after_s=0.25)
+    other = error.with_message("the queue is full")
+    assert (type(other), other.message, str(other), other.retry_after_s) == (
+        cls,
+        "the queue is full",
+        "the queue is full",
+        0.25,
+    )
+    assert (error.message, str(error)) == ("full", "full")
+
+
 @pytest.mark.parametrize(
     ("errors", "code"),
     [

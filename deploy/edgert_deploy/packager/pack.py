@@ -88,7 +88,7 @@ def _check_targets(request: BuildRequest, targets: tuple[TargetRequest, ...]) ->
         try:
             check_source(request.source, first_engine(request.source, target.engines), target.profile.name)
         except (ConfigInvalid, OperatorUnsupported) as error:
-            raise type(error)(_with_advice(request, target, error)) from error
+            raise error.with_message(_with_advice(request, target, error)) from error
 
 
 def _choose_all(
@@ -103,7 +103,7 @@ def _choose_all(
         try:
             choices.append(choose(builder, target, budget, request.measure))
         except (OperatorUnsupported, BuildFailed, EngineMissing) as error:
-            raise type(error)(_with_advice(request, target, error)) from error
+            raise error.with_message(_with_advice(request, target, error)) from error
         report(choices[-1])
     return tuple(choices)
 

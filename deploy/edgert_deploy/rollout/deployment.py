@@ -152,7 +152,7 @@ class _Deployment:
             except (DeviceUnreachable, HostKeyMismatch) as error:
                 if not on_trial:
                     raise
-                raise type(error)(
+                raise error.with_message(
                     f"{error.message}; release {plan.release} was on trial: {_trial_end(self.request)}"
                 ) from error
             except EdgeRTError as error:
@@ -213,7 +213,9 @@ class _Deployment:
         try:
             facts = self._roll_back(plan, claim)
         except EdgeRTError as error:
-            raise type(cause)(f"{failed}; and the rollback failed, too [{error.code}]: {error.message}") from error
+            raise cause.with_message(
+                f"{failed}; and the rollback failed, too [{error.code}]: {error.message}"
+            ) from error
         before, after = _own_roll_back(claim.facts, plan), _own_roll_back(facts, plan)
         if after not in (None, before) and after.reason != BY_COMMAND and after.reason not in failed:
             # The device ended the trial between two steps of the host; the next step only found no trial.
