@@ -68,7 +68,7 @@ def build_bundle(
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
-        builder.processes.ahead(certain_specs(evaluation, targets), progress, request.jobs)
+        builder.processes.prebuild(certain_specs(evaluation, targets), progress, request.jobs)
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)

@@ -82,8 +82,7 @@ class GateResult:
     def failed_groups(self) -> tuple[Group, ...]:
         """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
 
-        On some engines each bucket is a separate artifact. So each bucket has the limit of the whole, and each output,
-        too.
+        On some engines each bucket is a separate artifact. So each bucket and each output must also meet `max_drop`.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []

@@ -111,10 +111,11 @@ class BuildProcesses:
                     pickle.dump((self._source, self._calibration), file, protocol=5)
         return str(self._inputs)
 
-    def ahead(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
-        """Build those of `specs` that the cache lacks, `processes` at once (0: as many as fit; 1: build none).
+    def prebuild(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
+        """Build those of `specs` that the cache lacks.
 
-        If a build fails, the build flow gets the same error again and handles it.
+        `processes` is the number of parallel builds; 0: as many as fit. With 1, this function builds nothing, because
+        the build flow does. If a build fails, the build flow gets the same error again and handles it.
         """
         missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs}
         missing = {key: spec for key, spec in missing.items() if not self._cache.has(key)}

@@ -44,12 +44,12 @@ def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
 def test_two_at_once_are_in_the_cache_afterwards(digits_source: Any, digits_calibration: Any, tmp_path: Path) -> None:
     cache, lines = BuildCache(tmp_path / "cache"), list[str]()
     builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
-    builds.ahead(SPECS, lines.append, processes=2)
+    builds.prebuild(SPECS, lines.append, processes=2)
     for spec in SPECS:
         assert cache.has(cache_key(spec, digits_source, digits_calibration))
     assert {"raspberry-pi-4: building tflite int8", "this-machine: building onnxruntime int8"} <= set(lines)
     lines.clear()
-    builds.ahead(SPECS, lines.append, processes=2)
+    builds.prebuild(SPECS, lines.append, processes=2)
     assert lines == []
     (tmp_path / "out").mkdir()
     assert builds.build(SPECS[1], tmp_path / "out", lines.append).path.parent == tmp_path / "out"
