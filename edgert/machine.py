@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
@@ -32,6 +33,16 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
         return bool(int(path.read_text(), 16) & 0xF)
     except (OSError, ValueError):
         return None
+
+
+def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether sums of INT8 products saturate here: on x86 without VNNI (docs/decisions/0033)."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        return "vnni" not in cpuinfo.read_text()
+    except OSError:  # not Linux: a right answer is worth more than a fast one
+        return True
 
 
 def in_home(path: str, advice: str) -> Path:

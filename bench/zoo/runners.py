@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines.onnxruntime import EXACT_INT8
-from edgert.engines.openvino import LOW_PRECISION, int8_saturates
+from edgert.engines.onnxruntime import EXACT_INT8, exact_int8
+from edgert.engines.openvino import LOW_PRECISION
+from edgert.machine import int8_saturates
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
@@ -36,7 +37,7 @@ def onnxruntime_run(path: Path) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.add_session_config_entry(EXACT_INT8, "1")
+    options.add_session_config_entry(EXACT_INT8, exact_int8())
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
     return lambda sample: [np.asarray(out) for out in session.run(None, {name: sample[name] for name in names})]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, closed, sdk_of
 from edgert.errors import EngineFailed
+from edgert.machine import int8_saturates
 from edgert.tensors import TensorSpec
 
 # On x86 without VNNI, sums of INT8 products saturate at 16 bits, unless this option is "1" (docs/decisions/0033).
@@ -90,16 +91,20 @@ def sdk() -> Any:
 
 
 def _exact_session(onnxruntime: Any, path: str, options: Any) -> Any:
-    """Return a session with exact INT8 products on every processor, as far as ONNX Runtime has them."""
-    options.add_session_config_entry(EXACT_INT8, "1")
+    """Return a session with exact INT8 products on every processor, where ONNX Runtime has them."""
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        # ONNX Runtime has no exact QGemm for INT8 activations (format QOperator).
-        if "NOT_IMPLEMENTED" not in str(error):
+        # It has no exact QGemm for INT8 activations (format QOperator).
+        if options.get_session_config_entry(EXACT_INT8) == "0" or "NOT_IMPLEMENTED" not in str(error):
             raise
     options.add_session_config_entry(EXACT_INT8, "0")
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def exact_int8() -> str:
+    """Return the value of EXACT_INT8. Where no sum saturates, "1" would only make INT8 slower."""
+    return "1" if int8_saturates() else "0"
 
 
 def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
@@ -111,6 +116,7 @@ def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
     session_options.log_severity_level = _LOG_FATAL_ONLY  # errors raise anyway; other lines would fill the daemon's log
     # Spinning threads slow preprocessing and other models: under load, p90 was 17 ms instead of 7.7.
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session_options.add_session_config_entry(EXACT_INT8, exact_int8())
     return session_options
 
 

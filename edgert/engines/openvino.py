@@ -9,9 +9,7 @@ model; 28 with `infer`'s own copies, 126 with `start_async` and `wait`).
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, bucket_for, sdk_of
 from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed
+from edgert.machine import int8_saturates
 from edgert.tensors import TensorSpec, batchable
 
 _DEVICE = "CPU"
@@ -140,16 +139,6 @@ def _config(options: EngineOptions) -> dict[str, Any]:
     if options.threads:
         config["INFERENCE_NUM_THREADS"] = options.threads
     return {**config, **options.extra}
-
-
-def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether sums of INT8 products saturate here: on x86 without VNNI (docs/decisions/0033)."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    try:
-        return "vnni" not in cpuinfo.read_text()
-    except OSError:  # not Linux: prefer a right answer to a fast one
-        return True
 
 
 def sdk() -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from pathlib import Path
+
+import pytest
 
 from edgert import machine
 
@@ -55,3 +58,18 @@ def test_a_process_has_a_size_and_one_that_is_gone_has_none() -> None:
     assert size is not None
     assert 5 < size < 5000
     assert machine.process_mb(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "saturates"), [("avx2 fma", True), ("avx512f avx512_vnni", False), ("avx2 avx_vnni", False)]
+)
+def test_int8_saturates_on_x86_without_vnni(
+    flags: str, saturates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags : fpu {flags}\n")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert machine.int8_saturates(cpuinfo) == saturates
+    assert machine.int8_saturates(tmp_path / "absent")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert not machine.int8_saturates(cpuinfo)

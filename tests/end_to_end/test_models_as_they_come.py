@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.engines.onnxruntime import EXACT_INT8
-from edgert.engines.openvino import LOW_PRECISION, int8_saturates
+from edgert.engines.onnxruntime import EXACT_INT8, exact_int8
+from edgert.engines.openvino import LOW_PRECISION
 from edgert.errors import SourceInvalid
+from edgert.machine import int8_saturates
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX
@@ -61,7 +62,7 @@ def by_onnx_runtime(path: Path, feeds: Feeds) -> dict[str, NDArray[Any]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(EXACT_INT8, "1")
+    options.add_session_config_entry(EXACT_INT8, exact_int8())
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return dict(zip([one.name for one in session.get_outputs()], session.run(None, feeds), strict=True))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.engines import ENGINES, FOR_TESTS, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
-from edgert.engines.openvino import int8_saturates
 from edgert.engines.present import engine_versions
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
@@ -205,21 +203,6 @@ def test_products_of_large_int8_values_do_not_saturate(name: str, tmp_path: Path
     session.close()
     (wanted,) = onnx_reference(proto)([given])
     np.testing.assert_allclose(answers, wanted, atol=3 * float(wanted.max()) / 255)
-
-
-@pytest.mark.parametrize(
-    ("flags", "saturates"), [("avx2 fma", True), ("avx512f avx512_vnni", False), ("avx2 avx_vnni", False)]
-)
-def test_openvino_needs_vnni_for_int8_instructions(
-    flags: str, saturates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor : 0\nflags : fpu {flags}\n")
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert int8_saturates(cpuinfo) == saturates
-    assert int8_saturates(tmp_path / "absent")
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert not int8_saturates(cpuinfo)
 
 
 def test_only_the_engines_for_tests_need_no_package() -> None:
