@@ -83,7 +83,7 @@ def _histogram() -> list[sa.Column[Any]]:
 def _merged(name: str) -> sa.Table:
     """Return a table of merged rows: `slot` counts minutes or hours since 1970.
 
-    `owner` is a group or a stream. It is no foreign key, because PostgreSQL would search the whole table for each
+    `owner` is a group or a stream. It has no foreign key, because PostgreSQL would search the whole table for each
     deleted owner.
     """
     return sa.Table(

@@ -44,7 +44,7 @@ class Store:
         self._streams: dict[tuple[str, ...], int] = {}
         self._groups: dict[tuple[str, ...], int] = {}
         self._last_hours = LastHours()
-        self._generation: int | None = None  # the turn of `forgotten` when the numbers above were read
+        self._generation: int | None = None  # the `turns` of `forgotten` when the ids above were read
 
     @property
     def name(self) -> str:
