@@ -141,8 +141,8 @@ def plan_runtime(
 ) -> RuntimePlan:
     """Plan whether and how the runtime changes.
 
-    A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of `house`. Engines that failed
-    to load there before count only if they were named (`exactly`).
+    A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of the wheelhouse. An engine that
+    failed to load on this device before counts as missing only if the user named the engines (`exactly`).
     """
     name, in_use = house.digest[:ID_LENGTH], there.in_use
     if not in_use.id:

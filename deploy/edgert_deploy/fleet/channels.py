@@ -17,8 +17,8 @@ from edgert.versions.slots import State
 
 STALE_MS = 15 * 60_000  # a device that sends no report for longer is stale
 EVENTS_MS = 90 * 86_400_000  # how far back events count
-FAILED_SHOWN_MAX = 200  # the most failed devices of a release that are named
-_ACTIVE = "_active"  # the end of the field of `deploy` that names a model's live release
+FAILED_SHOWN_MAX = 200  # the largest number of failed devices to list for a release
+_ACTIVE = "_active"  # suffix of the `deploy` field with a model's live release
 
 
 class ReleaseState(Enum):

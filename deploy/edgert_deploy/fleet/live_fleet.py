@@ -22,7 +22,7 @@ STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
-_ALARMS = "_alarms"  # the end of the name of a `deploy` field with a model's alarms
+_ALARMS = "_alarms"  # suffix of the `deploy` field with a model's alarms
 _OWN_ALARMS = "alarms"  # the field with the device's own alarms
 
 

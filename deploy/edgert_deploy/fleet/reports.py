@@ -82,11 +82,11 @@ def counters_began_now(metrics: MetricsMessage) -> bool:
 def increase(
     counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, anew: bool
 ) -> tuple[int, ...]:
-    """Return the growth of the counters since `before`; those that fell began at 0 (docs/telemetry.md).
+    """Return the growth of the counters since `before` (docs/telemetry.md).
 
-    Without `before`, it is unknown when they grew: all of it counts if they began within this window, else nothing. The
-    same applies if they fell over a lost spool (`anew`): the worker may have started again during the lost part, or a
-    report of the older spool arrives late.
+    A counter that decreased restarted at 0. Without `before`, return the whole totals if the worker started in this
+    window, else zeros. The same applies if counters decreased over a lost spool (`anew`): the worker may have started
+    again during the lost part, or a report of the older spool arrives late.
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
     if before is None or (fell and anew):

@@ -1,4 +1,4 @@
-"""The web server of the exporter and of the fleet's page: the device's own (edgert/http), in a thread."""
+"""The web server of the exporter and of the fleet's page: the device's HTTP code, in a thread."""
 
 from __future__ import annotations
 

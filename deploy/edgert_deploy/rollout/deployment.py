@@ -2,9 +2,10 @@
 
 The device's facts determine a plan, the plan lists steps, and the steps end in an outcome.
 
-A deployment claims its model on the device before it changes anything, so that no other one interferes. The
-device finishes for a host that cannot: a version that nobody marks good ends with its trial. When the user stops, a
-transfer or a watch ends at once, and any other step ends first. Then a version on trial is rolled back.
+A deployment claims its model on the device before it changes anything, so that no other deployment interferes. If the
+host disappears, the device decides alone: it rolls back a version that no command marks good before its trial ends.
+When the user stops, a transfer or a watch ends at once, and any other step ends first. Then a version on trial is
+rolled back.
 """
 
 from __future__ import annotations

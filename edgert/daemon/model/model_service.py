@@ -206,7 +206,7 @@ class ModelService:
 
     @property
     def settled(self) -> bool:
-        """Whether the first load has ended, or does not start soon."""
+        """Whether no load is in progress or waits."""
         return self.workers.loading is None and self.state is not ModelState.WAITING
 
     @property

@@ -85,7 +85,7 @@ class _Client:
         self.request, self.inputs = _NO_FRAME, _NO_INPUTS
 
     def receive(self) -> wire.Frame | Departure | None:
-        """Return the next frame, or None if nothing has come. Departs at the end and inside a frame."""
+        """Return the next frame, None if none has arrived, or a Departure if the client closed or stopped."""
         frames = self.frames
         try:
             if frames.more and (frame := frames.feed(0)) is not None:

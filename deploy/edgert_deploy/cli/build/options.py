@@ -128,7 +128,7 @@ build_options = gathered(
             "inputs",
             multiple=True,
             metavar="NAME=SHAPE",
-            help="The lengths of an input's axes, if open or different in the model: images=1,3,640,640, ids=int64:1,128.",
+            help="The lengths of axes that the model leaves open, or other lengths: images=1,3,640,640, ids=int64:1,128.",
         ),
         click.option(
             "--buckets",

@@ -1,4 +1,4 @@
-"""From the options of `edgert build` to a `BuildRequest`, with samples and rules read."""
+"""Turn the options of `edgert build` into a `BuildRequest`: read the samples and the rules."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _output_rule(source: SourceModel, before: InputRule | None, options: BuildOp
         after = read_postprocess(options.postprocess, source, options.labels, before)
         if source.buckets is not None and isinstance(after, Detect):
             raise ConfigInvalid(
-                "--buckets does not go with a detector's boxes, which need fixed sizes: leave one of them out"
+                "--buckets cannot be combined with a detector's boxes, which need fixed sizes: leave one of them out"
             )
     elif options.labels is not None:
         after = read_classify(options.labels, source)

@@ -100,14 +100,14 @@ def export(
     exporter = Exporter(name, words, wall_clock=time.time)
     listeners, pushes = [exporter], list[_Pushes]()
     if otlp_to:
-        then = "the next push contains everything"
-        pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), OTLP_EVERY_S, then))
+        consequence = "the next push contains everything"
+        pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), OTLP_EVERY_S, consequence))
     if write_url:
         address = http_address("--remote-write", write_url, WRITE_PATH, "http://HOST:9090")
         writer = RemoteWriter(address, wall_clock=time.time)
         listeners.append(writer)
-        then = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
-        pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, then))
+        consequence = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
+        pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, consequence))
     subscriber = FleetSubscriber(
         settings,
         listeners,
@@ -134,10 +134,10 @@ def export(
 
 
 class _Pushes:
-    """Calls `push` at an interval; reports its first failure (and what happens `then`) and its recovery."""
+    """Calls `push` at an interval. Reports when it starts to fail, with the `consequence`, and when it works again."""
 
-    def __init__(self, push: Callable[[], None], every_s: float, then: str) -> None:
-        self._push, self._every_s, self._then = push, every_s, then
+    def __init__(self, push: Callable[[], None], every_s: float, consequence: str) -> None:
+        self._push, self._every_s, self._consequence = push, every_s, consequence
         self._at, self._failure = time.monotonic(), ""
 
     def when_due(self) -> None:
@@ -152,7 +152,7 @@ class _Pushes:
         except PushFailed as error:
             self._failure = error.message
         if self._failure and self._failure != before:
-            _print_status(f"{self._failure}; {self._then}")
+            _print_status(f"{self._failure}; {self._consequence}")
         elif before and not self._failure:
             _print_status("the endpoint accepts metrics again")
 

@@ -117,14 +117,14 @@ def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
         _socket_to(target, jump, limits, stack)
-        target.connection.client.set_missing_host_key_policy(_OnlyLook())
+        target.connection.client.set_missing_host_key_policy(_CaptureHostKey())
         target.connection.connect_kwargs["disabled_algorithms"] = {
             "keys": [*excluded_kinds, *(_RSA if "ssh-rsa" in excluded_kinds else ())]
         }
         try:
             _connect(target.connection, limits)
             raise AssertionError("a connection without a pinned key was opened")
-        except _Seen as seen:
+        except _HostKeyCaptured as seen:
             return f"{seen.key.get_name()} {seen.key.get_base64()}"
         except (OSError, EOFError, paramiko.SSHException) as error:
             if excluded_kinds and isinstance(error, IncompatiblePeer):
@@ -135,21 +135,21 @@ def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]
             ) from error
 
 
-class _Seen(Exception):  # not an error: it carries the host key out of paramiko
+class _HostKeyCaptured(Exception):  # not an error: it carries the host key out of paramiko
     def __init__(self, key: paramiko.PKey) -> None:
         self.key = key
 
 
-class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko ships no types
+class _CaptureHostKey(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko ships no types
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-        raise _Seen(key)
+        raise _HostKeyCaptured(key)
 
 
 class _SecondFactor(paramiko.AuthenticationException):  # type: ignore[misc]  # paramiko ships no types
     """The server accepts a key and requires a second factor."""
 
 
-class _KeysAlone(paramiko.Transport):  # type: ignore[misc]  # paramiko ships no types
+class _KeyOnlyTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko ships no types
     """A transport without prompts: paramiko would read a second factor from stdin, and print on stdout."""
 
     def auth_interactive_dumb(self, *_: object) -> list[str]:
@@ -182,7 +182,7 @@ class _Hop:
             ) from error
         self.settings = self.connection.ssh_config
         keys = login_keys(self.settings, jump.identity)
-        self.connection.connect_kwargs = {**keys, "transport_factory": _KeysAlone}
+        self.connection.connect_kwargs = {**keys, "transport_factory": _KeyOnlyTransport}
         if "identityagent" in self.settings:
             self.connection.client._agent = agent(self.settings)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -350,7 +350,7 @@ def _reason(error: BaseException) -> str:
     if NO_SESSION in str(error) or (NO_GREETING in str(error) and isinstance(error.__context__, TimeoutError)):
         return (
             "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "
-            "Or another service has this port"
+            "Another service may have this port"
         )
     if NO_GREETING in str(error):
         return (

@@ -59,7 +59,7 @@ class Counting:
         """Return whether this report is new, and remember it."""
         # Events of a device are numbered together, whatever model they concern.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
-        numbers = _value_of(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
+        numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
         new = numbers.is_new(report.boot, report.seq)
         self.duplicates += not new
         return new
@@ -68,7 +68,7 @@ class Counting:
         """Return the counters' increase for a new report. A later report already includes a late one's."""
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
-        last = _value_of(self._counters, key, lambda: _Counted("", -1, ()))
+        last = _get_or_create(self._counters, key, lambda: _Counted("", -1, ()))
         same_boot = last.boot == report.boot
         anew = same_boot and begun_anew(report.seq, last.seq)
         if same_boot and report.seq <= last.seq and not anew:
@@ -78,8 +78,8 @@ class Counting:
         return grown
 
 
-def _value_of(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """Return the value of `key`, made if it is missing, as the one used last."""
+def _get_or_create(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """Return the value of `key`, and create it if it is missing. It is then the most recently used."""
     value = values.get(key)
     if value is None:
         value = values[key] = make()

@@ -21,7 +21,7 @@ class MergedRows:
     """Adds a batch up in memory; then reads, changes and writes each row once."""
 
     def __init__(self, group_id: Callable[[Origin, str], int], connection: sa.Connection) -> None:
-        """`group_id` returns the number of the group of a report and its model's version."""
+        """`group_id(origin, version)` returns the id of a report's group."""
         self._group_id, self._connection = group_id, connection
         self._minutes: dict[tuple[int, int], _Row] = {}
         self._streams: dict[tuple[int, int], _Row] = {}

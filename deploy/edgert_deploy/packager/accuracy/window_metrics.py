@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 
 
 class Event(NamedTuple):
-    """The windows `begin` to before `end` of one recording, with one class."""
+    """A run of windows `[begin, end)` of one recording that have the same class."""
 
     begin: int
     end: int

@@ -217,7 +217,10 @@ def builder_for(engine: str) -> Builder:
 
 
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
-    """Return the engine that must build `source`: the first, else the first that accepts it."""
+    """Return the engine that must build `source`.
+
+    It is the first engine, if that supports an ONNX model's operators, else the first that accepts the source.
+    """
     if source.kind == "onnx" and takes_operators(source, engines[0]):
         return engines[0]
     return next((engine for engine in engines if takes(source, engine)), engines[0])

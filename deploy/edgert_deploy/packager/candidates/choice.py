@@ -190,8 +190,8 @@ def check_gate(choices: Sequence[Choice]) -> None:
     allowed = f"{limits.max_drop:.4f}"
     if limits.max_class_drop is not None:
         allowed += f", {limits.max_class_drop:.4f} of any class or slice"
-    offer = "let it take FP16 or FP32 with --precision auto, " if first.is_int8 else ""
-    advice = f"Give calibration samples closer to the field's, {offer}or allow more with --max-drop"
+    offer = "allow FP16 or FP32 with --precision auto, " if first.is_int8 else ""
+    advice = f"Use calibration samples that resemble the data in the field, {offer}or raise --max-drop"
     in_fp32 = [
         one for choice, _ in failed for one in choice.tried if one.artifact.precision == "fp32" and not one.passed
     ]

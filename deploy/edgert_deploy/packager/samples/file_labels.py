@@ -51,8 +51,8 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
     classes = _by_folder(folder, files, class_names)
     if classes is None and (others := [folder / name for name in OTHER_TABLES if (folder / name).exists()]):
         raise CalibrationInvalid(
-            f"EdgeRT does not read {others[0]}, and the folder has no other labels: write {path}, a line `file,label` for each file "
-            "(a copy, if its columns are file_name,label), or remove it"
+            f"EdgeRT does not read {others[0]}, and the folder has no other labels. If its columns are file_name,label, copy "
+            f"it to {path}. Otherwise write {path} with a line `file,label` for each file. If you need no labels, remove it"
         )
     return {} if classes is None else {LABELS: classes}
 

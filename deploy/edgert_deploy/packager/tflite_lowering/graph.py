@@ -92,9 +92,9 @@ class Node:
 class Graph:
     """A folded model.
 
-    `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` only
-    repeat along axis 0, so that their value at batch 1 broadcasts. `repeated_constants` repeat along one axis, which
-    may be any.
+    `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` repeat
+    one row along axis 0, so the row of batch 1 can be broadcast. `repeated_constants` repeat along exactly one axis,
+    which is not always axis 0.
     """
 
     opset: int

@@ -61,8 +61,8 @@ def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
     size = sum(math.prod(tensor.dims) for tensor in stored) * 4
     if size > PROTO_BYTES_MAX:
         raise SourceInvalid(
-            f"the weights have {size} bytes in FP32, as which every engine's artifact is made; a model has at most {PROTO_BYTES_MAX} "
-            "(one protobuf message): use a smaller variant"
+            f"the weights need {size} bytes in FP32, from which every artifact is built. The limit is {PROTO_BYTES_MAX} bytes "
+            "(one protobuf message): use a smaller variant of the model"
         )
     largest = np.finfo(np.float32).max
     for tensor in stored:
