@@ -134,7 +134,10 @@ def export(
 
 
 class _Pushes:
-    """Calls `push` at an interval. Reports when it starts to fail, with the `consequence`, and when it works again."""
+    """Calls `push` at an interval; reports when it starts to fail, and when it works again.
+
+    The first report ends with the `consequence` of the failure.
+    """
 
     def __init__(self, push: Callable[[], None], every_s: float, consequence: str) -> None:
         self._push, self._every_s, self._consequence = push, every_s, consequence
