@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines.onnxruntime import EXACT_INT8, exact_int8
-from edgert.engines.openvino import LOW_PRECISION
-from edgert.machine import int8_saturates
+from edgert.engines.onnxruntime import compute_int8_exactly
+from edgert.engines.openvino import exact_int8
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
@@ -37,7 +36,7 @@ def onnxruntime_run(path: Path) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.add_session_config_entry(EXACT_INT8, exact_int8())
+    compute_int8_exactly(options)
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
     return lambda sample: [np.asarray(out) for out in session.run(None, {name: sample[name] for name in names})]
@@ -47,9 +46,12 @@ def openvino_run(path: Path) -> Run:
     import openvino
 
     # OpenVINO computes FP32 models in bf16 on processors that have it: a reference must not.
-    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
-    if int8_saturates():
-        config[LOW_PRECISION] = "NO"
+    config = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        **exact_int8(),
+    }
     core = openvino.Core()
     model = core.read_model(path)
     names = [one.get_any_name() for one in model.inputs]

@@ -18,8 +18,7 @@ from edgert.errors import EngineFailed
 from edgert.machine import int8_saturates
 from edgert.tensors import TensorSpec
 
-# On x86 without VNNI, sums of INT8 products saturate at 16 bits, unless this option is "1" (docs/decisions/0033).
-EXACT_INT8 = "session.x64quantprecision"
+_EXACT_INT8 = "session.x64quantprecision"
 _LOG_FATAL_ONLY = 4
 # An ONNX model of IR version 8 and opset 13: y = Identity(x), both FP32 of shape [1].
 IDENTITY = bytes.fromhex(
@@ -90,21 +89,23 @@ def sdk() -> Any:
     return sdk_of("onnxruntime")
 
 
+def compute_int8_exactly(session_options: Any) -> None:
+    """Make sums of INT8 products exact where they would saturate (docs/decisions/0033)."""
+    # On other processors, the option would only make INT8 slower.
+    if int8_saturates():
+        session_options.add_session_config_entry(_EXACT_INT8, "1")
+
+
 def _exact_session(onnxruntime: Any, path: str, options: Any) -> Any:
     """Return a session with exact INT8 products on every processor, where ONNX Runtime has them."""
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         # It has no exact QGemm for INT8 activations (format QOperator).
-        if options.get_session_config_entry(EXACT_INT8) == "0" or "NOT_IMPLEMENTED" not in str(error):
+        if not int8_saturates() or "NOT_IMPLEMENTED" not in str(error):
             raise
-    options.add_session_config_entry(EXACT_INT8, "0")
+    options.add_session_config_entry(_EXACT_INT8, "0")
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def exact_int8() -> str:
-    """Return the value of EXACT_INT8. Where no sum saturates, "1" would only make INT8 slower."""
-    return "1" if int8_saturates() else "0"
 
 
 def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
@@ -116,7 +117,7 @@ def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
     session_options.log_severity_level = _LOG_FATAL_ONLY  # errors raise anyway; other lines would fill the daemon's log
     # Spinning threads slow preprocessing and other models: under load, p90 was 17 ms instead of 7.7.
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session_options.add_session_config_entry(EXACT_INT8, exact_int8())
+    compute_int8_exactly(session_options)
     return session_options
 
 

@@ -133,12 +133,16 @@ def _config(options: EngineOptions) -> dict[str, Any]:
         "ENABLE_CPU_PINNING": False,
         # Otherwise FP32 layers run as bf16 on some processors, and answers differ from the golden answers.
         "INFERENCE_PRECISION_HINT": "f32",
+        **exact_int8(),
     }
-    if int8_saturates():
-        config[LOW_PRECISION] = "NO"
     if options.threads:
         config["INFERENCE_NUM_THREADS"] = options.threads
     return {**config, **options.extra}
+
+
+def exact_int8() -> dict[str, str]:
+    """Return the configuration with which INT8 is exact here; none where the default is exact."""
+    return {LOW_PRECISION: "NO"} if int8_saturates() else {}
 
 
 def sdk() -> Any:

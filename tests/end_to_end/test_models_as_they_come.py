@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.engines.onnxruntime import EXACT_INT8, exact_int8
-from edgert.engines.openvino import LOW_PRECISION
+from edgert.engines.onnxruntime import compute_int8_exactly
+from edgert.engines.openvino import exact_int8
 from edgert.errors import SourceInvalid
-from edgert.machine import int8_saturates
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX
@@ -42,7 +41,7 @@ def in_the_bare_engine(artifact: Artifact, feeds: Feeds) -> dict[str, NDArray[An
     if artifact.engine == "openvino":
         import openvino
 
-        config = {"INFERENCE_PRECISION_HINT": "f32", LOW_PRECISION: "NO" if int8_saturates() else "YES"}
+        config = {"INFERENCE_PRECISION_HINT": "f32", **exact_int8()}
         compiled = openvino.Core().compile_model(artifact.path, "CPU", config)
         answers = compiled(feeds)
         return {name: answers[output] for output in compiled.outputs for name in output.get_names()}
@@ -62,7 +61,7 @@ def by_onnx_runtime(path: Path, feeds: Feeds) -> dict[str, NDArray[Any]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(EXACT_INT8, exact_int8())
+    compute_int8_exactly(options)
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return dict(zip([one.name for one in session.get_outputs()], session.run(None, feeds), strict=True))
 

@@ -206,7 +206,7 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
         device.stop()
     assert device.spool.take(1)[0].kind == "event"
     assert "refuses messages" in device.said[1]
-    # What edgert doctor reports.
+    # `edgert doctor` reports both.
     assert (connection.state, f"telemetry: {connection.text}") == (REFUSED, device.said[1])
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines.onnxruntime import EXACT_INT8, exact_int8, sdk
+from edgert.engines.onnxruntime import compute_int8_exactly, sdk
 from edgert.errors import BuildFailed
 from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
@@ -126,7 +126,7 @@ class Sensitivity:
     def _run(self, proto: Any) -> Outputs:
         options = sdk().SessionOptions()
         options.log_severity_level = 4
-        options.add_session_config_entry(EXACT_INT8, exact_int8())
+        compute_int8_exactly(options)
         # Each of many sessions answers a few times: threads that spin in between would take most of the processor time.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = sdk().InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines.openvino import LOW_PRECISION, sdk
+from edgert.engines.openvino import LOW_PRECISION, exact_int8, sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization
@@ -46,8 +46,8 @@ class OpenVINOBuilder(Builder):
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
     all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
-    # With "NO", OpenVINO computes fake quantization in float. By default, a processor without VNNI never uses "YES".
-    ways = ((1, {}), (0, {}), (1, {LOW_PRECISION: "NO"}), (1, {LOW_PRECISION: "YES"}))
+    # The last way is the one in which a device with the other kind of processor computes INT8.
+    ways = ((1, {}), (0, {}), (1, {LOW_PRECISION: "YES" if exact_int8() else "NO"}))
 
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
