@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? $(if $(filter host/packager%,$(ROOM)),3,5) * n / 2 : 8)))
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format fuzz lock audit servers emulators clean
+.PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check style types format fuzz lock audit servers emulators clean
 
 # One environment: `make demo` installs 0.9 GB of it, the first other target the rest (1.6 GB in all).
 setup: $(VENV)/installed
@@ -60,13 +60,17 @@ docs: setup
 hil: setup servers
 	@$(if $(DUT),EDGERT_DUT=$(abspath $(DUT))) $(BIN)/python -m pytest hil/test_device.py -s
 
-check: setup servers
+# `make --jobs 2 check` installs packages and runs the static checks two at a time.
+check: style types docs servers
+	$(TESTS)
+
+style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	$(TESTS)
+
+types: setup
+	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .
