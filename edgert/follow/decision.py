@@ -7,7 +7,7 @@ from enum import Enum
 
 from edgert.bundle.channel import Entry
 from edgert.follow.record import Tried
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 
 class Do(Enum):
@@ -28,7 +28,7 @@ class Decision:
     wanted: bool = True
 
 
-def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
+def decide(entry: Entry, slots: Slots, tried: Tried | None) -> Decision:
     """Return the follower's step for `entry`, which selects this device; `tried` is the last attempt."""
     name = f"release {entry.release} of {entry.model}"
     live = slots.live
@@ -48,6 +48,6 @@ def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
     return Decision(Do.FETCH, f"{name} is wanted")
 
 
-def _rollback(entry: Entry, slots: SlotState) -> str:
+def _rollback(entry: Entry, slots: Slots) -> str:
     failed = slots.rolled_back
     return f"it was rolled back ({failed.reason})" if failed is not None and failed.digest == entry.digest else ""

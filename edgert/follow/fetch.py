@@ -26,7 +26,7 @@ from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
 from edgert.state_dir import StateDir
 from edgert.versions.install import SPARE_BYTES, fetched_path, held_files
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 
 class ReleaseFetcher:
@@ -35,7 +35,7 @@ class ReleaseFetcher:
     def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
         self._registry, self._state, self._config, self._pace = registry, state, config, pace
 
-    def fetch(self, entry: Entry, slots: SlotState, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
+    def fetch(self, entry: Entry, slots: Slots, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
         """Fetch the files of a release that this device lacks; return the file for `edgertd install`.
 
         Raises RegistryError, BundleError and ChannelMismatch if the release cannot be installed here, StorageFailed,
@@ -116,7 +116,7 @@ def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:
     return manifest
 
 
-def _check_fits(manifest: Manifest, slots: SlotState, now_s: float) -> None:
+def _check_fits(manifest: Manifest, slots: Slots, now_s: float) -> None:
     """Raise the errors of an install before the download, not after it."""
     name = f"release {manifest.release} of {manifest.model}"
     check_expiry(manifest.expires, name, now_s)

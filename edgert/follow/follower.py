@@ -55,7 +55,7 @@ from edgert.registry.client import Registry
 from edgert.state_dir import StateDir
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from edgert.versions.trial_limits import TrialLimits
 from edgert.versions.trust import revoke, trusted_keys
 
@@ -341,7 +341,7 @@ class ChannelFollower:
     def _decide(self, entry: Entry) -> Decision:
         return decide(entry, self._slots(entry), self._records.read().tried_of(entry))
 
-    def _slots(self, entry: Entry) -> SlotState:
+    def _slots(self, entry: Entry) -> Slots:
         return SlotStore(self._state.models / entry.model).read()
 
     @cached_property

@@ -29,7 +29,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
-from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, SlotState, Version
+from edgert.versions.slots import SLOT_NAMES, Slots, Version
 from edgert.versions.trust import trusted_keys
 
 SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs and the spool
@@ -125,19 +125,19 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     return present
 
 
-def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
-    if state.state in ON_TRIAL:  # the table of transitions would also refuse, but only after minutes of unpacking
+def _check_release(manifest: Manifest, digest: str, slots: Slots) -> None:
+    if slots.on_trial:  # the table of transitions would also refuse, but only after minutes of unpacking
         raise TransitionRefused("a version is on trial: end it first with edgertd mark-good or edgertd rollback")
-    if not manifest.may_follow(state.ratchet):
+    if not manifest.may_follow(slots.ratchet):
         raise ReleaseTooOld(
-            f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "
-            f"build with --release {state.ratchet + 1}, or sign a downgrade with --downgrade-from {state.ratchet}"
+            f"release {manifest.release} of {manifest.model} is older than {slots.ratchet}, which was live here: "
+            f"build with --release {slots.ratchet + 1}, or sign a downgrade with --downgrade-from {slots.ratchet}"
         )
-    for slot in (state.a, state.b):
-        if slot is not None and slot.good and slot.release == manifest.release and slot.digest != digest:
+    for version in (slots.a, slots.b):
+        if version is not None and version.good and version.release == manifest.release and version.digest != digest:
             raise BundleError(
                 f"release {manifest.release} of {manifest.model} is installed with other content: "
-                f"build with --release {max(state.ratchet, manifest.release) + 1}"
+                f"build with --release {max(slots.ratchet, manifest.release) + 1}"
             )
 
 

@@ -25,7 +25,7 @@ from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, store_file
 from edgert.durations import TRIAL_S_MAX
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
-from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step
+from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, SlotEvent, Slots, TrialEnd, Version, step
 from edgert.versions.trial_limits import TrialLimits
 
 STAGE_NAME = "stage"
@@ -44,9 +44,9 @@ class SlotStore:
         self.clock = clock or BootClock()
         self.fault: StorageFailed | None = None
         self._remembers = remembers
-        self._unwritten: tuple[SlotState, SlotState] | None = None  # the state on disk, and the true state
+        self._unwritten: tuple[Slots, Slots] | None = None  # the state on disk, and the true state
 
-    def read(self) -> SlotState:
+    def read(self) -> Slots:
         """Return the current state; EMPTY before the first install. Raises StorageFailed for a damaged file."""
         on_disk = self._read()
         if self._unwritten is not None and self._unwritten[0] == on_disk:
@@ -55,7 +55,7 @@ class SlotStore:
         if not on_disk.on_trial or self._may_try.exists():
             return on_disk
         try:
-            after = step(on_disk, Event.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
+            after = step(on_disk, SlotEvent.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
         except TransitionRefused:  # there is no version to roll back to
             return on_disk
         self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full")
@@ -65,12 +65,12 @@ class SlotStore:
     def _may_try(self) -> Path:
         return self.folder / "may-try"
 
-    def _read(self) -> SlotState:
+    def _read(self) -> Slots:
         path = self.folder / "state.json"
         try:
-            return SlotState.from_json(json.loads(path.read_bytes()))
+            return Slots.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
-            return SlotState()
+            return Slots()
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageFailed(
                 f"{path} cannot be read ({type(error).__name__}: {error}); remove {self.folder} and deploy the model again"
@@ -108,23 +108,23 @@ class SlotStore:
     def slot_folder(self, slot: str) -> Path:
         return self.folder / slot
 
-    def live_folder(self, slots: SlotState) -> Path:
+    def live_folder(self, slots: Slots) -> Path:
         """Return the folder of the live version in `slots`. There must be a live version."""
         assert slots.live_slot is not None
         return self.folder / slots.live_slot
 
-    def activate(self, trial_s: float, limits: TrialLimits | None = None) -> SlotState:
+    def activate(self, trial_s: float, limits: TrialLimits | None = None) -> Slots:
         """Make the staged version live, on trial for `trial_s` seconds plus the watch of `limits`."""
         if not 0 < trial_s <= TRIAL_S_MAX:
             raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
         trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
         with self.locked():
-            after = step(self.read(), Event.ACTIVATE, trial=trial, limits=limits)
+            after = step(self.read(), SlotEvent.ACTIVATE, trial=trial, limits=limits)
             with storing(f"cannot write {self._may_try}"):
                 os.close(os.open(self._may_try, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
             return self.commit(after)
 
-    def mark_good(self, *, force: bool = False) -> SlotState:
+    def mark_good(self, *, force: bool = False) -> Slots:
         """End the trial. From now on, rollbacks return to the live version.
 
         Without `force`, raises TransitionRefused if the trial's limits have not passed yet.
@@ -136,9 +136,9 @@ class SlotStore:
                     "its limits are watched and have not held for long enough: wait with edgertd trial --wait, "
                     "or keep it despite the limits with --force"
                 )
-            return self.commit(step(before, Event.MARK_GOOD))
+            return self.commit(step(before, SlotEvent.MARK_GOOD))
 
-    def rollback(self) -> SlotState:
+    def rollback(self) -> Slots:
         """Make the previous good version live again, or drop a staged version, for a command."""
         after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
@@ -152,7 +152,7 @@ class SlotStore:
         left are in `distrusted`.
         """
 
-        def reason_of(before: SlotState) -> str | None:
+        def reason_of(before: Slots) -> str | None:
             if before.live is None or before.live.digest != digest or (of_trial and not before.on_trial):
                 return None
             spare = before.spare
@@ -165,9 +165,9 @@ class SlotStore:
     def record(self) -> None:
         """Write a rollback that could not be written before. Raises StorageFailed, SlotsBusy."""
         with self.locked(wait=False):
-            state = self.read()
+            slots = self.read()
             if self._unwritten is not None:
-                self.commit(state)
+                self.commit(slots)
 
     def start_watch(self) -> bool:
         """Record that the watch of the trial's limits starts; return False if an earlier watch was cut off."""
@@ -178,7 +178,7 @@ class SlotStore:
             self.commit(replace(before, limits=replace(before.limits, started=True)))
             return True
 
-    def pass_limits(self, digest: str) -> SlotState:
+    def pass_limits(self, digest: str) -> Slots:
         """Record that the limits held: mark an unattended trial good, else give the host `confirm_s`.
 
         Raises TransitionRefused if the version `digest` is no longer on trial.
@@ -189,7 +189,7 @@ class SlotStore:
                 raise TransitionRefused("the watched version is no longer on trial")
             trial = self._trial(before.limits.confirm_s)
             after = replace(before, trial=trial, limits=replace(before.limits, passed=True))
-            return self.commit(step(after, Event.MARK_GOOD) if before.limits.unattended else after)
+            return self.commit(step(after, SlotEvent.MARK_GOOD) if before.limits.unattended else after)
 
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
         """Roll back a trial that was not confirmed in time or that a reboot ended; return whether it did so.
@@ -198,7 +198,7 @@ class SlotStore:
         off.
         """
 
-        def reason_of(before: SlotState) -> str | None:
+        def reason_of(before: Slots) -> str | None:
             if not before.on_trial:
                 return None
             if before.trial is None or before.trial.over(self.clock):
@@ -214,19 +214,19 @@ class SlotStore:
         The caller holds the stage's lock (`installing`). A folder that cannot be removed stays until the next call.
         """
         with self.locked(wait=wait):
-            state = self._read()  # versions that the file still names must stay
-            for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
+            slots = self._read()  # versions that the file still names must stay
+            for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if slots.version(slot) is None)):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def put_staged(self, version: Version) -> SlotState:
+    def put_staged(self, version: Version) -> Slots:
         """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
         before = self.read()
-        staged = step(before, Event.INSTALL, version=version)
+        staged = step(before, SlotEvent.INSTALL, version=version)
         with storing(f"cannot fill slot {before.spare_slot} in {self.folder}"):
             # state.json must not name the slot while its folder is replaced.
             unnamed = before.with_slot(before.spare_slot, None)
             if before.staged:
-                unnamed = step(before, Event.ROLLBACK)
+                unnamed = step(before, SlotEvent.ROLLBACK)
             if unnamed != self._read():
                 self.commit(unnamed)
             target = self.slot_folder(before.spare_slot)
@@ -235,22 +235,22 @@ class SlotStore:
             sync_folder(self.folder)
         return self.commit(staged)
 
-    def commit(self, state: SlotState) -> SlotState:
-        """Replace `state.json`, durably, and return `state`. The caller holds the lock."""
-        store_file(self.folder / "state.json", json.dumps(state.as_json(), indent=1).encode())
+    def commit(self, slots: Slots) -> Slots:
+        """Replace `state.json`, durably, and return `slots`. The caller holds the lock."""
+        store_file(self.folder / "state.json", json.dumps(slots.as_json(), indent=1).encode())
         self._unwritten = self.fault = None
-        return state
+        return slots
 
-    def _trial(self, lasts_s: float) -> Trial:
-        return Trial(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
+    def _trial(self, lasts_s: float) -> TrialEnd:
+        return TrialEnd(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
-    def _roll_back(self, reason_of: Callable[[SlotState], str | None], *, wait: bool) -> SlotState | None:
+    def _roll_back(self, reason_of: Callable[[Slots], str | None], *, wait: bool) -> Slots | None:
         """Roll back if `reason_of` returns a reason for the current state; return the new state."""
 
-        def rolled_back() -> SlotState | None:
+        def rolled_back() -> Slots | None:
             before = self.read()
             reason = reason_of(before)
-            return None if reason is None else step(before, Event.ROLLBACK, reason=reason, now_s=time.time())
+            return None if reason is None else step(before, SlotEvent.ROLLBACK, reason=reason, now_s=time.time())
 
         try:
             with self.locked(wait=wait):
@@ -266,7 +266,7 @@ class SlotStore:
             after = rolled_back()  # the lock itself may need a block
             return None if after is None else self._commit_without_a_block(after, error)
 
-    def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
+    def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:
         """Keep a rollback that could not be written because of `error`. Raises `error` if this fails."""
         before, removed = self._read(), False
         if before.on_trial:

@@ -23,7 +23,7 @@ BY_COMMAND = "rolled back by a command"
 CUT_OFF = "the watch of its limits was cut off"
 
 
-class State(str, Enum):
+class SlotState(str, Enum):
     """The state of a model's slots. In a 'first' state there is no good version for a rollback."""
 
     EMPTY = "empty"  # nothing serves
@@ -34,31 +34,31 @@ class State(str, Enum):
     TRIAL = "trial"  # a new version serves on trial, the good one is in the other slot
 
 
-class Event(str, Enum):
+class SlotEvent(str, Enum):
     INSTALL = "install"
     ACTIVATE = "activate"
     MARK_GOOD = "mark-good"
     ROLLBACK = "rollback"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.EMPTY,        Event.INSTALL):   State.FIRST_STAGED,
-    (State.FIRST_STAGED, Event.INSTALL):   State.FIRST_STAGED,
-    (State.FIRST_STAGED, Event.ACTIVATE):  State.FIRST_TRIAL,
-    (State.FIRST_STAGED, Event.ROLLBACK):  State.EMPTY,
-    (State.FIRST_TRIAL,  Event.MARK_GOOD): State.STEADY,
-    (State.FIRST_TRIAL,  Event.ROLLBACK):  State.EMPTY,
-    (State.STEADY,       Event.INSTALL):   State.STAGED,
-    (State.STEADY,       Event.ROLLBACK):  State.STEADY,
-    (State.STAGED,       Event.INSTALL):   State.STAGED,
-    (State.STAGED,       Event.ACTIVATE):  State.TRIAL,
-    (State.STAGED,       Event.ROLLBACK):  State.STEADY,
-    (State.TRIAL,        Event.MARK_GOOD): State.STEADY,
-    (State.TRIAL,        Event.ROLLBACK):  State.STEADY,
+TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
+    (SlotState.EMPTY,        SlotEvent.INSTALL):   SlotState.FIRST_STAGED,
+    (SlotState.FIRST_STAGED, SlotEvent.INSTALL):   SlotState.FIRST_STAGED,
+    (SlotState.FIRST_STAGED, SlotEvent.ACTIVATE):  SlotState.FIRST_TRIAL,
+    (SlotState.FIRST_STAGED, SlotEvent.ROLLBACK):  SlotState.EMPTY,
+    (SlotState.FIRST_TRIAL,  SlotEvent.MARK_GOOD): SlotState.STEADY,
+    (SlotState.FIRST_TRIAL,  SlotEvent.ROLLBACK):  SlotState.EMPTY,
+    (SlotState.STEADY,       SlotEvent.INSTALL):   SlotState.STAGED,
+    (SlotState.STEADY,       SlotEvent.ROLLBACK):  SlotState.STEADY,
+    (SlotState.STAGED,       SlotEvent.INSTALL):   SlotState.STAGED,
+    (SlotState.STAGED,       SlotEvent.ACTIVATE):  SlotState.TRIAL,
+    (SlotState.STAGED,       SlotEvent.ROLLBACK):  SlotState.STEADY,
+    (SlotState.TRIAL,        SlotEvent.MARK_GOOD): SlotState.STEADY,
+    (SlotState.TRIAL,        SlotEvent.ROLLBACK):  SlotState.STEADY,
 }  # fmt: skip
 
-ON_TRIAL = (State.FIRST_TRIAL, State.TRIAL)
-_STAGED = (State.FIRST_STAGED, State.STAGED)
+ON_TRIAL = (SlotState.FIRST_TRIAL, SlotState.TRIAL)
+_STAGED = (SlotState.FIRST_STAGED, SlotState.STAGED)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialEnd:
     """The end of a trial, in seconds of the boot clock of `boot_id`."""
 
     boot_id: str
@@ -95,18 +95,18 @@ class RolledBackVersion:
 
 
 @dataclass(frozen=True)
-class SlotState:
+class Slots:
     """The slots of one model. `ratchet` is the highest release ever marked good.
 
     `limits` are the limits of the trial in progress. `rolled_back` is the last version that was rolled back; it is
     dropped when another version is marked good.
     """
 
-    state: State = State.EMPTY
+    state: SlotState = SlotState.EMPTY
     live_slot: str | None = None
     a: Version | None = None
     b: Version | None = None
-    trial: Trial | None = None
+    trial: TrialEnd | None = None
     ratchet: int = 0
     limits: TrialLimits | None = None
     rolled_back: RolledBackVersion | None = None
@@ -136,7 +136,7 @@ class SlotState:
     def version(self, slot: str | None) -> Version | None:
         return None if slot is None else getattr(self, slot)
 
-    def with_slot(self, slot: str, version: Version | None) -> SlotState:
+    def with_slot(self, slot: str, version: Version | None) -> Slots:
         return replace(self, a=version) if slot == "a" else replace(self, b=version)
 
     def why_expired(self, clock: BootClock) -> str:
@@ -153,7 +153,7 @@ class SlotState:
         return {"format": FORMAT, **asdict(self), "state": self.state.value}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> SlotState:
+    def from_json(cls, value: dict[str, Any]) -> Slots:
         """Read `as_json`, and ignore keys of a newer runtime.
 
         After the trial of a newer runtime failed, this runtime must read the newer runtime's file. Raises ValueError,
@@ -168,15 +168,15 @@ class SlotState:
 
 
 def step(
-    before: SlotState,
-    event: Event,
+    before: Slots,
+    event: SlotEvent,
     *,
-    trial: Trial | None = None,
+    trial: TrialEnd | None = None,
     limits: TrialLimits | None = None,
     version: Version | None = None,
     reason: str = "",
     now_s: float = 0.0,
-) -> SlotState:
+) -> Slots:
     """Return the state after `event`. Pure, so that tests can check each row of the table as data.
 
     INSTALL needs `version`, ACTIVATE `trial` and `limits`, ROLLBACK `reason` and `now_s` (wall clock). Raises
@@ -185,11 +185,11 @@ def step(
     after = TRANSITIONS.get((before.state, event))
     if after is None:
         raise TransitionRefused(f"cannot {event.value} while the model is {before.state.value}; {_ADVICE[event]}")
-    if event is Event.INSTALL:
+    if event is SlotEvent.INSTALL:
         return replace(before.with_slot(before.spare_slot, version), state=after)
-    if event is Event.ACTIVATE:
+    if event is SlotEvent.ACTIVATE:
         return replace(before, state=after, live_slot=before.spare_slot, trial=trial, limits=limits)
-    if event is Event.MARK_GOOD:
+    if event is SlotEvent.MARK_GOOD:
         return _marked_good(before, after)
     served = None if before.staged else before.live
     rolled_back = replace(_rolled_back(before, after), limits=None)
@@ -199,7 +199,7 @@ def step(
     return replace(rolled_back, rolled_back=rolled_back_version)
 
 
-def _marked_good(before: SlotState, after: State) -> SlotState:
+def _marked_good(before: Slots, after: SlotState) -> Slots:
     version = before.live
     assert before.live_slot is not None  # a trial always has a live slot, and a version in it
     assert version is not None
@@ -208,25 +208,25 @@ def _marked_good(before: SlotState, after: State) -> SlotState:
     return replace(good, state=after, trial=None, limits=None, rolled_back=None, ratchet=ratchet)
 
 
-def _rolled_back(before: SlotState, after: State) -> SlotState:
+def _rolled_back(before: Slots, after: SlotState) -> Slots:
     if before.staged:  # the staged version does not serve yet: drop it
         return replace(before.with_slot(before.spare_slot, None), state=after)
     assert before.live_slot is not None  # in all other states, a version serves
-    if before.state is State.FIRST_TRIAL:
+    if before.state is SlotState.FIRST_TRIAL:
         return replace(before.with_slot(before.live_slot, None), state=after, live_slot=None, trial=None)
     if before.spare is None or not before.spare.good:
         raise TransitionRefused("there is no earlier good version for a rollback; deploy one")
     live_slot = before.spare_slot
-    if before.state is State.TRIAL:  # a version that failed its trial is not kept
+    if before.state is SlotState.TRIAL:  # a version that failed its trial is not kept
         before = before.with_slot(before.live_slot, None)
     return replace(before, state=after, live_slot=live_slot, trial=None)
 
 
 _ADVICE = {
-    Event.INSTALL: "mark the version on trial good or roll it back first",
-    Event.ACTIVATE: "install a bundle first",
-    Event.MARK_GOOD: "only a version on trial can be marked good: activate it first",
-    Event.ROLLBACK: "there is nothing to roll back",
+    SlotEvent.INSTALL: "mark the version on trial good or roll it back first",
+    SlotEvent.ACTIVATE: "install a bundle first",
+    SlotEvent.MARK_GOOD: "only a version on trial can be marked good: activate it first",
+    SlotEvent.ROLLBACK: "there is nothing to roll back",
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgert.daemon.memory.memory_budget import MemoryBudget
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Overloaded
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 TURN_S = 10.0  # a longer load, such as a TensorRT build, does not delay others
 ROOM_RETRY_S = 0.05
@@ -43,7 +43,7 @@ class LoadTurns:
         self._queued: set[str] = set()  # models that wait for a turn
         self._waits: dict[str, _Wait] = {}  # models that wait for memory
 
-    def admit(self, service: ModelService, slots: SlotState) -> bool:
+    def admit(self, service: ModelService, slots: Slots) -> bool:
         """Return whether `service` may load its live version now; if not, `tick` tries again.
 
         Raises Unavailable for a version that never fits into the memory budget, Overloaded if other models have used

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgert.daemon.memory.worker_sizes import LearnedSizes, estimated_mb
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Unavailable
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded
 
@@ -30,7 +30,7 @@ class MemoryBudget:
         self._limit_mb, self._sizes, self._services, self._clock = limit_mb, sizes, services, clock
         self._forks = forks
 
-    def admit(self, service: ModelService, slots: SlotState) -> bool:
+    def admit(self, service: ModelService, slots: Slots) -> bool:
         """Return whether `service` may load its live version now; if not, start to unload other models.
 
         An older version of the same model that still serves does not count, because a swap must not stop the model.

@@ -38,7 +38,7 @@ from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, Tr
 from edgert.log import log
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, Version
+from edgert.versions.slots import Slots, Version
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
@@ -63,7 +63,7 @@ class ModelService:
         config: DeviceConfig,
         boot: str,
         report: Callable[[str, dict[str, Any]], None],
-        admit: Callable[[ModelService, SlotState], bool],
+        admit: Callable[[ModelService, Slots], bool],
         clock: Callable[[], float],
         start_worker: StartWorker,
     ) -> None:
@@ -240,7 +240,7 @@ class ModelService:
 
     # --- loading ------------------------------------------------------------------------------
 
-    def _bring_up(self, slots: SlotState, version: Version) -> None:
+    def _bring_up(self, slots: Slots, version: Version) -> None:
         """Load `version` if it may load now and there is memory."""
         if not self.wanted and not (self.trial.in_progress or self.workers.serving):
             self._serve_none(ModelState.UNLOADED)
@@ -284,7 +284,7 @@ class ModelService:
 
         self._slot_writer.attempt("restart", follow)
 
-    def _start(self, slots: SlotState, version: Version) -> None:
+    def _start(self, slots: Slots, version: Version) -> None:
         folder, previous = str(self.store.live_folder(slots)), previous_version(self.store, slots)
         order = self._order(folder, version.digest, previous=previous)
         try:

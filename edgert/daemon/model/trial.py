@@ -17,7 +17,7 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import DeviceError, EdgeRTError, HealthCheckFailed, SlotsBusy, TransitionRefused
 from edgert.log import log
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import CUT_OFF, SlotState, Version
+from edgert.versions.slots import CUT_OFF, Slots, Version
 
 
 class Trial:
@@ -48,7 +48,7 @@ class Trial:
         self._last: TrialStatus | None = None  # the result of the last watch
         self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
 
-    def follow(self, slots: SlotState) -> None:
+    def follow(self, slots: Slots) -> None:
         """Update the trial from the slots."""
         self._ends_at_s = None
         self.in_progress = slots.on_trial

@@ -18,7 +18,7 @@ from edgert import machine
 from edgert.checks.trial_status import TrialPhase, TrialStatus
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from edgert.versions.trial_limits import (
     BROKEN_CHECKS_MAX,
     FILL_S_MAX,
@@ -159,7 +159,7 @@ def event_fields(readings: Readings) -> dict[str, Any]:
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.memory_mb, **rounded}
 
 
-def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:
+def previous_version(store: SlotStore, slots: Slots) -> tuple[str, str] | None:
     """Return folder and digest of the good version to compare with, if a limit needs a comparison."""
     spare = slots.spare
     if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:

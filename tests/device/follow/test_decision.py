@@ -9,14 +9,14 @@ import pytest
 from edgert.bundle.channel import Entry
 from edgert.follow.decision import Do, decide
 from edgert.follow.record import Record, Tried
-from edgert.versions.slots import RolledBackVersion, SlotState, State, Version
+from edgert.versions.slots import RolledBackVersion, Slots, SlotState, Version
 
 NEW, OLD = "ab" * 32, "cd" * 32
 ENTRY = Entry("digits", 8, NEW, "0" * 64, "1" * 64)
-OLD_LIVE = SlotState(State.STEADY, "a", a=Version(7, OLD, good=True), ratchet=7)
-INSTALLED = replace(OLD_LIVE, state=State.STAGED, b=Version(8, NEW, good=False))
-ON_TRIAL = replace(INSTALLED, state=State.TRIAL, live_slot="b")
-LIVE = SlotState(State.STEADY, "b", a=Version(7, OLD, good=True), b=Version(8, NEW, good=True), ratchet=8)
+OLD_LIVE = Slots(SlotState.STEADY, "a", a=Version(7, OLD, good=True), ratchet=7)
+INSTALLED = replace(OLD_LIVE, state=SlotState.STAGED, b=Version(8, NEW, good=False))
+ON_TRIAL = replace(INSTALLED, state=SlotState.TRIAL, live_slot="b")
+LIVE = Slots(SlotState.STEADY, "b", a=Version(7, OLD, good=True), b=Version(8, NEW, good=True), ratchet=8)
 OTHER_ON_TRIAL = replace(ON_TRIAL, b=Version(9, "ef" * 32, good=False))
 WENT_BACK = replace(OLD_LIVE, rolled_back=RolledBackVersion(8, NEW, "p99_ms is 9", 0.0))
 BEGUN = Tried("any")
@@ -25,7 +25,7 @@ BEGUN = Tried("any")
 @pytest.mark.parametrize(
     ("slots", "tried", "halted", "do"),
     [
-        (SlotState(), None, False, Do.FETCH),
+        (Slots(), None, False, Do.FETCH),
         (OLD_LIVE, None, False, Do.FETCH),
         (OLD_LIVE, None, True, Do.NOTHING),
         (INSTALLED, None, False, Do.ACTIVATE),
@@ -43,7 +43,7 @@ BEGUN = Tried("any")
         (OLD_LIVE, Tried("any", "not for this device"), False, Do.NOTHING),
     ],
 )
-def test_the_slots_and_the_attempt_before_decide(slots: SlotState, tried: Tried | None, halted: bool, do: Do) -> None:
+def test_the_slots_and_the_attempt_before_decide(slots: Slots, tried: Tried | None, halted: bool, do: Do) -> None:
     assert decide(replace(ENTRY, halted=halted), slots, tried).do is do
 
 

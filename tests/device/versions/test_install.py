@@ -29,7 +29,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.installed import check_files, load_live, load_version
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import State
+from edgert.versions.slots import SlotState
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.devices import Device
 
@@ -148,7 +148,7 @@ def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:
 def test_a_missing_engine_is_named_and_nothing_is_installed(device: Device) -> None:
     with pytest.raises(EngineMissing, match="tensorrt"):
         install_on(device, device.bundle(engine="tensorrt"))
-    assert store_of(device).read().state is State.EMPTY
+    assert store_of(device).read().state is SlotState.EMPTY
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
@@ -157,7 +157,7 @@ def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(de
     lines: list[str] = []
     install(bundle, device.state, read_config(device.state), lines.append)
     assert any("first cannot serve here" in line and "tensorrt is not installed" in line for line in lines)
-    assert store_of(device).read().state is State.FIRST_STAGED
+    assert store_of(device).read().state is SlotState.FIRST_STAGED
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")

@@ -15,11 +15,11 @@ from edgert.daemon.model.restarts import RESTART_PAUSES_S
 from edgert.errors import Unavailable
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, State, Version
+from edgert.versions.slots import Slots, SlotState, Version
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.stand_ins.workers import FakeWorker, connected, ready_message
 
-STEADY = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+STEADY = Slots(SlotState.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
 
 
 class World:
@@ -110,7 +110,7 @@ def test_a_command_waits_for_no_turn(world: World) -> None:
 
 
 def test_a_model_that_is_removed_or_stopped_waits_no_more(world: World) -> None:
-    SlotStore(world.state.models / "c").commit(SlotState())
+    SlotStore(world.state.models / "c").commit(Slots())
     world.services["c"].sync()
     world.services["d"].stop()
     world.loaded("a")
@@ -149,7 +149,7 @@ def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) ->
     world.ask("first")
     world.loaded("first").run_page.since_s = world.now_s
     world.ask("second")
-    second.store.commit(SlotState())
+    second.store.commit(Slots())
     second.sync()
     world.wait(ROOM_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("stopped", None)
@@ -163,7 +163,7 @@ def with_a_next_version(tmp_path: Path) -> tuple[World, ModelService]:
     for model in ("first", "second"):
         world.ask(model)
         world.loaded(model).run_page.since_s = world.now_s
-    first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
+    first.store.commit(Slots(SlotState.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
     return world, first
 
 

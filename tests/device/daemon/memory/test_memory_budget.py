@@ -14,7 +14,7 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, State, Version
+from edgert.versions.slots import Slots, SlotState, Version
 from tests.support.stand_ins.workers import ORDER, FakeWorker
 
 NOW = 1000.0
@@ -48,7 +48,7 @@ class World:
         return self.services[model]
 
     def admit(self, service: ModelService) -> bool:
-        return self.budget.admit(service, SlotState(State.STEADY, "a", a=version_of(service.model)))
+        return self.budget.admit(service, Slots(SlotState.STEADY, "a", a=version_of(service.model)))
 
 
 def version_of(model: str) -> Version:

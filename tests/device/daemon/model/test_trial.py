@@ -11,7 +11,7 @@ from edgert.daemon.model.slot_writer import BUSY_RETRY_S, SlotWriter
 from edgert.daemon.model.trial import Trial
 from edgert.errors import EdgeRTError
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import CUT_OFF, SlotState, State, Version
+from edgert.versions.slots import CUT_OFF, Slots, SlotState, Version
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
 from tests.support.devices import wait_until
 from tests.support.stand_ins.workers import FakeWorker, figures_message
@@ -46,7 +46,7 @@ class World:
         self.rolled_back.append((fault.message, fields))
 
     def activate(self, limits: TrialLimits | None, trial_s: float = 60.0) -> None:
-        self.store.commit(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+        self.store.commit(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
         self.trial.follow(self.store.activate(trial_s, limits))
 
     def figures(self, **figures: Any) -> None:
@@ -77,7 +77,7 @@ def test_limits_that_held_wait_for_the_host(world: World) -> None:
     world.figures()
     assert (world.events, world.store.read().state, world.trial.watches(world.worker)) == (
         ["limits_held"],
-        State.TRIAL,
+        SlotState.TRIAL,
         False,
     )
     status = world.trial.status()
@@ -94,7 +94,7 @@ def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World)
         world.figures()  # what was found is acted on once
         assert (world.events, world.trial.watches(world.worker)) == ([], True)
     world.wait(BUSY_RETRY_S)
-    assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], State.STEADY, False)
+    assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], SlotState.STEADY, False)
 
 
 def test_a_broken_limit_rolls_back_with_its_figures(world: World) -> None:
@@ -130,10 +130,10 @@ def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) ->
     wait_until(lambda: trial.over(world.store.clock), "the trial is over by the machine's clock", pause_s=0.001)
     with world.store.locked():
         world.wait(1.0)
-    assert (world.expired, world.store.read().state) == ([], State.TRIAL)
+    assert (world.expired, world.store.read().state) == ([], SlotState.TRIAL)
     world.wait(BUSY_RETRY_S)
     assert world.expired == ["the trial was not confirmed in time"]
-    assert world.store.read().state is State.STEADY
+    assert world.store.read().state is SlotState.STEADY
 
 
 def test_a_trial_that_a_command_ended_is_no_trial_any_more(world: World) -> None:
