@@ -28,7 +28,7 @@ from edgert.config import DeviceConfig
 from edgert.daemon.model.model_state import RETRY_S, ModelState, unavailable
 from edgert.daemon.model.restarts import Restarts
 from edgert.daemon.model.slot_writer import SlotWriter
-from edgert.daemon.model.trial import Trial
+from edgert.daemon.model.trial import LimitsHeld, SlotsChanged, Trial, TrialExpired, TrialFailed, TrialResult
 from edgert.daemon.model.trial_watch import previous_version
 from edgert.daemon.timed import Timed, soonest_s
 from edgert.daemon.workers.watchdog import Watchdog
@@ -59,7 +59,7 @@ class ModelService:
     def __init__(
         self,
         model: str,
-        state: StateDir,
+        state_dir: StateDir,
         config: DeviceConfig,
         boot: str,
         report: Callable[[str, dict[str, Any]], None],
@@ -67,22 +67,23 @@ class ModelService:
         clock: Callable[[], float],
         start_worker: StartWorker,
     ) -> None:
-        self.model, self.pinned = model, config.model(model).pinned
-        self.store = SlotStore(state.models / model, remembers=True)
+        self.model = model
+        self.pinned = config.model(model).pinned
+        self.store = SlotStore(state_dir.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
         self.wanted = self.pinned or not config.serving.memory_mb  # whether to load without a client's request
         self.requested_at_s: float | None = None  # the time of the last request that was refused
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
-        self._report, self._admit, self._clock = report, admit, clock
-        self._order = partial(LoadOrder, model, state=str(state.root), boot=boot)
+        self._report = report
+        self._admit = admit
+        self._clock = clock
+        self._order = partial(LoadOrder, model, state_dir=str(state_dir.root), boot=boot)
         self.workers = WorkerSet(clock, start_worker)
         self._watchdog = Watchdog(config.serving, self.workers, clock, self._recycle)
         self._restarts = Restarts(clock, self._restart)
         self._slot_writer = SlotWriter(clock)
-        self.trial = Trial(
-            model, self.store, self._slot_writer, clock, self._roll_back, self._rolled_back, self.sync, report
-        )
+        self.trial = Trial(model, self.store, self._slot_writer, clock, self._act_on_trial)
         self._parts: list[Timed] = [self._restarts, self._slot_writer, self.trial, self.workers, self._watchdog]
 
     # --- events -------------------------------------------------------------------------------
@@ -217,7 +218,8 @@ class ModelService:
 
     def status(self) -> ServingStatus:
         worker, loading = self.workers.serving, self.workers.loading
-        fault, restart_in_s = self.fault or self.trial.fault or self.store.fault, self._restarts.in_s()
+        fault = self.fault or self.trial.fault or self.store.fault
+        restart_in_s = self._restarts.in_s()
         return ServingStatus(
             state=self.state.value,
             fault=None if fault is None else fault.message,
@@ -285,7 +287,8 @@ class ModelService:
         self._slot_writer.attempt("restart", follow)
 
     def _start(self, slots: Slots, version: Version) -> None:
-        folder, previous = str(self.store.live_folder(slots)), previous_version(self.store, slots)
+        folder = str(self.store.live_folder(slots))
+        previous = previous_version(self.store, slots)
         order = self._order(folder, version.digest, previous=previous)
         try:
             self.workers.start(order, version)
@@ -310,10 +313,22 @@ class ModelService:
                 return False
         except EdgeRTError:
             return False
-        mb, limit_mb = round(worker.mb, 1), self._watchdog.limit_mb
+        mb = round(worker.mb, 1)
+        limit_mb = self._watchdog.limit_mb
         self._report("recycled", {"release": worker.version.release, "memory_mb": mb, "limit_mb": limit_mb})
         self._start(slots, worker.version)
         return True
+
+    def _act_on_trial(self, result: TrialResult) -> None:
+        match result:
+            case LimitsHeld(kept, fields):
+                self._report("kept" if kept else "limits_held", fields)
+            case TrialFailed(version, reason, fields):
+                self._roll_back(version, reason, fields)
+            case TrialExpired(version, reason):
+                self._rolled_back(version, reason, {})
+            case SlotsChanged():
+                self.sync()
 
     # --- failures -----------------------------------------------------------------------------
 
