@@ -114,13 +114,17 @@ class ChannelFollower:
         jitter: Callable[[], float] = random.random,
         home: Path | None = None,
     ) -> None:
-        self._state, self._config, self._registry, self._report = state, config, registry, report
+        self._state = state
+        self._config = config
+        self._registry = registry
+        self._report = report
         self._channel = config.follow.channel
         self._source = f"{config.follow.registry} {self._channel}"
         self._device = ChannelDevice(config.site, config.device, config.profile, config.follow.tags)
         self._records = RecordStore(state)
         self._latest = latest or LatestTime(state)
-        self._pace, self._jitter = pace or Pace(config.follow), jitter
+        self._pace = pace or Pace(config.follow)
+        self._jitter = jitter
         self._home = home
 
     def round(self) -> Round:
@@ -313,12 +317,12 @@ class ChannelFollower:
 
     def _activate(self, entry: Entry) -> None:
         """Start the trial; the daemon watches its limits and then keeps the version or rolls it back."""
-        from edgert.checks.trial_preparation import fit_for
+        from edgert.checks.trial_preparation import measurable_limits
 
         store = SlotStore(self._state.models / entry.model)
         limits = TrialLimits(dict(entry.limits), entry.watch_s, unattended=True)
         try:
-            limits, _ = fit_for(limits, store, self._config)
+            limits, _ = measurable_limits(limits, store, self._config)
         except TransitionRefused as error:
             raise ConfigInvalid(error.message) from error
         # Write the record first. So this release is not tried a second time, whatever the result of the trial.
