@@ -33,7 +33,7 @@ from edgert.daemon.sockets.control_server import ControlClient, ControlServer
 from edgert.daemon.sockets.status_rounds import StatusRounds
 from edgert.daemon.system import incoming, service_manager
 from edgert.daemon.system.incoming import IncomingFolder
-from edgert.daemon.system.resources import raise_descriptor_limit, sole_daemon
+from edgert.daemon.system.resources import PidFile, raise_descriptor_limit, sole_daemon
 from edgert.daemon.system.side_process import SideProcess
 from edgert.daemon.timed import Every, Timed, soonest_s
 from edgert.daemon.workers.fork_server import WorkerStarter
@@ -63,7 +63,8 @@ class Supervisor:
     """The daemon of one state folder."""
 
     def __init__(self, state: StateDir, clock: Callable[[], float] = time.monotonic) -> None:
-        self._state, self._clock = state, clock
+        self._state = state
+        self._clock = clock
         self._config: DeviceConfig = read_config(state)
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot)
@@ -92,12 +93,12 @@ class Supervisor:
         if (watchdog_s := service_manager.watchdog_s()) is not None:
             self._regular.append(Every(watchdog_s, self._ping_watchdog, clock))
         self._reported_ready = False
-        self._pid_inode: int | None = None
+        self._pid_file: PidFile | None = None  # locked while `run` runs
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or the command `stop`. Raises DeviceError if another daemon runs here."""
         with contextlib.ExitStack() as stack:
-            self._pid_inode = stack.enter_context(sole_daemon(self._state))
+            self._pid_file = stack.enter_context(sole_daemon(self._state))
             socket_path, control_path = self._socket_paths()
             raise_descriptor_limit()
             listener = stack.enter_context(listening(socket_path, 0o660, self._config.socket_group))
@@ -161,15 +162,9 @@ class Supervisor:
             log(f"{model}: the slots were not cleaned up: {error.message}")
 
     def _check_state_folder(self) -> None:
-        """Stop if the state folder was removed: no command can reach this daemon then."""
-        try:
-            exists = self._pid_inode is None or self._state.pid.stat().st_ino == self._pid_inode
-        except FileNotFoundError:
-            exists = False
-        except OSError:  # a faulty disk is no reason to stop serving
-            return
-        if not exists and self._stop_by_s is None:
-            log(f"{self._state.root} was removed or replaced: the daemon stops")
+        """Stop if the state folder was removed, because no command can reach this daemon any more."""
+        if self._pid_file is not None and not self._pid_file.is_there() and self._stop_by_s is None:
+            log(f"{self._state.root} was removed or replaced, so no command reaches this daemon: the daemon stops")
             self._stop()
         self._own_alarms = self._channel_alarms()
 
@@ -253,7 +248,8 @@ class Supervisor:
         return self._services[model]
 
     def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
-        worker, service = WorkerProcess.start(order, version, now_s, self._starter), self._services[order.model]
+        worker = WorkerProcess.start(order, version, now_s, self._starter)
+        service = self._services[order.model]
         self._selector.register(worker.link, selectors.EVENT_READ, lambda: self._receive(service, worker))
         return worker
 
