@@ -87,7 +87,7 @@ def _serve(end: socket.socket) -> int:
     if received is None:
         return 0
     order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
-    state = StateDir(Path(order.state))
+    state = StateDir(Path(order.state_dir))
     prefer_for_oom(500)  # when memory runs out, the kernel ends a worker before the supervisor
     with contextlib.suppress(OSError):  # `ps` and `top` show the model
         Path("/proc/self/comm").write_text(order.model)

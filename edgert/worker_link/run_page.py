@@ -85,4 +85,5 @@ class _WatchedSession:
             return watched_run
 
         # A closure is faster than attributes of `self`, and every request runs it.
-        self.run, self.release_memory = watched(session.run), watched(session.release_memory)
+        self.run = watched(session.run)
+        self.release_memory = watched(session.release_memory)

@@ -19,7 +19,8 @@ class Restarts:
 
     def __init__(self, clock: Callable[[], float], restart: Callable[[], None]) -> None:
         self.distrusted: set[str] = set()
-        self._clock, self._restart = clock, restart
+        self._clock = clock
+        self._restart = restart
         self._backoff = Backoff((*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S))
         self._digest = ""
         self._due_s: float | None = None

@@ -50,7 +50,8 @@ class TrialWatch:
         now_s: float,
         temp_c: Callable[[], float | None] = machine.temp_c,
     ) -> None:
-        self.limits, self.worker = limits, worker
+        self.limits = limits
+        self.worker = worker
         self.phase = TrialPhase.WATCHING
         self.finding: Broken | None = None
         self.concluded = False  # whether `Trial` has acted on the result
@@ -143,7 +144,8 @@ class TrialWatch:
 
     def status(self, now_s: float) -> TrialStatus:
         left_s = round(max(0.0, self._ends_s - now_s), 1)
-        release, readings = self.worker.version.release, self.readings
+        release = self.worker.version.release
+        readings = self.readings
         few = doubt(self.limits, readings) if self.phase is TrialPhase.HELD else ""
         return TrialStatus(release, self.phase, left_s, readings, readings.described(), few)
 
