@@ -152,7 +152,9 @@ def _opened(
     engine_by_name(artifact.engine).prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
     base_bytes = machine.rss_bytes() or 0  # includes the engine's libraries, which are already loaded
     times: dict[int, float] = {}
-    session, best, load_s = None, 0, 0.0
+    session = None
+    best = 0
+    load_s = 0.0
     for threads in _threads(artifact.engine):
         began = clock()
         tried = load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
@@ -172,7 +174,8 @@ def _opened(
             continue
         if session is not None:
             session.close()
-        session, best = tried, threads
+        session = tried
+        best = threads
     assert session is not None
     return session, replace(
         result,

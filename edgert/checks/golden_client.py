@@ -53,7 +53,8 @@ class GoldenClient:
 
     def ask_many(self, count: int, for_s: float) -> int:
         """Send `count` samples within at most `for_s` seconds; return the number of answers and refusals."""
-        until, asked = time.monotonic() + for_s, 0
+        until = time.monotonic() + for_s
+        asked = 0
         for sample in itertools.islice(itertools.cycle(self.samples), count):
             if time.monotonic() >= until:
                 break

@@ -25,10 +25,12 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     an app sends: the windows of a signal instead of their features, and a text instead of its tokens. They contain no
     state, because the state is zero here.
     """
-    manifest, padder = version.manifest, _padder(version)
+    manifest = version.manifest
+    padder = _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
     if as_sent:
-        rule, by_name = manifest.input_rule, dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
+        rule = manifest.input_rule
+        by_name = dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
         names = [spec.name for spec in manifest.app_inputs]
         if manifest.golden_raw and rule is not None:
             lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds the lead
@@ -89,7 +91,8 @@ def load_checked(
 
 def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
     """Yield the right answer to each golden sample."""
-    padder, rows = _padder(version), list(_rows([_read(version, path) for path in artifact.golden_outputs]))
+    padder = _padder(version)
+    rows = list(_rows([_read(version, path) for path in artifact.golden_outputs]))
     for answer, length in zip(rows, _lengths(padder, len(rows)), strict=True):
         yield answer if padder is None else padder.cut(answer, length)
 

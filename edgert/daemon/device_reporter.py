@@ -35,7 +35,9 @@ class DeviceReporter:
     """
 
     def __init__(self, state: StateDir, config: DeviceConfig, boot: str) -> None:
-        self._state, self._config, self._boot = state, config, boot
+        self._state = state
+        self._config = config
+        self._boot = boot
         self._queue: queue.Queue[Callable[[Spool], object] | None] = queue.Queue(QUEUE_MAX)
         self._thread: threading.Thread | None = None
 
@@ -47,7 +49,8 @@ class DeviceReporter:
         flat = {k: _sendable(v) if isinstance(v, str) else v for k, v in fields.items()}
         if fields.get("release") is not None:
             flat["model_version"] = release_id(fields["release"])
-        topics, ts_ms = Topics(self._config.site, self._config.device), wall_ms()
+        topics = Topics(self._config.site, self._config.device)
+        ts_ms = wall_ms()
         self._enqueue(
             lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat)
         )

@@ -45,7 +45,8 @@ class Monitor:
         self._state = state
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
         # Signal handlers end the pause. They must not use a threading.Event: the interrupted code could hold its lock.
-        self._ending, self._awake = False, queue.SimpleQueue[None]()
+        self._ending = False
+        self._awake = queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -33,7 +33,10 @@ class ReleaseFetcher:
     """Fetches releases to STATE/incoming. Incomplete files stay there for the next attempt."""
 
     def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
-        self._registry, self._state, self._config, self._pace = registry, state, config, pace
+        self._registry = registry
+        self._state = state
+        self._config = config
+        self._pace = pace
 
     def fetch(self, entry: Entry, slots: Slots, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
         """Fetch the files of a release that this device lacks; return the file for `edgertd install`.

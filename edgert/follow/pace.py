@@ -29,7 +29,8 @@ class Pace:
     ) -> None:
         self.fetched_bytes = 0
         self.wait = wait
-        self._window, self._local_minute = config.minutes, local_minute
+        self._window = config.minutes
+        self._local_minute = local_minute
         self._rate_limit = RateLimit(config.kbit_max * 1000 / 8, clock, wait)
 
     def check(self) -> None:

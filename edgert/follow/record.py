@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edgert.bundle.channel import Entry, Statement, read_statement
 from edgert.bundle.signing import PublicKey
-from edgert.durable import make_private, replace_file, storing
+from edgert.durable import make_private, store_file, storing
 from edgert.errors import EdgeRTError
 from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
@@ -73,8 +73,10 @@ class RecordStore:
 
     def __init__(self, state: StateDir) -> None:
         self.folder = folder = state.follow
-        self.lock, self.runtime_release = folder / "lock", folder / "runtime.dsse.json"
-        self._record, self._statement = folder / "record.json", folder / "statement.dsse.json"
+        self.lock = folder / "lock"
+        self.runtime_release = folder / "runtime.dsse.json"
+        self._record = folder / "record.json"
+        self._statement = folder / "statement.dsse.json"
 
     def read(self) -> Record:
         """Return the record; an empty record if there is none, or if it is damaged."""
@@ -82,11 +84,11 @@ class RecordStore:
 
     def write(self, record: Record) -> None:
         """Replace the record durably. Raises StorageFailed."""
-        self._replace(self._record, json_bytes(record))
+        self._store(self._record, json_bytes(record))
 
     def accept(self, envelope: bytes, record: Record) -> None:
         """Store a statement's envelope, and the record that names it. Raises StorageFailed."""
-        self._replace(self._statement, envelope)
+        self._store(self._statement, envelope)
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
@@ -96,10 +98,10 @@ class RecordStore:
         except (OSError, EdgeRTError):
             return None
 
-    def _replace(self, path: Path, data: bytes) -> None:
-        with storing(f"cannot write {path}"):
+    def _store(self, path: Path, data: bytes) -> None:
+        with storing(f"cannot use {self.folder}"):
             make_private(self.folder)
-            replace_file(path, data)
+        store_file(path, data)
 
 
 def attempt_of(entry: Entry) -> str:

@@ -116,7 +116,11 @@ class RuntimeFollower:
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
     ) -> None:
-        self._registry, self._state, self._config, self._pace, self._home = registry, state, config, pace, home
+        self._registry = registry
+        self._state = state
+        self._config = config
+        self._pace = pace
+        self._home = home
         self._report = report
         self._records = RecordStore(state)
 
@@ -226,7 +230,8 @@ class RuntimeFollower:
                 f"the channel names release {entry.release} of {RUNTIME}, but the registry has release {release.release} "
                 "or other content: publish it again"
             )
-        python, glibc = "{}.{}".format(*sys.version_info), (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+        python = "{}.{}".format(*sys.version_info)
+        glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
         has = frozenset(base.engines), frozenset(base.extras)
         return release.target_for(python, self._config.machine, glibc, *has)
 
@@ -268,7 +273,8 @@ class RuntimeFollower:
                 _link(self._fetched(wheel), folder / wheel.name)
         version = next((wheel.name.split("-")[1] for wheel in target.wheels if wheel.name.startswith("edgert-")), "")
         about = {"edgert": version, "extras": list(target.extras), "python": target.python}
-        device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # typeshed lacks it
+        device = self._config.device
+        python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # typeshed lacks it
         where = device, os.fspath(home), target.id, python
         make_environment(_run, Environment(*where, target.engines, target.pins, base, about=about))
 

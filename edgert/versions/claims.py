@@ -47,7 +47,9 @@ class Claims:
     """The claims on the device `name`."""
 
     def __init__(self, state: StateDir, name: str, clock: BootClock | None = None) -> None:
-        self.folder, self.name, self.clock = state.claims, name, clock or BootClock()
+        self.folder = state.claims
+        self.name = name
+        self.clock = clock or BootClock()
 
     def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
         """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
@@ -141,7 +143,8 @@ def under_claim(state: StateDir, token: str) -> Iterator[None]:
     if not token:
         yield
         return
-    claims, ended = Claims(state, read_config(state).device), threading.Event()
+    claims = Claims(state, read_config(state).device)
+    ended = threading.Event()
     pause_s = claims.show(token).lasts_s / 3
 
     def renew() -> None:

@@ -98,7 +98,8 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
     The files are not hashed here: a reader compares the hash.
     """
-    store, files = SlotStore(state.models / model), dict[str, Path]()
+    store = SlotStore(state.models / model)
+    files = dict[str, Path]()
     slots = store.read()
     for slot in dict.fromkeys((slots.live_slot or slots.spare_slot, *SLOT_NAMES)):
         if slots.version(slot) is None:

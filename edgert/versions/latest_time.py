@@ -33,8 +33,10 @@ class LatestTime:
         wall_clock: Callable[[], float] = time.time,
         clock_synced: Callable[[], bool | None] = machine.clock_synced,
     ) -> None:
-        self._state, self._path = state, state.latest_time
-        self._wall_clock, self._clock_synced = wall_clock, clock_synced
+        self._state = state
+        self._path = state.latest_time
+        self._wall_clock = wall_clock
+        self._clock_synced = clock_synced
 
     def now_s(self) -> float:
         """Return a lower bound of the current time."""

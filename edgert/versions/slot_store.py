@@ -268,7 +268,8 @@ class SlotStore:
 
     def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:
         """Keep a rollback that could not be written because of `error`. Raises `error` if this fails."""
-        before, removed = self._read(), False
+        before = self._read()
+        removed = False
         if before.on_trial:
             with contextlib.suppress(OSError):  # the storage is read-only
                 self._may_try.unlink(missing_ok=True)

@@ -163,7 +163,8 @@ class Slots:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value["live_slot"] not in (None, *SLOT_NAMES):
             raise ValueError(f"live_slot is {value['live_slot']!r}")
-        slots, limits = from_json(cls, {**value, "limits": None}), value["limits"]
+        slots = from_json(cls, {**value, "limits": None})
+        limits = value["limits"]
         return slots if limits is None else replace(slots, limits=_limits(limits))
 
 

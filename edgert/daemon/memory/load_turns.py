@@ -38,7 +38,9 @@ class LoadTurns:
         clock: Callable[[], float],
         at_once: int | None = None,
     ) -> None:
-        self._services, self._budget, self._clock = services, budget, clock
+        self._services = services
+        self._budget = budget
+        self._clock = clock
         self._at_once = at_once or len(os.sched_getaffinity(0))
         self._queued: set[str] = set()  # models that wait for a turn
         self._waits: dict[str, _Wait] = {}  # models that wait for memory

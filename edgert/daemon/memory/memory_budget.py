@@ -27,7 +27,10 @@ class MemoryBudget:
         clock: Callable[[], float],
         forks: Callable[[], bool],
     ) -> None:
-        self._limit_mb, self._sizes, self._services, self._clock = limit_mb, sizes, services, clock
+        self._limit_mb = limit_mb
+        self._sizes = sizes
+        self._services = services
+        self._clock = clock
         self._forks = forks
 
     def admit(self, service: ModelService, slots: Slots) -> bool:

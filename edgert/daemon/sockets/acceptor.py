@@ -47,13 +47,17 @@ class Acceptor:
         route: Callable[[socket.socket, dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
+        self._serving = serving
+        self._selector = selector
+        self._route = route
+        self._clock = clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
         self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, because a new buffer costs 9 µs
         self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which must not be changed
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
-        self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
+        self._allowed = float(BURST_MAX)
+        self._allowed_at_s = clock()
 
     def accept(self, listener: socket.socket) -> str:
         """Accept the connections in the queue; return PASSED_ON."""
@@ -155,7 +159,10 @@ class _PendingHello:
     def __init__(
         self, sock: socket.socket, until_s: float, frames: FrameBuffer, kept_hellos: dict[bytes, dict[str, Any]]
     ) -> None:
-        self.sock, self.until_s, self.frames, self._kept_hellos = sock, until_s, frames, kept_hellos
+        self.sock = sock
+        self.until_s = until_s
+        self.frames = frames
+        self._kept_hellos = kept_hellos
         self._first_bytes = b""  # at most KEPT_HELLO_BYTES
 
     def read(self) -> dict[str, Any] | None:

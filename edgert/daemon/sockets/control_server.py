@@ -42,7 +42,9 @@ class ControlServer:
         handle: Callable[[ControlClient, dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._selector, self._handle, self._clock = selector, handle, clock
+        self._selector = selector
+        self._handle = handle
+        self._clock = clock
         self._waiting: set[ControlClient] = set()
 
     def accept(self, listener: socket.socket) -> None:

@@ -40,7 +40,10 @@ class StatusRounds:
         read_only: Callable[[], bool] = lambda: False,
     ) -> None:
         self._read_only = read_only
-        self._boot, self._limit_mb, self._services, self._clock = boot, limit_mb, services, clock
+        self._boot = boot
+        self._limit_mb = limit_mb
+        self._services = services
+        self._clock = clock
         self._rounds: dict[int, _Round] = {}
         self._number = 0
 

@@ -41,7 +41,10 @@ class SideProcess:
         round_pause_s: Callable[[], float] | None = None,
     ) -> None:
         self._round_pause_s = round_pause_s
-        self._name, self._command, self._selector, self._clock = name, command, selector, clock
+        self._name = name
+        self._command = command
+        self._selector = selector
+        self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._backoff = Backoff(doubling(min(PAUSE_S_MIN, pause_s_max), pause_s_max), STABLE_S, clock)

@@ -128,7 +128,9 @@ class ForkedProcess:
 
     def __init__(self, server: ForkServer) -> None:
         self.pid = 0
-        self._server, self._pidfd, self._killed = server, -1, False
+        self._server = server
+        self._pidfd = -1
+        self._killed = False
 
     def started(self, pid: int) -> None:
         """Set the process id. Raises ValueError for a second call, OSError if the process has ended."""

@@ -21,7 +21,8 @@ class WorkerSet:
         self.serving: WorkerProcess | None = None
         self.loading: WorkerProcess | None = None
         self._ending: list[WorkerProcess] = []
-        self._clock, self._start = clock, start
+        self._clock = clock
+        self._start = start
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
