@@ -5,7 +5,7 @@ A work folder has `bench.json`, the artifacts, and one `.npy` file with one samp
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
-A caller may add other `Piece`s, such as the live version, to those of a folder.
+A caller may add other artifacts, such as the live version, to those of a folder.
 
 Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then the artifacts alternate
 in rounds, so that other work of the machine affects all of them equally. A figure is the median of the rounds' medians.
@@ -58,7 +58,7 @@ Arrays = list[NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class BenchArtifact:
     """An artifact to measure: its name in the report, its sample, and the allowed error of its figure."""
 
     name: str
@@ -67,7 +67,7 @@ class Piece:
     error_share_max: float = 0.0
 
 
-def read_work(folder: Path) -> list[Piece]:
+def read_work(folder: Path) -> list[BenchArtifact]:
     """Return the pieces in a work folder. Raises ConfigInvalid."""
     try:
         data = (folder / SPEC).read_bytes()
@@ -94,19 +94,19 @@ def read_work(folder: Path) -> list[Piece]:
         if isinstance(error, ConfigInvalid):
             raise
         raise ConfigInvalid(f"{folder / SPEC} is not valid: {type(error).__name__}: {error}") from error
-    return [Piece(name, local, sample, error_share_max) for name, local in artifacts]
+    return [BenchArtifact(name, local, sample, error_share_max) for name, local in artifacts]
 
 
-def live_piece(version: InstalledVersion, artifact_id: str) -> Piece:
+def live_artifact(version: InstalledVersion, artifact_id: str) -> BenchArtifact:
     """Return an artifact of the live version as a piece. Raises BundleCorrupt."""
     artifact = version.manifest.artifact(artifact_id)
     check_files(version, artifact)
     name = f"live: {artifact_id} of release {version.manifest.release}"
-    return Piece(name, version.local(artifact), next(golden.samples(version)))
+    return BenchArtifact(name, version.local(artifact), next(golden.samples(version)))
 
 
 def bench(
-    work: Sequence[Piece],
+    work: Sequence[BenchArtifact],
     seconds: float,
     cache_dir: Path,
     progress: Callable[[str], None],
@@ -114,7 +114,7 @@ def bench(
 ) -> BenchAnswer:
     """Measure for about `seconds`, or longer if runs are slow. A piece that cannot run has an error."""
     results: list[BenchResult] = []
-    opened: dict[int, tuple[Session, Piece]] = {}  # by the place in `results`
+    opened: dict[int, tuple[Session, BenchArtifact]] = {}  # by the place in `results`
     before_c = machine.temp_c()
     try:
         for piece in work:
@@ -145,7 +145,7 @@ def measured_on() -> BenchMachine:
 
 
 def _opened(
-    piece: Piece, result: BenchResult, cache_dir: Path, progress: Callable[[str], None], clock: Clock
+    piece: BenchArtifact, result: BenchResult, cache_dir: Path, progress: Callable[[str], None], clock: Clock
 ) -> tuple[Session, BenchResult]:
     """Return a warm session on the fastest number of threads, and `result` with the measurements."""
     artifact = piece.artifact
@@ -186,7 +186,7 @@ def _opened(
     )
 
 
-def _in_turn(opened: Sequence[tuple[Session, Piece]], seconds: float, clock: Clock) -> list[BenchTimes]:
+def _in_turn(opened: Sequence[tuple[Session, BenchArtifact]], seconds: float, clock: Clock) -> list[BenchTimes]:
     medians: list[list[float]] = [[] for _ in opened]
     runs: list[list[float]] = [[] for _ in opened]
     until = clock() + seconds

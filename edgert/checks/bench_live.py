@@ -26,7 +26,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
 
-WARM_ASKS = 5
+WARM_REQUESTS = 5
 
 
 def serving_of(model: str, state: StateDir) -> ServingStatus:
@@ -74,18 +74,18 @@ def _answer_times(
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)
 
-    def ask_on() -> None:
+    def send_requests() -> None:
         own_s: list[float] = []
         try:
             with GoldenClient(version, state, config) as client:
-                for _ in range(WARM_ASKS):
-                    client.ask(client.samples[0])
+                for _ in range(WARM_REQUESTS):
+                    client.infer(client.samples[0])
                 ready.wait()
                 until = time.perf_counter() + seconds
                 while not own_s or time.perf_counter() < until:
                     sample = client.samples[len(own_s) % len(client.samples)]
                     began = time.perf_counter()
-                    client.ask(sample)
+                    client.infer(sample)
                     own_s.append(time.perf_counter() - began)
         except threading.BrokenBarrierError:  # another client failed
             pass
@@ -94,7 +94,7 @@ def _answer_times(
             ready.abort()
         times_s.extend(own_s)
 
-    threads = [threading.Thread(target=ask_on, daemon=True) for _ in range(clients)]
+    threads = [threading.Thread(target=send_requests, daemon=True) for _ in range(clients)]
     for thread in threads:
         thread.start()
     with contextlib.suppress(threading.BrokenBarrierError):

@@ -42,14 +42,14 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
 
 
 def check(
-    version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays], *, as_sent: bool = False
+    version: InstalledVersion, artifact: ArtifactEntry, infer: Callable[[Arrays], Arrays], *, as_sent: bool = False
 ) -> list[float]:
-    """Pass every golden sample, as `samples`, to `ask`; return the largest absolute difference per output.
+    """Pass every golden sample, as `samples`, to `infer`; return the largest absolute difference per output.
 
-    With `as_sent`, `ask` returns the outputs that apps get. Raises HealthCheckFailed if a difference exceeds the signed
-    tolerance, and the errors of `ask`.
+    With `as_sent`, `infer` returns the outputs that apps get. Raises HealthCheckFailed if a difference exceeds the
+    signed tolerance, and the errors of `infer`.
     """
-    answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
+    answers = [infer(sample) for sample in samples(version, as_sent=as_sent)]
     golden_outputs = list(_golden_outputs(version, artifact))
     if len(golden_outputs) != len(answers):
         raise HealthCheckFailed(

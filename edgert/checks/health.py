@@ -28,13 +28,13 @@ def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceCo
             )
         artifact = version.manifest.artifact(served["artifact"])
 
-        def ask(sample: golden.Arrays) -> golden.Arrays:
+        def infer(sample: golden.Arrays) -> golden.Arrays:
             began = time.perf_counter()
-            answer = client.ask(sample)
+            answer = client.infer(sample)
             times_ms.append((time.perf_counter() - began) * 1e3)
             return answer
 
-        worst = golden.check(version, artifact, ask, as_sent=True)
+        worst = golden.check(version, artifact, infer, as_sent=True)
     return {
         "model": model,
         "release": release,

@@ -18,7 +18,7 @@ class Timed(Protocol):
 
 
 class Every:
-    """Calls `do` at once, and then every `period_s` on `clock`."""
+    """Calls `do` at the first `tick`, and then once every `period_s` on `clock`."""
 
     def __init__(self, period_s: float, do: Callable[[], object], clock: Callable[[], float]) -> None:
         self._period_s = period_s

@@ -1,6 +1,6 @@
 """The follower of one channel: reads the statement from the registry, and advances each model.
 
-Theory of operation: `ask_registry` and `_advance_models` read all their data from disk (the record, the stored
+Theory of operation: `query_registry` and `_advance_models` read all their data from disk (the record, the stored
 statement, the slots) and decide from these data. So after an interrupted round, the next round continues; nothing else
 must be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are
 used.
@@ -44,7 +44,7 @@ from edgert.errors import (
     RolledBack,
     TransitionRefused,
 )
-from edgert.follow.decision import Decision, Do, decide
+from edgert.follow.decision import Action, Decision, decide
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
@@ -134,14 +134,14 @@ class ChannelFollower:
         StorageFailed.
         """
         with self._locked():
-            error = self._try_to_ask()
+            error = self._try_to_query()
             statement = self._statement()
             steps = self._advance_models(statement)
             self._note_steps(steps, statement)
             self._judge_staleness(statement)
         return Round(error, tuple(steps))
 
-    def ask_registry(self) -> None:
+    def query_registry(self) -> None:
         """Read the channel from the registry, and store a new statement.
 
         Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed. After an error,
@@ -163,8 +163,8 @@ class ChannelFollower:
             )
         # The order matters: after a power cut between two steps, the next round only repeats the request.
         revoke(self._state, statement.revoked)
-        self._latest.saw(expiry_time(statement.issued))
-        self._records.accept(envelope, record.accepting(statement, self._source, manifest))
+        self._latest.store(expiry_time(statement.issued))
+        self._records.accept(envelope, record.with_statement(statement, self._source, manifest))
 
     def _statement(self) -> Statement | None:
         """Return the stored statement; None if there was none yet."""
@@ -191,10 +191,10 @@ class ChannelFollower:
         with lock:
             yield
 
-    def _try_to_ask(self) -> EdgeRTError | None:
+    def _try_to_query(self) -> EdgeRTError | None:
         """Read the channel, and store the result; return the error of a failure."""
         try:
-            self.ask_registry()
+            self.query_registry()
         except EdgeRTError as error:
             if not error.retryable and self._read_status().error != error.message:
                 self._report("channel_refused", None, {"code": error.code, "reason": error.message})
@@ -261,36 +261,36 @@ class ChannelFollower:
             raise DeployUnderWay("a new runtime is on trial")
         decision = self._decide(entry)
         path = None
-        if decision.do is Do.FETCH:
+        if decision.action is Action.FETCH:
             try:
                 path = self._fetch_with_retries(
                     lambda: self._fetcher.fetch(entry, self._slots(entry), self._trusted(), self._latest.now_s())
                 )
             except (BundleError, ChannelMismatch) as error:
                 return self._note_refusal(entry, error)
-        if decision.do in (Do.FETCH, Do.ACTIVATE):
+        if decision.action in (Action.FETCH, Action.ACTIVATE):
             from edgert.versions.claims import claiming
 
             with claiming(self._state, entry.model, f"channel {self._channel}"):
                 self._install_and_activate(entry, path)
             decision = self._decide(entry)
-        if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
+        if decision.action is not Action.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(entry.model)
-        return Step(decision.text, decision.do is not Do.NOTHING, wanted=entry if decision.wanted else None)
+        return Step(decision.text, decision.action is not Action.NOTHING, wanted=entry if decision.wanted else None)
 
     def _advance_runtime(self, entry: Entry) -> Step:
         trusted, runtime = self._trusted(), self._runtime
         try:
-            decision = runtime.look(entry, trusted)
-            if decision.do is Do.FETCH:
+            decision = runtime.next_step(entry, trusted)
+            if decision.action is Action.FETCH:
                 self._fetch_with_retries(lambda: runtime.fetch(entry, trusted))
                 runtime.try_out(entry, trusted)
-                decision = runtime.look(entry, trusted)
+                decision = runtime.next_step(entry, trusted)
         except (BundleError, ChannelMismatch, ConfigInvalid, EngineMissing, RolledBack) as error:
             return self._note_refusal(entry, error)
-        if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
+        if decision.action is not Action.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(RUNTIME)
-        return Step(decision.text, soon=decision.do is not Do.NOTHING)
+        return Step(decision.text, soon=decision.action is not Action.NOTHING)
 
     def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
         """Fetch. If the connection breaks, try again soon, unless the attempt received no bytes."""
@@ -308,9 +308,9 @@ class ChannelFollower:
         from edgert.versions.install import install
 
         try:
-            if path is not None and self._decide(entry).do is Do.FETCH:
+            if path is not None and self._decide(entry).action is Action.FETCH:
                 install(path, self._state, self._config, latest=self._latest)
-            if self._decide(entry).do is Do.ACTIVATE:
+            if self._decide(entry).action is Action.ACTIVATE:
                 self._activate(entry)
         except (BundleError, ConfigInvalid, EngineFailed, EngineMissing) as error:
             self._note_refusal(entry, error)
@@ -326,7 +326,7 @@ class ChannelFollower:
         except TransitionRefused as error:
             raise ConfigInvalid(error.message) from error
         # Write the record first. So this release is not tried a second time, whatever the result of the trial.
-        self._records.write(self._records.read().trying(entry))
+        self._records.write(self._records.read().with_attempt(entry))
         store.activate(limits.confirm_s, limits)
         with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
@@ -334,16 +334,16 @@ class ChannelFollower:
     def _note_refusal(self, entry: Entry, error: EdgeRTError) -> Step:
         """Record that this release cannot be installed here. No attempt follows until its entry changes."""
         record = self._records.read()
-        tried = record.tried_of(entry)
+        tried = record.attempt_of(entry)
         if tried is None or not tried.reason:  # otherwise it was already reported
-            self._records.write(record.trying(entry, error.message))
+            self._records.write(record.with_attempt(entry, error.message))
             fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
             self._report("refused", entry.model, fields)
         self._fetcher.remove(entry.model)
         return Step(f"release {entry.release} of {entry.model} is not tried again: {error.message}", wanted=entry)
 
     def _decide(self, entry: Entry) -> Decision:
-        return decide(entry, self._slots(entry), self._records.read().tried_of(entry))
+        return decide(entry, self._slots(entry), self._records.read().attempt_of(entry))
 
     def _slots(self, entry: Entry) -> Slots:
         return SlotStore(self._state.models / entry.model).read()

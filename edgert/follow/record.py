@@ -28,7 +28,7 @@ CHANNELS_MAX = 64  # the most channels whose counters are kept
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """The last attempt with a model. `reason` tells why it was refused; "" if the slots have the result."""
 
     attempt: str
@@ -46,10 +46,10 @@ class Record:
     counters: dict[str, int] = field(default_factory=dict)
     source: str = ""
     manifest: str = ""
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, Attempt] = field(default_factory=dict)
     runtime: int = 0
 
-    def accepting(self, statement: Statement, source: str, manifest: str) -> Record:
+    def with_statement(self, statement: Statement, source: str, manifest: str) -> Record:
         """Return the record after `statement` was accepted."""
         counters = {other: count for other, count in self.counters.items() if other != statement.channel}
         counters[statement.channel] = statement.counter
@@ -57,15 +57,15 @@ class Record:
         last = dict(list(counters.items())[-CHANNELS_MAX:])
         return Record(last, source, manifest, tried, self.runtime)
 
-    def trying(self, entry: Entry, reason: str = "") -> Record:
+    def with_attempt(self, entry: Entry, reason: str = "") -> Record:
         """Return the record after the release of `entry` was tried, or was refused for `reason`."""
-        tried = Tried(attempt_of(entry), reason[:REASON_LENGTH_MAX])
+        tried = Attempt(attempt_id(entry), reason[:REASON_LENGTH_MAX])
         return replace(self, tried={**self.tried, entry.model: tried})
 
-    def tried_of(self, entry: Entry) -> Tried | None:
+    def attempt_of(self, entry: Entry) -> Attempt | None:
         """Return the attempt with exactly this entry; None if there was none."""
         tried = self.tried.get(entry.model)
-        return tried if tried is not None and tried.attempt == attempt_of(entry) else None
+        return tried if tried is not None and tried.attempt == attempt_id(entry) else None
 
 
 class RecordStore:
@@ -104,7 +104,7 @@ class RecordStore:
         store_file(path, data)
 
 
-def attempt_of(entry: Entry) -> str:
+def attempt_id(entry: Entry) -> str:
     """Return the identity of an attempt: content, limits and the attempt's number, but not the share."""
     fields = (entry.digest, sorted(entry.limits.items()), entry.watch_s, entry.attempt)
     return hashlib.sha256(repr(fields).encode()).hexdigest()[:32]

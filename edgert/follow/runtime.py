@@ -55,9 +55,9 @@ from edgert.errors import (
     ReleaseTooOld,
     RolledBack,
 )
-from edgert.follow.decision import Decision, Do
+from edgert.follow.decision import Action, Decision
 from edgert.follow.pace import Pace
-from edgert.follow.record import RecordStore, Tried
+from edgert.follow.record import Attempt, RecordStore
 from edgert.names import RUNTIME
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
@@ -75,39 +75,43 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class RuntimesHere:
+class InstalledRuntimes:
     """The runtimes in HOME.
 
-    `trying` is the runtime on trial, "" for none. `outcome` is the result of the last trial.
+    `on_trial` is the runtime on trial, "" for none. `outcome` is the result of the last trial.
     """
 
     in_use: str = ""
-    trying: str = ""
+    on_trial: str = ""
     outcome: RuntimeOutcome = field(default_factory=RuntimeOutcome)
 
 
-def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
+def decide_runtime(
+    entry: Entry, runtime: str, runtimes: InstalledRuntimes, tried: Attempt | None, newest: int
+) -> Decision:
     """Return the follower's step for `entry`. The id of its environment on this device is `runtime`.
 
     `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
     """
     name = f"release {entry.release} of {entry.model}"
-    last = here.outcome
-    if here.trying:
-        return Decision(Do.WAIT, f"{name} {'is on trial' if here.trying == runtime else 'waits for another trial'}")
-    if here.in_use == runtime:
-        return Decision(Do.NOTHING, f"{name} is live")
+    last = runtimes.outcome
+    if runtimes.on_trial:
+        return Decision(
+            Action.WAIT, f"{name} {'is on trial' if runtimes.on_trial == runtime else 'waits for another trial'}"
+        )
+    if runtimes.in_use == runtime:
+        return Decision(Action.NOTHING, f"{name} is live")
     if tried is not None and tried.reason:
-        return Decision(Do.NOTHING, f"{name} is not tried again: {tried.reason}")
+        return Decision(Action.NOTHING, f"{name} is not tried again: {tried.reason}")
     if tried is not None and last.runtime == runtime and last.result is RuntimeResult.ROLLED_BACK:
-        return Decision(Do.NOTHING, f"{name} is not tried again: it was rolled back ({last.reason})")
+        return Decision(Action.NOTHING, f"{name} is not tried again: it was rolled back ({last.reason})")
     if tried is not None and (
         newest >= entry.release or (last.runtime == runtime and last.result is RuntimeResult.KEPT)
     ):
-        return Decision(Do.NOTHING, f"{name} is not tried again: another runtime became live here after it")
+        return Decision(Action.NOTHING, f"{name} is not tried again: another runtime became live here after it")
     if entry.halted:
-        return Decision(Do.NOTHING, f"{name} is halted")
-    return Decision(Do.FETCH, f"{name} is wanted")
+        return Decision(Action.NOTHING, f"{name} is halted")
+    return Decision(Action.FETCH, f"{name} is wanted")
 
 
 class RuntimeFollower:
@@ -124,31 +128,31 @@ class RuntimeFollower:
         self._report = report
         self._records = RecordStore(state)
 
-    def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
+    def next_step(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
         """Return the next step for `entry`. First record and report the end of its trial, if the trial ended.
 
         Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
         and StorageFailed.
         """
         home = self._own_home(check=False)
-        here = self._runtimes_here(home)
-        target = self._target(entry, trusted, _installed(home, here.in_use))
-        if not here.trying:
-            self._note_end(home, entry, target.id, here)
+        runtimes = self._installed_runtimes(home)
+        target = self._target(entry, trusted, _installed(home, runtimes.in_use))
+        if not runtimes.on_trial:
+            self._note_end(home, entry, target.id, runtimes)
         record = self._records.read()
-        decision = decide_runtime(entry, target.id, here, record.tried_of(entry), record.runtime)
-        if decision.do is Do.FETCH and entry.release < record.runtime:
+        decision = decide_runtime(entry, target.id, runtimes, record.attempt_of(entry), record.runtime)
+        if decision.action is Action.FETCH and entry.release < record.runtime:
             raise ReleaseTooOld(
                 f"release {entry.release} of {RUNTIME} is older than {record.runtime}, which was live here: publish it with a "
                 "higher number"
             )
         return decision
 
-    def _note_end(self, home: Path, entry: Entry, runtime: str, here: RuntimesHere) -> None:
+    def _note_end(self, home: Path, entry: Entry, runtime: str, runtimes: InstalledRuntimes) -> None:
         """Record and report that the runtime of `entry` is in use, or that its trial failed."""
         record = self._records.read()
-        tried, last = record.tried_of(entry), here.outcome
-        if here.in_use == runtime and record.runtime < entry.release:
+        tried, last = record.attempt_of(entry), runtimes.outcome
+        if runtimes.in_use == runtime and record.runtime < entry.release:
             if os.access(home / "venvs", os.W_OK):
                 store_file(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(replace(record, runtime=entry.release))
@@ -158,7 +162,7 @@ class RuntimeFollower:
             and not tried.reason
             and (last.result, last.runtime) == (RuntimeResult.ROLLED_BACK, runtime)
         ):
-            self._records.write(record.trying(entry, f"it was rolled back ({last.reason})"))
+            self._records.write(record.with_attempt(entry, f"it was rolled back ({last.reason})"))
             self._report("rolled_back", RUNTIME, {"release": entry.release, "reason": last.reason})
         else:
             return
@@ -167,14 +171,14 @@ class RuntimeFollower:
     def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Fetch the wheels that the environment lacks. Raises RegistryError, StorageFailed, WindowClosed."""
         home = self._own_home()
-        base = _installed(home, self._runtimes_here(home).in_use)
+        base = _installed(home, self._installed_runtimes(home).in_use)
         target = self._target(entry, trusted, base)
         if not _complete(home, target.id):
             changed = _changed(target, base.base_for(target.python, target.engines))
             self._check_space(home, changed)
             for wheel in changed:
                 self._pace.check()
-                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.took)
+                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.count_bytes)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Create the environment, test it and start its trial.
@@ -184,7 +188,7 @@ class RuntimeFollower:
         """
         home = self._own_home()
         with self._claimed(home):
-            base = _installed(home, self._runtimes_here(home).in_use)
+            base = _installed(home, self._installed_runtimes(home).in_use)
             target = self._target(entry, trusted, base)
             if not _complete(home, target.id):
                 self._make(home, target, base.base_for(target.python, target.engines))
@@ -197,7 +201,7 @@ class RuntimeFollower:
                 raise RolledBack(f"the new runtime failed its self-test: {why}")
             # Write both first. So this release is not tried a second time, whatever the result of the trial.
             store_file(folder / RELEASE_NAME, f"{entry.release}\n".encode())
-            self._records.write(self._records.read().trying(entry))
+            self._records.write(self._records.read().with_attempt(entry))
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
@@ -214,8 +218,10 @@ class RuntimeFollower:
             )
         return self._home
 
-    def _runtimes_here(self, home: Path) -> RuntimesHere:
-        return RuntimesHere(_target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome")))
+    def _installed_runtimes(self, home: Path) -> InstalledRuntimes:
+        return InstalledRuntimes(
+            _target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome"))
+        )
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
         """Return this device's part of the release. Fetch the envelope once, but verify it each time."""
@@ -286,9 +292,9 @@ class RuntimeFollower:
             raise DeviceError(f"the trial of the new runtime did not start: {began.complaint()}")
         until = time.monotonic() + BEGIN_S_MAX
         while time.monotonic() < until:
-            here = self._runtimes_here(home)
-            ended = here.outcome.runtime == runtime and here.outcome.result is not RuntimeResult.RUNNING
-            if here.trying or ended:
+            runtimes = self._installed_runtimes(home)
+            ended = runtimes.outcome.runtime == runtime and runtimes.outcome.result is not RuntimeResult.RUNNING
+            if runtimes.on_trial or ended:
                 return
             time.sleep(POLL_S)
         raise DeviceError(f"the trial of the new runtime did not start within {BEGIN_S_MAX:.0f} s")

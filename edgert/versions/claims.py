@@ -51,7 +51,7 @@ class Claims:
         self.name = name
         self.clock = clock or BootClock()
 
-    def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
+    def acquire(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
         """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
 
         Raises DeployUnderWay if another deployment has the model.
@@ -64,7 +64,7 @@ class Claims:
             token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
 
-    def show(self, token: str) -> Claim:
+    def renew(self, token: str) -> Claim:
         """Extend the claim `token` by its whole time. Raises DeployUnderWay if it has expired."""
         model = token.partition(".")[0]
         with self._locked():
@@ -125,7 +125,7 @@ class Claims:
 def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
     """Claim `model` for the block. Raises DeployUnderWay if a deployment has it."""
     claims = Claims(state, read_config(state).device)
-    token = claims.take(model, by, CLAIMING_S).token
+    token = claims.acquire(model, by, CLAIMING_S).token
     try:
         with under_claim(state, token):
             yield
@@ -145,17 +145,17 @@ def under_claim(state: StateDir, token: str) -> Iterator[None]:
         return
     claims = Claims(state, read_config(state).device)
     ended = threading.Event()
-    pause_s = claims.show(token).lasts_s / 3
+    pause_s = claims.renew(token).lasts_s / 3
 
-    def renew() -> None:
+    def keep_renewing() -> None:
         while not ended.wait(pause_s):
             with contextlib.suppress(EdgeRTError):
-                claims.show(token)
+                claims.renew(token)
 
-    renewal = threading.Thread(target=renew, daemon=True)
-    renewal.start()
+    thread = threading.Thread(target=keep_renewing, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        renewal.join()
+        thread.join()

@@ -36,7 +36,7 @@ SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs an
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstallResult:
     """The result of an install. `already_live` means that exactly this content already serves."""
 
     model: str
@@ -51,7 +51,7 @@ def install(
     config: DeviceConfig,
     progress: Callable[[str], None] = lambda _: None,
     latest: LatestTime | None = None,
-) -> Installed:
+) -> InstallResult:
     """Verify the bundle or delta at `path` and store this device's part of it in the model's spare slot.
 
     The expiry is checked against `latest`, by default the latest time that this device has seen. The live version
@@ -76,16 +76,16 @@ def install(
             before = store.read()
             if before.live is not None and before.live.digest == bundle.digest:
                 bundle.verify_files()  # refuses a damaged copy even if there is nothing to install
-                return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
+                return InstallResult(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
             if manifest.signed_at:
-                latest.saw(expiry_time(manifest.signed_at))
+                latest.store(expiry_time(manifest.signed_at))
             store.collect()  # frees space before it is counted
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
                 store.put_staged(Version(manifest.release, bundle.digest, good=False))
-    return Installed(manifest.model, manifest.release, bundle.digest, already_live=False)
+    return InstallResult(manifest.model, manifest.release, bundle.digest, already_live=False)
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:

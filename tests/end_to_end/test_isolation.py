@@ -292,9 +292,9 @@ class OneService:
                 if received is None:
                     self._workers.remove(worker)
                     worker.link.close()
-                    self.service.ended(worker)
+                    self.service.handle_end(worker)
                 else:
-                    self.service.received(worker, received[0])
+                    self.service.handle_message(worker, received[0])
         self.service.tick()
 
     def until(self, true: Callable[[], bool], what: str) -> None:

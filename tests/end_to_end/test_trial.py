@@ -175,7 +175,7 @@ def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -
     assert "ann@desk" in device.run(*words, code=7)["error"]["message"]
     device.run("unclaim", token)
     with claiming(device.state, "echo", "a benchmark"), pytest.raises(DeployUnderWay, match="a benchmark"):
-        Claims(device.state, "d-test").take("echo", "ann@desk", 60.0)
+        Claims(device.state, "d-test").acquire("echo", "ann@desk", 60.0)
     assert device.run(*words)["results"][0]["runs"] > 0
     assert device.run("status")["claims"] == []
 

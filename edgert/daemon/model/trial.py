@@ -67,7 +67,7 @@ class Trial:
         self._act = act
         self.in_progress = False
         self._ends_at_s: float | None = None
-        self.fault: EdgeRTError | None = None  # why a trial could not end although its time has passed
+        self.fault: EdgeRTError | None = None  # the reason why the trial could not end after its time
         self._watch: TrialWatch | None = None
         self._last: TrialStatus | None = None  # the result of the last watch
         self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
@@ -87,11 +87,14 @@ class Trial:
         """Start to watch the limits, if the trial of `worker`'s version has limits."""
         self._watch, self._unwatched = None, worker
         error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
-        if error is not None:  # without a watch, the trial ends with a rollback
-            log(f"model {self._model}: its limits are not watched yet: {error.message}")
+        if error is not None:  # a trial with limits that are never watched ends with a rollback
+            log(f"model {self._model}: the trial limits are not watched yet: {error.message}")
 
     def is_of(self, version: Version) -> bool:
-        """Return whether `version` is on trial. If the slots cannot be read, return True, so nothing starts."""
+        """Return whether `version` is on trial.
+
+        If the slots cannot be read, return True. The caller then rolls back, and the rollback reads the slots again.
+        """
         try:
             slots = self._store.read()
         except EdgeRTError:
@@ -102,10 +105,10 @@ class Trial:
         """Return whether a watch of the limits on `worker` is in progress or planned."""
         return worker is self._unwatched or (self._watch is not None and worker is self._watch.worker)
 
-    def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """Handle a worker's message about its figures."""
+    def handle_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """Handle a worker's message `figures` or `golden_sent`."""
         if self._watch is not None and worker is self._watch.worker:
-            self._watch.received(message, self._clock())
+            self._watch.handle_message(message, self._clock())
             self._conclude(self._watch)
 
     def count_golden(self, samples: int) -> None:

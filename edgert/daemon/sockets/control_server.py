@@ -13,7 +13,7 @@ from typing import Any
 from edgert.errors import EdgeRTError, ProtocolError
 from edgert.protocol.control import LINE_BYTES_MAX, error_answer
 
-CONTROL_S_MAX = 5.0
+CONTROL_S_MAX = 5.0  # the longest time from the connection to the complete request
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class ControlClient:
     data: bytearray = field(default_factory=bytearray)
 
     def reply(self, value: dict[str, Any]) -> None:
-        """Send the answer and close."""
+        """Send the answer and close the connection."""
         with contextlib.suppress(OSError):  # the command has ended
             self.sock.setblocking(True)
             self.sock.settimeout(1.0)

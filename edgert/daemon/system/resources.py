@@ -56,7 +56,7 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
                     file.write(text)
                     file.truncate(len(text))
         except BlockingIOError as error:
-            raise DeviceError(f"a daemon already runs on {state.root}; stop it with: edgertd stop") from error
+            raise DeviceError(f"a daemon already runs on {state.root}: stop this daemon with edgertd stop") from error
         except OSError as error:
             raise StorageFailed(f"cannot lock {state.pid}: {error.strerror}") from error
         status = os.fstat(descriptor)
@@ -64,7 +64,7 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors to the hard limit. The workers inherit it; each client needs one."""
+    """Raise the limit of descriptors to the hard limit. Workers inherit this limit; each client needs a descriptor."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

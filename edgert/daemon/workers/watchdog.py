@@ -1,4 +1,4 @@
-"""Limits the run time and memory of the worker that serves: kills or replaces it.
+"""Kills or replaces the worker that serves if an engine run or the worker's memory exceeds its limit.
 
 `edgert/daemon/model/` starts the next worker: after a kill by the rules of `restarts.py`, or at once as a replacement.
 """
@@ -19,7 +19,7 @@ RECYCLE_PAUSE_S = 60.0
 
 
 class Watchdog:
-    """Watches the worker of `workers` that serves. `replace` returns whether a replacement loads."""
+    """Watches the worker of `workers` that serves. `replace` starts a replacement, and returns whether one loads."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Watchdog:
         now_s, worker = self._clock(), self._workers.serving
         if worker is None or now_s < self._due_s:
             return
-        if self._outgrown(worker, now_s) and self._workers.loading is None and self._replace(worker):
+        if self._needs_replacement(worker, now_s) and self._workers.loading is None and self._replace(worker):
             self._replaced_at_s = now_s
         self.plan()
 
@@ -60,8 +60,8 @@ class Watchdog:
         """Return the time when `tick` is due, on the clock; None if no worker serves."""
         return None if self._workers.serving is None else self._due_s
 
-    def _outgrown(self, worker: WorkerProcess, now_s: float) -> bool:
-        """Kill a worker that exceeds its limits; return whether its memory requires a replacement."""
+    def _needs_replacement(self, worker: WorkerProcess, now_s: float) -> bool:
+        """Kill a worker that is stuck or far beyond its memory limit; return whether it needs a replacement."""
         if self._runs_too_long(worker, now_s) or not self.limit_mb or worker.measure() <= self.limit_mb:
             return False
         if worker.mb > self.limit_mb * MEMORY_HARD_SHARE:

@@ -24,7 +24,7 @@ THREADS = 1  # more threads would take more cores from the live engine
 
 def main() -> None:
     """Run `python -m edgert.worker.shadow.shadow_process`."""
-    end = link.inherited()
+    end = link.inherited_end()
     _lower_priority()
     with contextlib.suppress(OSError):  # the worker has ended
         _serve(end)

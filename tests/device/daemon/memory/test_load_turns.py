@@ -55,7 +55,7 @@ class World:
     def loaded(self, model: str) -> FakeWorker:
         worker = self.services[model].workers.loading
         assert isinstance(worker, FakeWorker)
-        self.services[model].received(worker, ready_message())
+        self.services[model].handle_message(worker, ready_message())
         self.turns.tick()
         return worker
 
@@ -137,7 +137,7 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     worker.run_page.since_s = None
     world.wait(IDLE_S_MIN)
     assert (first.state, second.state) == ("unloaded", "waiting")
-    first.ended(worker)
+    first.handle_end(worker)
     world.wait(ROOM_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("loading", None)
 
@@ -171,7 +171,7 @@ def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: P
     world, first = with_a_next_version(tmp_path)
     first.sync()
     assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)
-    first.ended(next(iter(first.workers)))
+    first.handle_end(next(iter(first.workers)))
     world.wait(ROOM_RETRY_S)
     assert (first.state, world.turns.due_s()) == ("restarting", None)
     world.now_s += RESTART_PAUSES_S[0]

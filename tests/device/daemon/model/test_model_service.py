@@ -74,18 +74,18 @@ class World:
 
     def loaded(self) -> FakeWorker:
         """Let the last worker become ready."""
-        self.service.received(self.workers[-1], ready_message())
+        self.service.handle_message(self.workers[-1], ready_message())
         return self.workers[-1]
 
     def finish_loading(self) -> None:
         """Let the worker that loads become ready, if there is one."""
         if self.service.workers.loading is not None:
-            self.service.received(self.service.workers.loading, ready_message())
+            self.service.handle_message(self.service.workers.loading, ready_message())
 
     def end(self, which: int) -> None:
         """End one of the workers, if there is one."""
         if workers := list(self.service.workers):
-            self.service.ended(workers[which])
+            self.service.handle_end(workers[which])
 
     def serve(self) -> FakeWorker:
         """Serve the version OLD."""
@@ -124,7 +124,7 @@ def test_a_new_version_is_swapped_in_and_the_old_worker_is_retired(world: World)
     assert (world.service.state, told) == ("ready", [])
     new = world.loaded()
     assert (world.service.workers.serving, told, old.asked()) == (new, [None], ["stop"])
-    world.service.ended(old)
+    world.service.handle_end(old)
     assert list(world.service.workers) == [new]
 
 
@@ -139,7 +139,7 @@ def test_a_load_that_is_out_of_date_is_killed(world: World) -> None:
 
 def test_a_load_that_takes_too_long_is_killed_unless_it_progresses(world: World) -> None:
     world.slots(STEADY)
-    world.service.received(world.workers[0], {"op": "progress", "line": "builds a plan"})
+    world.service.handle_message(world.workers[0], {"op": "progress", "line": "builds a plan"})
     assert world.service.status().loading == "builds a plan"
     world.wait(LOAD_S_MAX + 1)
     assert not world.workers[0].killed
@@ -153,18 +153,18 @@ def test_a_load_that_takes_too_long_is_killed_unless_it_progresses(world: World)
 def test_crashes_lead_to_restarts_and_then_to_quarantine(world: World) -> None:
     worker = world.serve()
     for pause_s in RESTART_PAUSES_S:
-        world.service.ended(worker)
+        world.service.handle_end(worker)
         assert (world.service.state, world.service.status().retry_s) == ("restarting", round(pause_s, 1))
         world.wait(pause_s)
         worker = world.loaded()
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     assert (world.service.state, world.service.status().crashes) == ("quarantined", CRASHES_MAX)
     theirs, ours = connected()
-    with theirs, ours, pytest.raises(Unavailable, match="quarantined, it failed 3 times") as refused:
+    with theirs, ours, pytest.raises(Unavailable, match="quarantined, because it failed 3 times") as refused:
         world.service.connect(theirs)
     assert refused.value.retry_after_s == pytest.approx(QUARANTINE_PAUSES_S[0])
     world.wait(QUARANTINE_PAUSES_S[0])
-    world.service.ended(world.workers[-1])
+    world.service.handle_end(world.workers[-1])
     assert world.service.status().retry_s == QUARANTINE_PAUSES_S[1]
     world.wait(QUARANTINE_PAUSES_S[1])
     assert world.loaded() is world.service.workers.serving
@@ -173,16 +173,16 @@ def test_crashes_lead_to_restarts_and_then_to_quarantine(world: World) -> None:
 
 def test_a_worker_that_served_for_long_makes_crashes_forgotten(world: World) -> None:
     worker = world.serve()
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     world.wait(RESTART_PAUSES_S[0])
     worker = world.loaded()
     world.now_s += STABLE_S + 1
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     assert world.service.status().crashes == 1
 
 
 def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> None:
-    world.service.ended(world.serve())
+    world.service.handle_end(world.serve())
     file = world.store.folder / "state.json"
     slots = file.read_bytes()
     file.write_bytes(b"{")
@@ -196,7 +196,7 @@ def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> No
 def test_a_good_version_that_keeps_crashing_gives_way_to_the_one_before(world: World) -> None:
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(CRASHES_MAX):
-        world.service.ended(world.loaded())
+        world.service.handle_end(world.loaded())
         world.wait(max(RESTART_PAUSES_S))
     assert "rolled_back" in world.names()
     assert (world.loaded().version, world.service.state) == (OLD, "ready")
@@ -208,7 +208,7 @@ def test_a_version_on_trial_that_does_not_load_is_rolled_back_at_once(world: Wor
     world.store.activate(60.0)
     told: list[EdgeRTError | None] = []
     world.service.sync(told.append)
-    world.service.ended(world.workers[-1])
+    world.service.handle_end(world.workers[-1])
     assert "ended: killed by signal 11" in str(told[0])
     assert (world.store.read().state, world.service.workers.serving, world.service.state) == (
         SlotState.STEADY,
@@ -223,7 +223,7 @@ def test_while_the_slots_are_busy_a_rollback_is_tried_again(world: World) -> Non
     world.store.activate(60.0)
     world.service.sync()
     with world.store.locked():
-        world.service.ended(world.workers[-1])
+        world.service.handle_end(world.workers[-1])
         assert world.store.read().state is SlotState.TRIAL
         world.wait(BUSY_RETRY_S)
     assert "rolled_back" not in world.names()
@@ -243,10 +243,10 @@ def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(wo
     figures = [figures_message()] * BROKEN_CHECKS_MAX
     with world.store.locked():
         for message in figures if held else ():
-            world.service.received(worker, message)
+            world.service.handle_message(worker, message)
         world.store.commit(step(world.store.read(), SlotEvent.MARK_GOOD))
     for message in figures:
-        world.service.received(worker, message)
+        world.service.handle_message(worker, message)
     world.wait(BUSY_RETRY_S)
     assert world.store.read().live == replace(NEW, good=True)
     assert "rolled_back" not in world.names()
@@ -259,7 +259,7 @@ def test_a_version_that_a_command_keeps_while_it_crashes_is_started_again(world:
     world.store.activate(60.0)
     world.service.sync()
     with world.store.locked():
-        world.service.ended(world.workers[-1])
+        world.service.handle_end(world.workers[-1])
         world.store.commit(step(world.store.read(), SlotEvent.MARK_GOOD))
     world.wait(BUSY_RETRY_S)
     assert (world.loaded().version.digest, world.service.state) == (NEW.digest, "ready")
@@ -352,7 +352,7 @@ def test_a_stopped_service_refuses_and_starts_nothing(world: World) -> None:
     theirs, ours = connected()
     with theirs, ours, pytest.raises(ShuttingDown):
         world.service.connect(theirs)
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     assert (list(world.service.workers), world.service.due_s(), world.service.state) == ([], None, "stopping")
 
 

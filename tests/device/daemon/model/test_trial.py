@@ -54,7 +54,7 @@ class World:
         self.trial.follow(self.store.activate(trial_s, limits))
 
     def figures(self, **figures: Any) -> None:
-        self.trial.received(self.worker, figures_message(**figures))
+        self.trial.handle_message(self.worker, figures_message(**figures))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds

@@ -112,7 +112,7 @@ def test_a_server_that_never_gave_a_worker_is_not_started_again(
     alone = [starts.ask() for _ in range(2)]
     assert all(isinstance(each, subprocess.Popen) for each in alone)
     (logged,) = capsys.readouterr().err.splitlines()
-    assert logged.endswith(" no fork server (it ended with -9): this worker starts on its own")
+    assert logged.endswith(" no fork server (it ended with -9): this worker starts as a separate program")
     for end in starts.ends:
         end.close()
     assert [each.wait(START_S_MAX) for each in alone] == [0, 0]

@@ -55,7 +55,7 @@ def test_a_run_that_takes_too_long_is_ended_on_time() -> None:
     assert not world.worker.killed
     world.until(13.1)
     assert world.worker.killed
-    assert "longer than 10 s" in str(world.worker.failure)
+    assert "exceeded its limit of 10 s" in str(world.worker.failure)
 
 
 def test_memory_over_the_limit_is_replaced_once_a_pause_and_killed_far_beyond() -> None:
