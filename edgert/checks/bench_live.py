@@ -43,7 +43,17 @@ def bench_live(
     clients: int,
     progress: Callable[[str], None],
 ) -> BenchAnswer:
-    """Measure for about `seconds`, half with one client, half with `clients`. Raises the daemon's errors."""
+    """Measure the live version of `model`: with one client, then with several clients. Raises the daemon's errors.
+
+    Args:
+        model: The model.
+        store: The slots of the model.
+        state: The folder with the sockets.
+        config: The configuration of the device.
+        seconds: About the time of both measurements together.
+        clients: The number of clients in the second measurement.
+        progress: Receives each step as a line of text.
+    """
     version = load_live(store, config)
     before_c = machine.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
@@ -69,7 +79,7 @@ def bench_live(
 def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return the times of all answers and the total time, in seconds. Each client gets an answer."""
+    """Return the times of all answers and the total time, in seconds. Each client gets at least one answer."""
     times_s: list[float] = []
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)
@@ -89,7 +99,7 @@ def _answer_times(
                     own_s.append(time.perf_counter() - began)
         except threading.BrokenBarrierError:  # another client failed
             pass
-        except Exception as error:  # noqa: BLE001  # raised below, because the other clients wait for this client
+        except Exception as error:  # noqa: BLE001  # raised below, after the barrier is broken for the other clients
             failures.append(error)
             ready.abort()
         times_s.extend(own_s)

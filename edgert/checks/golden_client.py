@@ -52,7 +52,7 @@ class GoldenClient:
         return [answer[name] for name in self._outputs]
 
     def infer_many(self, count: int, for_s: float) -> int:
-        """Send `count` samples within at most `for_s` seconds; return the number of answers and refusals."""
+        """Send up to `count` samples, for at most `for_s` seconds; return the number of answers and refusals."""
         until = time.monotonic() + for_s
         answered = 0
         for sample in itertools.islice(itertools.cycle(self.samples), count):

@@ -22,8 +22,8 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     """Yield the golden inputs, one sample at a time, each in its own length.
 
     Samples come one at a time, because some models have a fixed batch of one. With `as_sent`, the inputs are those that
-    an app sends: the windows of a signal instead of their features, and a text instead of its tokens. They contain no
-    state, because the state is zero here.
+    an app sends: the windows of a signal instead of their features, and a text instead of its tokens. These inputs
+    contain no state, because golden samples start with a state of zeros.
     """
     manifest = version.manifest
     padder = _padder(version)
@@ -44,10 +44,15 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
 def check(
     version: InstalledVersion, artifact: ArtifactEntry, infer: Callable[[Arrays], Arrays], *, as_sent: bool = False
 ) -> list[float]:
-    """Pass every golden sample, as `samples`, to `infer`; return the largest absolute difference per output.
+    """Pass every golden sample to `infer`; return the largest absolute difference from the host, per output.
 
-    With `as_sent`, `infer` returns the outputs that apps get. Raises HealthCheckFailed if a difference exceeds the
-    signed tolerance, and the errors of `infer`.
+    Raises HealthCheckFailed if a difference exceeds the signed tolerance, and the errors of `infer`.
+
+    Args:
+        version: The version with the golden inputs.
+        artifact: The artifact whose golden answers are right.
+        infer: Returns the outputs for the inputs of one sample.
+        as_sent: Whether `infer` gets the inputs that an app sends, and returns the outputs that an app gets.
     """
     answers = [infer(sample) for sample in samples(version, as_sent=as_sent)]
     golden_outputs = list(_golden_outputs(version, artifact))
@@ -76,9 +81,10 @@ def check(
 def load_checked(
     version: InstalledVersion, artifact: ArtifactEntry, options: EngineOptions
 ) -> tuple[Session, list[float]]:
-    """Load an artifact; check its files and its golden answers.
+    """Load an artifact, and check its files and its golden answers.
 
-    Returns its session and the result of `check`. Raises BundleCorrupt, EngineMissing, EngineFailed, HealthCheckFailed.
+    Returns the engine session and the result of `check`. Raises BundleCorrupt, EngineMissing, EngineFailed and
+    HealthCheckFailed.
     """
     check_files(version, artifact)
     session = load_session(version.local(artifact), options)
@@ -98,7 +104,7 @@ def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Itera
 
 
 def _count(arrays: Arrays) -> int:
-    """Return the number of golden samples. Raises BundleCorrupt for 0, which would pass every check."""
+    """Return the number of golden samples. Raises BundleCorrupt for 0, because no samples would pass every check."""
     shapes = {array.shape[:1] for array in arrays}
     if len(shapes) != 1 or shapes <= {(), (0,)}:
         raise BundleCorrupt("the bundle has no golden samples, or files of different lengths: build it again")
@@ -111,7 +117,7 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
-    """Return the lengths of `count` golden samples, 0 if all have one length. Raises BundleCorrupt."""
+    """Return the lengths of `count` golden samples; a 0 for each if all have the same length. Raises BundleCorrupt."""
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
         raise BundleCorrupt(f"the manifest has {len(lengths)} lengths for {count} golden samples: build it again")
@@ -125,7 +131,9 @@ def _padder(version: InstalledVersion) -> Padder | None:
 
 def _difference(name: str, want: NDArray[Any], got: NDArray[Any]) -> float:
     if got.shape != want.shape:
-        raise HealthCheckFailed(f"output {name!r} has shape {list(got.shape)}, expected {list(want.shape)}")
+        raise HealthCheckFailed(
+            f"output {name!r} has shape {list(got.shape)}, but its golden values {list(want.shape)}"
+        )
     return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0))
 
 

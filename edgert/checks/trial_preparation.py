@@ -1,4 +1,4 @@
-"""Selects the limits of a trial that this device can judge, before the trial starts."""
+"""Selects the limits of a trial that this device can measure, before the trial starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measurable_limits(
     Raises TransitionRefused for a limit that this device can never measure. The trial then does not start.
     """
     if "temp_c" in limits.bounds and machine.temp_c() is None:
-        raise TransitionRefused("this device has no readable thermometer: omit the limit temp_c")
+        raise TransitionRefused("this device has no readable thermometer, so it cannot judge temp_c: omit this limit")
     if "agreement" not in limits.bounds:
         return limits, ()
     slots = store.read()

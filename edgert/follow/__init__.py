@@ -1,1 +1,1 @@
-"""The follower: rounds that read this device's channel from a registry, and install its releases."""
+"""The follower: in each round, it reads this device's channel from a registry and installs the releases."""

@@ -21,7 +21,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """A step and its reason. `wanted` is true if the release should be live here or failed its trial."""
+    """An action and its reason. `wanted` is false if the channel's release need not be live here."""
 
     action: Action
     text: str
@@ -29,7 +29,10 @@ class Decision:
 
 
 def decide(entry: Entry, slots: Slots, tried: Attempt | None) -> Decision:
-    """Return the follower's step for `entry`, which selects this device; `tried` is the last attempt."""
+    """Return the follower's next action for `entry`, a release of the channel for this device.
+
+    `slots` are the model's slots. `tried` is the earlier attempt with the same entry, if there was one.
+    """
     name = f"release {entry.release} of {entry.model}"
     live = slots.live
     if live is not None and live.digest == entry.digest:

@@ -1,9 +1,8 @@
 """The follower of one channel: reads the statement from the registry, and advances each model.
 
 Theory of operation: `query_registry` and `_advance_models` read all their data from disk (the record, the stored
-statement, the slots) and decide from these data. So after an interrupted round, the next round continues; nothing else
-must be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are
-used.
+statement, the slots) and decide from these data. So after an interrupted round, the next round simply continues. Most
+rounds find nothing new, so the modules that fetch and install are imported at their first use.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from edgert.follow.fetch import ReleaseFetcher
     from edgert.follow.runtime import RuntimeFollower
 
-RESUME_S = 2.0  # the longest pause before the next attempt on a broken connection
+RESUME_S = 2.0  # the longest pause before a download over a broken connection continues
 
 Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
 T = TypeVar("T")
@@ -73,8 +72,11 @@ T = TypeVar("T")
 class Step:
     """The result of one model's step, as text.
 
-    `soon` requests another round soon. `error` is the reason of a failure; the next round tries again. `wanted` is the
-    entry whose release should be live here.
+    Attributes:
+        text: The result, for people.
+        soon: Whether another round should start soon.
+        error: The reason of a failure; the next round tries again.
+        wanted: The entry whose release should be live here, if there is one.
     """
 
     text: str
@@ -85,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """The result of a round: the error of the request to the registry, and a step for each model."""
+    """The result of a round: the error of the query to the registry, and the step of each model."""
 
     error: EdgeRTError | None
     steps: tuple[Step, ...]
@@ -97,10 +99,17 @@ class Round:
 
 
 class ChannelFollower:
-    """Follows the channel of `config`.
+    """Follows the channel that `config` names.
 
-    `report` sends events to telemetry. `pace` limits downloads in time and rate, `latest` is the latest time that the
-    device has seen, `jitter` returns 0 ... 1 for pauses. `home` holds this device's runtimes; None if it has none.
+    Args:
+        state: The folder with the slots, and with the follower's files.
+        config: The configuration of the device.
+        registry: The registry with the channel and the releases.
+        report: Reports an event in telemetry.
+        pace: Limits the hours and the rate of downloads.
+        latest: The latest time that the device has seen.
+        jitter: Returns a random number from 0 to 1, for pauses.
+        home: The folder with this device's runtimes; None if a bootstrap did not create one.
     """
 
     def __init__(
@@ -128,9 +137,9 @@ class ChannelFollower:
         self._home = home
 
     def round(self) -> Round:
-        """Read the channel, then advance the models.
+        """Read the channel, then advance each model.
 
-        If the registry does not answer, the stored statement applies until it expires. Raises FollowerBusy and
+        If the registry does not answer, the stored statement stays valid until its expiry. Raises FollowerBusy and
         StorageFailed.
         """
         with self._locked():
@@ -145,7 +154,7 @@ class ChannelFollower:
         """Read the channel from the registry, and store a new statement.
 
         Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed. After an error,
-        the earlier statement stays.
+        the stored statement stays.
         """
         record, trusted = self._records.read(), self._trusted()
         current = self._records.statement(self._channel, trusted)
@@ -158,20 +167,20 @@ class ChannelFollower:
         check_next(statement, record.counters.get(self._channel, 0), self._latest.now_s())
         if current is not None and current.counter == statement.counter and current != statement:
             raise ChannelTooOld(
-                f"channel {self._channel} has two statements with counter {statement.counter}, and the first was kept: "
-                "publish the channel again"
+                f"channel {self._channel} has two different statements with the counter {statement.counter}, so the device "
+                "keeps the first: publish the channel again"
             )
-        # The order matters: after a power cut between two steps, the next round only repeats the request.
+        # The order matters: after a power cut between two of these steps, the next round only repeats the query.
         revoke(self._state, statement.revoked)
         self._latest.store(expiry_time(statement.issued))
         self._records.accept(envelope, record.with_statement(statement, self._source, manifest))
 
     def _statement(self) -> Statement | None:
-        """Return the stored statement; None if there was none yet."""
+        """Return the stored statement; None before the first statement."""
         return self._records.statement(self._channel, self._trusted())
 
     def _advance_models(self, statement: Statement | None) -> list[Step]:
-        """Advance each model of the stored statement by a step; return the steps."""
+        """Advance each model of `statement` by one step; return the steps."""
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):
@@ -192,7 +201,7 @@ class ChannelFollower:
             yield
 
     def _try_to_query(self) -> EdgeRTError | None:
-        """Read the channel, and store the result; return the error of a failure."""
+        """Query the registry, and store the result in the status; return the error of a failed query."""
         try:
             self.query_registry()
         except EdgeRTError as error:
@@ -210,14 +219,14 @@ class ChannelFollower:
         return read_channel_status(self._state, self._config)
 
     def _write_status(self, **changes: Any) -> None:
-        """Store changes of the status for `edgertd status` and the daemon."""
+        """Store changes of the status, which `edgertd status` and the daemon read."""
         before = self._read_status()
         after = replace(before, **changes)
         if after != before:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step], statement: Statement | None) -> None:
-        """Store each model's result, and log new results. When the statement expires, wanted releases stay."""
+        """Store the step of each model, and log new steps. After the statement's expiry, the wanted releases stay."""
         before = self._read_status()
         for step in steps:
             if step.text not in before.steps:
@@ -232,16 +241,16 @@ class ChannelFollower:
         """Raise or clear the alarm channel_stale."""
         status, now_s = self._read_status(), self._latest.now_s()
         begun_at = status.begun_at or int(now_s)
-        heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
+        answered_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):
-            heard_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired_text(statement)
-        elif limit_s and now_s - heard_at > limit_s:
-            stale = f"no valid answer of the registry since {time_text(heard_at)}: {status.error}"
+            answered_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired_text(statement)
+        elif limit_s and now_s - answered_at > limit_s:
+            stale = f"no valid answer of the registry since {time_text(answered_at)}: {status.error}"
         self._write_status(begun_at=begun_at, stale=stale)
         if bool(stale) != bool(status.stale):
             from edgert.telemetry.alarms import CLEARED, RAISED
 
-            reading = {"alarm": STALE, "value": round(now_s - heard_at), "limit": limit_s}
+            reading = {"alarm": STALE, "value": round(now_s - answered_at), "limit": limit_s}
             self._report(RAISED if stale else CLEARED, None, {**reading, "reason": stale or "the registry answered"})
 
     def _try_to_advance(self, model: str, entry: Entry | None) -> Step:
@@ -293,7 +302,7 @@ class ChannelFollower:
         return Step(decision.text, soon=decision.action is not Action.NOTHING)
 
     def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
-        """Fetch. If the connection breaks, try again soon, unless the attempt received no bytes."""
+        """Call `fetch` until it succeeds. If the connection breaks before the first byte, raise the error."""
         while True:
             before = self._pace.fetched_bytes
             try:
@@ -304,7 +313,10 @@ class ChannelFollower:
                 self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
 
     def _install_and_activate(self, entry: Entry, path: Path | None) -> None:
-        """Install and activate under the claim. Decide again before each: a deployment may have intervened."""
+        """Install and activate a release; the caller holds the claim.
+
+        Decide again before both steps, because a deployment may have changed the slots in the meantime.
+        """
         from edgert.versions.install import install
 
         try:
@@ -316,7 +328,7 @@ class ChannelFollower:
             self._note_refusal(entry, error)
 
     def _activate(self, entry: Entry) -> None:
-        """Start the trial; the daemon watches its limits and then keeps the version or rolls it back."""
+        """Start the trial. The daemon watches the limits, and then keeps the version or rolls back."""
         from edgert.checks.trial_preparation import measurable_limits
 
         store = SlotStore(self._state.models / entry.model)
@@ -325,14 +337,14 @@ class ChannelFollower:
             limits, _ = measurable_limits(limits, store, self._config)
         except TransitionRefused as error:
             raise ConfigInvalid(error.message) from error
-        # Write the record first. So this release is not tried a second time, whatever the result of the trial.
+        # The record is written first. So this release is not tried a second time, whatever the result of the trial.
         self._records.write(self._records.read().with_attempt(entry))
         store.activate(limits.confirm_s, limits)
         with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
 
     def _note_refusal(self, entry: Entry, error: EdgeRTError) -> Step:
-        """Record that this release cannot be installed here. No attempt follows until its entry changes."""
+        """Record that this release cannot be installed here. The next attempt follows when its entry changes."""
         record = self._records.read()
         tried = record.attempt_of(entry)
         if tried is None or not tried.reason:  # otherwise it was already reported
@@ -365,4 +377,4 @@ class ChannelFollower:
 
 
 def _expired_text(statement: Statement) -> str:
-    return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer one"
+    return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer statement"

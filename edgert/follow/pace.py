@@ -11,13 +11,17 @@ from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
-    """A download stops now. It continues when the hours of `[follow]` allow it."""
+    """A download must stop, because the hours of `[follow]` do not allow it now. It continues in these hours."""
 
 
 class Pace:
-    """Counts fetched bytes and limits downloads. `local_minute` returns the minute of the local day.
+    """Counts fetched bytes, and limits the hours and the rate of downloads.
 
-    `clock` is monotonic seconds.
+    Args:
+        config: The hours and the rate.
+        clock: Monotonic seconds.
+        local_minute: Returns the minute of the local day.
+        wait: Waits for so many seconds.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Pace:
             raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
 
     def count_bytes(self, count: int) -> None:
-        """Count `count` fetched bytes, and wait if they came too fast. Raises WindowClosed."""
+        """Count `count` fetched bytes, and wait if the download is too fast. Raises WindowClosed."""
         self.fetched_bytes += count
         self.check()
         self._rate_limit.passed(count)

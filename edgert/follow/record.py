@@ -1,13 +1,13 @@
 """The files that the follower keeps between its rounds.
 
     STATE/follow/statement.dsse.json    the newest accepted statement
-    STATE/follow/record.json            the counters seen, and the releases that were tried
+    STATE/follow/record.json            the counters of accepted statements, and the releases that were tried
     STATE/follow/runtime.dsse.json      the release of the runtime that the statement names
-    STATE/follow/note.json              the result of its last round (edgert.checks.channel_status)
+    STATE/follow/note.json              the result of the last round (edgert.checks.channel_status)
     STATE/follow/lock                   locked during a round
 
-The statement is written before the record that names it. After a power cut between the two, the follower requests the
-statement again.
+The statement is written before the record that names it. After a power cut between the two writes, the follower
+requests the statement again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ CHANNELS_MAX = 64  # the most channels whose counters are kept
 
 @dataclass(frozen=True)
 class Attempt:
-    """The last attempt with a model. `reason` tells why it was refused; "" if the slots have the result."""
+    """The last attempt with a model. `reason` is the reason of a refusal; "" if the slots have the result.
+
+    `attempt` identifies the attempt (`attempt_id`).
+    """
 
     attempt: str
     reason: str = ""
@@ -37,10 +40,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Record:
-    """The counters seen, by channel, the newest channel last, and the releases `tried`, by model.
+    """The follower's record of earlier rounds.
 
-    `manifest` is the digest of the stored statement's OCI manifest; `source` is the registry that it came from.
-    `runtime` is the highest release of the runtime that was in use.
+    Attributes:
+        counters: The highest counter of each channel; the newest channel is the last.
+        source: The registry and the channel of the stored statement.
+        manifest: The digest of the OCI manifest of the stored statement.
+        tried: The last attempt with each model.
+        runtime: The highest release of the runtime that was in use.
     """
 
     counters: dict[str, int] = field(default_factory=dict)
@@ -63,13 +70,13 @@ class Record:
         return replace(self, tried={**self.tried, entry.model: tried})
 
     def attempt_of(self, entry: Entry) -> Attempt | None:
-        """Return the attempt with exactly this entry; None if there was none."""
+        """Return the attempt with exactly this entry; None if there was no such attempt."""
         tried = self.tried.get(entry.model)
         return tried if tried is not None and tried.attempt == attempt_id(entry) else None
 
 
 class RecordStore:
-    """The files of `state` with the record, the statement and the `runtime_release` that it names."""
+    """The files with the record, the statement, and the `runtime_release` that the statement names."""
 
     def __init__(self, state: StateDir) -> None:
         self.folder = folder = state.follow
@@ -79,7 +86,7 @@ class RecordStore:
         self._statement = folder / "statement.dsse.json"
 
     def read(self) -> Record:
-        """Return the record; an empty record if there is none, or if it is damaged."""
+        """Return the record; an empty record if the file is missing or damaged."""
         return read_json(Record, self._record) or Record()
 
     def write(self, record: Record) -> None:
@@ -92,7 +99,7 @@ class RecordStore:
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
-        """Return the stored statement; None if there is none that `trusted` signed for `channel`."""
+        """Return the stored statement; None unless a key in `trusted` signed it for `channel`."""
         try:
             return read_statement(self._statement.read_bytes(), channel, trusted)
         except (OSError, EdgeRTError):

@@ -1,11 +1,11 @@
-"""Updates of the runtime by a channel: fetch it, create it beside the current one, test it and try it.
+"""Updates of the runtime by a channel: fetch a new runtime, create it beside the current runtime, test and try it.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
 those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
-stays. After an interrupted round, a later round repeats the steps. Only a complete environment counts, and the files of
-the script show whether a trial started and how it ended.
+stays. After an interrupted round, a later round repeats the steps. Only a complete environment counts. The files of the
+script show whether a trial started, and its result.
 
-The follower runs as the daemon's user. So it can change only a runtime that belongs to this user. It refuses to change
+The follower runs as the daemon's user. So it can change only a runtime that belongs to this user, and refuses to change
 a runtime that root installed.
 """
 
@@ -76,9 +76,9 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class InstalledRuntimes:
-    """The runtimes in HOME.
+    """The runtimes in HOME, by the ids of their environments.
 
-    `on_trial` is the runtime on trial, "" for none. `outcome` is the result of the last trial.
+    `on_trial` is the runtime on trial; "" if there is no trial. `outcome` is the result of the last trial.
     """
 
     in_use: str = ""
@@ -89,9 +89,14 @@ class InstalledRuntimes:
 def decide_runtime(
     entry: Entry, runtime: str, runtimes: InstalledRuntimes, tried: Attempt | None, newest: int
 ) -> Decision:
-    """Return the follower's step for `entry`. The id of its environment on this device is `runtime`.
+    """Return the follower's next action for `entry`, a release of the runtime. Pure.
 
-    `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
+    Args:
+        entry: The release.
+        runtime: The id of the release's environment on this device.
+        runtimes: The runtimes on this device.
+        tried: The earlier attempt with the same entry, if there was one.
+        newest: The highest release that was in use.
     """
     name = f"release {entry.release} of {entry.model}"
     last = runtimes.outcome
@@ -115,7 +120,7 @@ def decide_runtime(
 
 
 class RuntimeFollower:
-    """Updates the runtime in `home` (None: bootstrap did not create it) to the release of a channel."""
+    """Updates the runtime in `home` to the release of a channel. `home` is None if no bootstrap created a runtime."""
 
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
@@ -129,7 +134,7 @@ class RuntimeFollower:
         self._records = RecordStore(state)
 
     def next_step(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
-        """Return the next step for `entry`. First record and report the end of its trial, if the trial ended.
+        """Return the next action for `entry`. If a trial of its runtime has ended, record and report this first.
 
         Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
         and StorageFailed.
@@ -149,7 +154,7 @@ class RuntimeFollower:
         return decision
 
     def _note_end(self, home: Path, entry: Entry, runtime: str, runtimes: InstalledRuntimes) -> None:
-        """Record and report that the runtime of `entry` is in use, or that its trial failed."""
+        """Record and report that the runtime of `entry` is in use, or that the runtime failed its trial."""
         record = self._records.read()
         tried, last = record.attempt_of(entry), runtimes.outcome
         if runtimes.in_use == runtime and record.runtime < entry.release:
@@ -181,10 +186,10 @@ class RuntimeFollower:
                 self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.count_bytes)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
-        """Create the environment, test it and start its trial.
+        """Create the environment, test the environment and start its trial.
 
         The script `runtime.sh` decides whether the runtime stays, and restarts the daemon at most twice. Raises
-        DeployUnderWay, EngineMissing, RolledBack if the test failed, DaemonUnreachable and DeviceError.
+        RolledBack if the test failed, and DeployUnderWay, EngineMissing, DaemonUnreachable and DeviceError.
         """
         home = self._own_home()
         with self._claimed(home):
@@ -199,22 +204,22 @@ class RuntimeFollower:
             if why:
                 self._collect(home)
                 raise RolledBack(f"the new runtime failed its self-test: {why}")
-            # Write both first. So this release is not tried a second time, whatever the result of the trial.
+            # Both files are written first. So whatever the result of the trial, this release is not tried again.
             store_file(folder / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(self._records.read().with_attempt(entry))
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid if there is none, or, with `check`, if HOME cannot be changed."""
+        """Return HOME. Raises ConfigInvalid if there is no HOME, or, with `check`, if this user cannot change HOME."""
         if self._home is None:
             raise ConfigInvalid(
-                f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update edgert there by hand"
+                f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update this environment by hand"
             )
         if check and not os.access(self._home, os.W_OK, effective_ids=True):
             owner = self._home.stat().st_uid
             raise ConfigInvalid(
-                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, so the follower may "
-                "not change it: change it with edgert bootstrap --upgrade"
+                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, so the follower "
+                "cannot change it: run edgert bootstrap --upgrade from the host"
             )
         return self._home
 
@@ -224,7 +229,7 @@ class RuntimeFollower:
         )
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return this device's part of the release. Fetch the envelope once, but verify it each time."""
+        """Return this device's part of the release. Fetch the envelope once, but verify its signature each time."""
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:
@@ -339,7 +344,7 @@ def _link(source: Path, path: Path) -> None:
     path.unlink(missing_ok=True)
     try:
         os.link(source, path)
-    except OSError:  # the path is on another file system
+    except OSError:  # `path` is on another file system than `source`
         shutil.copyfile(source, path)
 
 

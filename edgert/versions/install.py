@@ -37,7 +37,7 @@ SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs an
 
 @dataclass(frozen=True)
 class InstallResult:
-    """The result of an install. `already_live` means that exactly this content already serves."""
+    """The result of an install. If `already_live`, exactly this content already serves, and nothing was installed."""
 
     model: str
     release: int
@@ -52,11 +52,17 @@ def install(
     progress: Callable[[str], None] = lambda _: None,
     latest: LatestTime | None = None,
 ) -> InstallResult:
-    """Verify the bundle or delta at `path` and store this device's part of it in the model's spare slot.
+    """Verify the bundle or delta at `path`, and store this device's part of it in the model's spare slot.
 
-    The expiry is checked against `latest`, by default the latest time that this device has seen. The live version
-    continues to serve. The version for a rollback stays until the whole bundle is verified and on disk.
-    Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed.
+    The live version continues to serve. The version for a rollback stays until the whole bundle is verified and on
+    disk. Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed, and ConfigInvalid.
+
+    Args:
+        path: The file of the bundle or the delta.
+        state: The folder with the slots and the trusted keys.
+        config: The configuration of the device; its profile and machine select the artifacts.
+        progress: Receives each step as a line of text.
+        latest: The time for the check of the expiry; by default, the latest time that this device has seen.
     """
     ring = trusted_keys(state)
     for complaint in ring.complaints:
@@ -89,14 +95,15 @@ def install(
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
-    """Return the path of a file that the follower fetched for the next install, named by its content."""
+    """Return the path of a file that the follower fetches for the next install. Its name has the content's hash."""
     return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
-    """Return the files of the model's versions by the SHA-256 in their manifests, the live ones first.
+    """Return the files of a model's versions by the SHA-256 in their manifests.
 
-    The files are not hashed here: a reader compares the hash.
+    If two versions have the same file, the file of the live version is returned. This function does not compute any
+    hash: the reader of a file compares the hash.
     """
     store = SlotStore(state.models / model)
     files = dict[str, Path]()
@@ -121,7 +128,9 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
-        if path.is_file() and path.stat().st_size == entry.size_bytes:  # else it is still being fetched
+        if (
+            path.is_file() and path.stat().st_size == entry.size_bytes
+        ):  # otherwise, the follower is still fetching the file
             present[entry.sha256] = path
     return present
 
@@ -162,8 +171,8 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
 def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
     """Let each engine compile its artifact while the old version still serves.
 
-    An engine that fails is skipped, as when the version loads. Raises the first error if all engines fail, or, with
-    `strict`, if the first one fails.
+    An engine that fails is skipped, like at the load of the version. Raises the first error if all engines fail. With
+    `strict` in the configuration, raises the error of any engine.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []

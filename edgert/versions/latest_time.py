@@ -1,9 +1,9 @@
-"""The latest time that a device has seen: an expired bundle stays expired if the clock is set back.
+"""The latest time that a device has seen, so that an expired bundle stays expired if the clock is set back.
 
-The clock of a device without a battery or a time source may show any time. But there are other times: a bundle that
-expires states the time of its signature, files have times, and the clock may have been correct earlier. The real time
-is not before the latest of these times. `STATE/latest_time.json` stores signed times. It also stores the time of the
-clock while the clock follows a time source.
+The clock of a device without a battery or a time source may show any time. But the device knows other times: a bundle
+that expires states the time of its signature, files have times, and the clock may have been correct earlier. The real
+time is not before the latest of these times. `STATE/latest_time.json` stores times of signatures. While the clock
+follows a time source, the file also stores the time of the clock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgert.durable import store_file
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
 
-STORE_STEP_S = 86400.0  # a time is written if it is at least this much later than the stored time
+STORE_STEP_S = 86400.0  # the clock's time is stored if it is later than the stored time by more than this
 CHECK_S = 3600.0
-AHEAD_S_MAX = 86400.0
+AHEAD_S_MAX = 86400.0  # a signed time may be ahead of a correct clock by at most this
 
 
 class LatestTime:
@@ -39,14 +39,14 @@ class LatestTime:
         self._clock_synced = clock_synced
 
     def now_s(self) -> float:
-        """Return a lower bound of the current time."""
+        """Return the latest known time, which is a lower bound of the real time."""
         return max(self._wall_clock(), self._stored_s(), *self._file_times_s())
 
     def store(self, time_s: float) -> None:
         """Store a time that has certainly passed. Raises StorageFailed.
 
-        If the clock follows a time source, a time far ahead of the clock is ignored. A host with a wrong clock signed
-        it, and the device would refuse everything that expires before that time.
+        If the clock follows a time source, a time far ahead of the clock is ignored. Such a time comes from a host with
+        a wrong clock, and the device would refuse every bundle that expires before this time.
         """
         if time_s <= self._stored_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return

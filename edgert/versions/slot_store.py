@@ -1,12 +1,12 @@
 """A/B slots of one model on disk: `folder/{state.json, may-try, lock, install.lock, a/, b/, stage/}`.
 
-`state.json` has the state of the slots. Each change writes a new file beside it, then calls fsync, rename, and fsync of
-the folder. So a crash at any time leaves either the old or the new state. A slot's folder is written only while
-`state.json` does not name it.
+`state.json` has the state of the slots. Each change writes a new file beside `state.json`, then calls fsync, rename,
+and fsync of the folder. So a crash at any time leaves either the old or the new state. A slot's folder is written only
+while `state.json` does not name this slot.
 
-A rollback must work on a full disk, but writing a new `state.json` needs a free block. So a version on trial is valid
-only while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`; the next trial
-creates it again.
+A rollback must work on a full disk, but a new `state.json` needs a free block. So a version on trial is valid only
+while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`. The next trial creates
+`may-try` again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NOT_WRITTEN = "it failed its trial, and the reason could not be written: the dis
 class SlotStore:
     """The slots of the model whose folder is `folder`.
 
-    With `remembers`, as in the daemon, a rollback takes effect in this process even if it cannot be written. `fault` is
-    then set until `record` has written the rollback, or another process has changed the slots.
+    With `remembers`, as in the daemon, a rollback takes effect in this process even if it cannot be written to the
+    disk. Then `fault` is set until `record` has written the rollback, or another process has changed the slots.
     """
 
     def __init__(self, folder: Path, clock: BootClock | None = None, *, remembers: bool = False) -> None:
@@ -44,10 +44,10 @@ class SlotStore:
         self.clock = clock or BootClock()
         self.fault: StorageFailed | None = None
         self._remembers = remembers
-        self._unwritten: tuple[Slots, Slots] | None = None  # the state on disk, and the true state
+        self._unwritten: tuple[Slots, Slots] | None = None  # the slots on disk, and the true slots
 
     def read(self) -> Slots:
-        """Return the current state; EMPTY before the first install. Raises StorageFailed for a damaged file."""
+        """Return the current slots; EMPTY before the first install. Raises StorageFailed for a damaged file."""
         on_disk = self._read()
         if self._unwritten is not None and self._unwritten[0] == on_disk:
             return self._unwritten[1]
@@ -80,7 +80,7 @@ class SlotStore:
     def installing(self) -> Iterator[None]:
         """Lock the stage against every other install. Raises SlotsBusy if another install runs.
 
-        This lock is not the slots' lock: an install may take minutes, and a rollback must not wait for it.
+        This lock is not the slots' lock, because an install may take minutes, and a rollback must not wait so long.
         """
         with self._holding("install.lock", 0.0):
             yield
@@ -89,14 +89,14 @@ class SlotStore:
     def locked(self, *, wait: bool = True) -> Iterator[None]:
         """Lock the model's slots against every other process.
 
-        Raises SlotsBusy if another process holds them for LOCK_S_MAX; without `wait`, at once.
+        Raises SlotsBusy if another process holds the lock for LOCK_S_MAX. Without `wait`, raises SlotsBusy at once.
         """
         with self._holding("lock", LOCK_S_MAX if wait else 0.0):
             yield
 
     @contextmanager
     def _holding(self, name: str, wait_s: float) -> Iterator[None]:
-        busy = SlotsBusy(f"another command changes {self.folder.name} now; try again")
+        busy = SlotsBusy(f"another command changes {self.folder.name} now: try again")
         with storing(f"cannot use {self.folder}", busy=busy):
             if not self.folder.exists():
                 make_private(self.folder)
@@ -109,7 +109,7 @@ class SlotStore:
         return self.folder / slot
 
     def live_folder(self, slots: Slots) -> Path:
-        """Return the folder of the live version in `slots`. There must be a live version."""
+        """Return the folder of the live version in `slots`, which must have a live version."""
         assert slots.live_slot is not None
         return self.folder / slots.live_slot
 
@@ -125,31 +125,37 @@ class SlotStore:
             return self.commit(after)
 
     def mark_good(self, *, force: bool = False) -> Slots:
-        """End the trial. From now on, rollbacks return to the live version.
+        """End the trial and keep the live version, which is now also a version for rollbacks.
 
-        Without `force`, raises TransitionRefused if the trial's limits have not passed yet.
+        Raises TransitionRefused if the trial's limits have not passed yet, unless `force` is set.
         """
         with self.locked():
             before = self.read()
             if before.limits is not None and not before.limits.passed and not force:
                 raise TransitionRefused(
-                    "its limits are watched and have not held for long enough: wait with edgertd trial --wait, "
-                    "or keep it despite the limits with --force"
+                    "the watch of the trial limits has not ended yet: wait with edgertd trial --wait, or keep the "
+                    "version despite the limits with --force"
                 )
             return self.commit(step(before, SlotEvent.MARK_GOOD))
 
     def rollback(self) -> Slots:
-        """Make the previous good version live again, or drop a staged version, for a command."""
+        """Make the previous good version live again, or drop a staged version, because a command requests this."""
         after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
         return after
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
-        """Roll back from the version `digest`; return False if this version is not live, or no longer.
+        """Roll back from a version that failed; return False if this version is not live any more.
 
-        With `of_trial`, also return False if the version is not on trial, because a command has kept it. Raises
-        SlotsBusy at once if another process holds the slots. Raises TransitionRefused if all good versions that are
-        left are in `distrusted`.
+        Raises SlotsBusy at once if another process holds the slots. Raises TransitionRefused if there is no earlier
+        good version, or if this version is distrusted.
+
+        Args:
+            digest: The digest of the version that failed.
+            reason: The reason, for messages.
+            distrusted: The digests of versions that a rollback must not make live.
+            of_trial: Whether the version failed on trial. Then also return False if the version is not on trial any
+                more, because a command has kept it.
         """
 
         def reason_of(before: Slots) -> str | None:
@@ -163,14 +169,14 @@ class SlotStore:
         return self._roll_back(reason_of, wait=False) is not None
 
     def record(self) -> None:
-        """Write a rollback that could not be written before. Raises StorageFailed, SlotsBusy."""
+        """Write a rollback that could not be written before. Raises StorageFailed and SlotsBusy."""
         with self.locked(wait=False):
             slots = self.read()
             if self._unwritten is not None:
                 self.commit(slots)
 
     def start_watch(self) -> bool:
-        """Record that the watch of the trial's limits starts; return False if an earlier watch was cut off."""
+        """Record that the watch of the trial's limits starts; return False if it started before and was cut off."""
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:
@@ -179,8 +185,9 @@ class SlotStore:
             return True
 
     def pass_limits(self, digest: str) -> Slots:
-        """Record that the limits held: mark an unattended trial good, else give the host `confirm_s`.
+        """Record that the limits held.
 
+        If the trial is unattended, mark the version good. Otherwise, the host has `confirm_s` to confirm the version.
         Raises TransitionRefused if the version `digest` is no longer on trial.
         """
         with self.locked(wait=False):
@@ -192,10 +199,10 @@ class SlotStore:
             return self.commit(step(after, SlotEvent.MARK_GOOD) if before.limits.unattended else after)
 
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
-        """Roll back a trial that was not confirmed in time or that a reboot ended; return whether it did so.
+        """Roll back a trial that was not confirmed in time or that a reboot ended; return whether this happened.
 
-        With `unwatched` (no daemon runs), also roll back a trial whose limits were watched, because the watch was cut
-        off.
+        With `unwatched` (no daemon runs), also roll back a trial whose watch of the limits has started but not passed,
+        because the watch was cut off.
         """
 
         def reason_of(before: Slots) -> str | None:
@@ -209,9 +216,9 @@ class SlotStore:
         return self._roll_back(reason_of, wait=wait) is not None
 
     def collect(self, *, wait: bool = True) -> None:
-        """Remove files that the slots' state does not name: remains of a killed install, and failed versions.
+        """Remove the files that `state.json` does not name: remains of a killed install, and failed versions.
 
-        The caller holds the stage's lock (`installing`). A folder that cannot be removed stays until the next call.
+        The caller holds the stage's lock (`installing`). If a folder cannot be removed, the next call tries again.
         """
         with self.locked(wait=wait):
             slots = self._read()  # versions that the file still names must stay
@@ -219,7 +226,7 @@ class SlotStore:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def put_staged(self, version: Version) -> Slots:
-        """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
+        """Move the finished `stage/` into the spare slot, and record its version. The caller holds the lock."""
         before = self.read()
         staged = step(before, SlotEvent.INSTALL, version=version)
         with storing(f"cannot fill slot {before.spare_slot} in {self.folder}"):
@@ -245,7 +252,7 @@ class SlotStore:
         return TrialEnd(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
     def _roll_back(self, reason_of: Callable[[Slots], str | None], *, wait: bool) -> Slots | None:
-        """Roll back if `reason_of` returns a reason for the current state; return the new state."""
+        """Roll back if `reason_of` returns a reason for the current slots; return the new slots, else None."""
 
         def rolled_back() -> Slots | None:
             before = self.read()
@@ -263,7 +270,7 @@ class SlotStore:
         except StorageFailed as error:
             if not self._remembers:
                 raise
-            after = rolled_back()  # the lock itself may need a block
+            after = rolled_back()  # the lock was not taken, because it may itself need a free block
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:

@@ -1,8 +1,8 @@
-"""The states of a model's A/B slots and the events that change them. Pure; `slot_store` stores them.
+"""The states of a model's A/B slots, and the events that change them. Pure; `slot_store` stores the slots.
 
-A version on trial serves but is not trusted yet. Without `mark-good` in time, the previous version becomes live again.
-A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches these
-limits. `mark-good` is refused until the limits have held for the whole watch.
+A version on trial serves, but is not trusted yet. If nobody marks the version good in time, the previous version
+becomes live again. A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the
+daemon watches these limits. `mark-good` is refused until the limits have held for the whole watch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ CUT_OFF = "the watch of its limits was cut off"
 
 
 class SlotState(str, Enum):
-    """The state of a model's slots. In a 'first' state there is no good version for a rollback."""
+    """The state of a model's slots. In a `FIRST_` state there is no good version for a rollback."""
 
     EMPTY = "empty"  # nothing serves
     FIRST_STAGED = "first-staged"  # the first version is in a slot, nothing serves
     FIRST_TRIAL = "first-trial"  # the first version serves on trial
     STEADY = "steady"  # a good version serves
-    STAGED = "staged"  # a good version serves, a new one is in the other slot
-    TRIAL = "trial"  # a new version serves on trial, the good one is in the other slot
+    STAGED = "staged"  # a good version serves, a new version is in the other slot
+    TRIAL = "trial"  # a new version serves on trial, the good version is in the other slot
 
 
 class SlotEvent(str, Enum):
+    """A command or a decision that changes the slots."""
+
     INSTALL = "install"
     ACTIVATE = "activate"
     MARK_GOOD = "mark-good"
@@ -63,7 +65,7 @@ _STAGED = (SlotState.FIRST_STAGED, SlotState.STAGED)
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot. `digest` identifies its whole bundle; `good` means that it was marked good."""
+    """The version in a slot. `digest` identifies the whole bundle; `good` means that the version was marked good."""
 
     release: int
     digest: str
@@ -96,10 +98,16 @@ class RolledBackVersion:
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of one model. `ratchet` is the highest release ever marked good.
+    """The slots of one model.
 
-    `limits` are the limits of the trial in progress. `rolled_back` is the last version that was rolled back; it is
-    dropped when another version is marked good.
+    Attributes:
+        state: The state of the slots.
+        live_slot: The slot of the version that serves; None if no version serves.
+        a, b: The version in each slot.
+        trial: The end of the trial in progress.
+        ratchet: The highest release that was ever marked good.
+        limits: The limits of the trial in progress.
+        rolled_back: The last version that was rolled back; None after another version was marked good.
     """
 
     state: SlotState = SlotState.EMPTY
@@ -113,7 +121,7 @@ class Slots:
 
     @property
     def spare_slot(self) -> str:
-        """The slot that does not serve; `a` if nothing serves."""
+        """The slot whose version does not serve; `a` if no version serves."""
         return "b" if self.live_slot == "a" else "a"
 
     @property
@@ -144,7 +152,7 @@ class Slots:
         if self.trial is not None and self.trial.boot_id != clock.boot_id:
             return "the device was restarted in the middle of the trial"
         if self.limits is not None and self.limits.passed:
-            return f"all limits held, but the host did not confirm it within {self.limits.confirm_s:g} s"
+            return f"all limits held, but the host did not confirm the version within {self.limits.confirm_s:g} s"
         if self.limits is not None:
             return "its limits could not be judged before the trial was over"
         return "the trial was not confirmed in time"
@@ -154,10 +162,10 @@ class Slots:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Slots:
-        """Read `as_json`, and ignore keys of a newer runtime.
+        """Return the slots in JSON values, and ignore the keys that a newer runtime added.
 
-        After the trial of a newer runtime failed, this runtime must read the newer runtime's file. Raises ValueError,
-        KeyError or TypeError.
+        After the failed trial of a newer runtime, this runtime must read the file of the newer runtime. Raises
+        ValueError, KeyError or TypeError.
         """
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
@@ -178,10 +186,18 @@ def step(
     reason: str = "",
     now_s: float = 0.0,
 ) -> Slots:
-    """Return the state after `event`. Pure, so that tests can check each row of the table as data.
+    """Return the slots after `event`. Pure, so that tests can check each row of the table as data.
 
-    INSTALL needs `version`, ACTIVATE `trial` and `limits`, ROLLBACK `reason` and `now_s` (wall clock). Raises
-    TransitionRefused, whose message names what to do instead.
+    Raises TransitionRefused, whose message names the next step, if the table does not allow `event` now.
+
+    Args:
+        before: The slots before the event.
+        event: The event; the other arguments belong to one event each.
+        trial: ACTIVATE: the end of the trial.
+        limits: ACTIVATE: the limits of the trial.
+        version: INSTALL: the installed version.
+        reason: ROLLBACK: the reason, for messages.
+        now_s: ROLLBACK: the wall-clock time, in seconds since 1970.
     """
     after = TRANSITIONS.get((before.state, event))
     if after is None:
@@ -232,7 +248,7 @@ _ADVICE = {
 
 
 def _limits(value: Any) -> TrialLimits:
-    """Return the limits. Limits that only a newer runtime can judge count as a watch that was cut off."""
+    """Return the limits. If only a newer runtime can judge the limits, return a watch that was cut off."""
     try:
         return from_json(TrialLimits, value)
     except Mistyped:

@@ -387,7 +387,7 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
     assert (slots.ratchet > before) is unattended
     if slots.rolled_back is not None:
         told = device.run("trial", "echo", "--digest", slots.rolled_back.digest, code=9)["error"]["message"]
-        assert "all limits held, but the host did not confirm it within 10 s" in told
+        assert "all limits held, but the host did not confirm the version within 10 s" in told
 
 
 @pytest.mark.usefixtures("own_cache")

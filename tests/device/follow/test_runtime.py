@@ -179,7 +179,7 @@ def test_a_runtime_that_the_follower_may_not_change_is_refused(device: Device, r
     try:
         follower = following(device, registry.address, events, home=home(device))
         for _ in range(2):
-            assert "so the follower may not change it: change it with edgert bootstrap" in followed(follower)[0]
+            assert "so the follower cannot change it: run edgert bootstrap" in followed(follower)[0]
     finally:
         if os.getuid() == 0:
             os.seteuid(0)

@@ -34,7 +34,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
         "p99_ms=-1": "a number from 0 up",
         "p99_ms=nan": "a number from 0 up",
         "agreement=99": "a share from 0 to 1, or a percentage",
-        "memory_mb=5%": "is a share; give a number of MB",
+        "memory_mb=5%": "is a percentage; give a number of MB",
     }.items():
         with pytest.raises(ConfigInvalid, match=re.escape(says)):
             parse_limits([word])
