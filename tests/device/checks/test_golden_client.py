@@ -1,4 +1,4 @@
-"""Golden samples through the daemon's socket: against a daemon, and against one that refuses."""
+"""Golden samples through the daemon's socket, sent to a daemon that answers and to a daemon that refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which limits of a trial this device can judge."""
+"""The limits of a trial that this device can measure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of_text(manifest: Manifest, sha256: str, max_tokens: int = 4) -> Manifest:
 
 
 def test_versions_with_other_tokens_for_a_text_cannot_be_compared() -> None:
-    """The version before gets the tokens of the version on trial."""
+    """The earlier version gets the tokens that the version on trial computed."""
     with a_device(started=False) as device:
         store = device.stage()
         store.activate(60)

@@ -1,4 +1,4 @@
-"""The follower's decision about a model, by the entry, the slots and the attempt before."""
+"""The follower's decision about a model, from the entry, the slots and the earlier attempt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BEGUN = Attempt("any")
         (OLD_LIVE, None, True, Action.NOTHING),
         (INSTALLED, None, False, Action.ACTIVATE),
         (INSTALLED, None, True, Action.NOTHING),
-        (INSTALLED, BEGUN, False, Action.ACTIVATE),  # it ended between its record and the activation
+        (INSTALLED, BEGUN, False, Action.ACTIVATE),  # the follower ended between the record and the activation
         (INSTALLED, Attempt("any", "no thermometer"), False, Action.NOTHING),
         (ON_TRIAL, BEGUN, False, Action.WAIT),
         (ON_TRIAL, BEGUN, True, Action.WAIT),

@@ -1,4 +1,4 @@
-"""The follower and a registry: what it fetches, installs and tries, with real commands and a real daemon."""
+"""The follower fetches from a registry, installs and tries releases, with real commands and a real daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hours and the rate in which the follower fetches."""
+"""The hours and the rate of the follower's downloads."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_the_rate_is_kept_over_many_pieces() -> None:
     for _ in range(10):
         pace.count_bytes(1000)
     assert now_s == pytest.approx(1.0)  # 10,000 bytes at 10,000 bytes a second
-    now_s += 100.0  # what was not used in a pause is not saved up
+    now_s += 100.0  # bytes that were not used in a pause do not add up
     pace.count_bytes(1000)
     assert waits[-1] == pytest.approx(0.1)

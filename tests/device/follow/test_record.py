@@ -1,4 +1,4 @@
-"""The follower's record, which is whole or missing."""
+"""The follower's record is either complete or missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower changes the runtime, waits or refuses; tests/end_to_end has whole changes."""
+"""The follower changes the runtime, waits or refuses. Complete changes are in tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def registry() -> Iterator[HostileRegistry]:
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    """A device with a HOME, whose daemon does not run, in a folder that every user may enter."""
+    """A device with a HOME in a folder that every user may enter. Its daemon does not run."""
     device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
     device.folder.chmod(0o755)
     device.prepare()

@@ -1,4 +1,4 @@
-"""Claims keep deployments of one model apart, and never keep a device from taking the next one for good."""
+"""Claims separate deployments of one model, and no claim blocks a device for ever."""
 
 from __future__ import annotations
 

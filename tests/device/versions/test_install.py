@@ -1,6 +1,6 @@
-"""Installing: what is refused, what is kept.
+"""An install refuses bad bundles, and keeps the live version.
 
-tests/device/versions/test_crash_points.py has what is left after a kill or a full disk.
+For kills and full disks during an install, see tests/device/versions/test_crash_points.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def store_of(device: Device) -> SlotStore:
 
 
 def active_release(state: StateDir) -> int | None:
-    """The release that serves, after checking that every byte of it is there."""
+    """Check every byte of the live version, and return its release."""
     store = SlotStore(state.models / "echo")
     slots = store.read()
     if slots.live is None:
@@ -169,7 +169,7 @@ def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_p
 
 
 def test_an_installation_imports_no_numpy(device: Device) -> None:
-    """NumPy takes as long to import as all else that an installation does; on a small board half a second."""
+    """The import of NumPy takes as long as the rest of an install, half a second on a small board."""
     program = "import sys; from edgert.cli import main; print(main(), 'numpy' in sys.modules)"
     words = [sys.executable, "-c", program, "--state", str(device.state.root), "install", str(device.bundle())]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The latest time that a device has seen: what counts, and what is written how often."""
+"""The latest time that a device has seen: which times count, and how often a time is stored."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def test_a_full_disk_stops_an_install_but_not_the_daemon(clocks: Clocks) -> None
 
 
 def test_a_time_far_ahead_of_a_synchronized_clock_is_not_kept(clocks: Clocks) -> None:
-    """A host whose clock was years ahead signed it: the device would take no update for years."""
+    """A host with a clock years ahead signed the bundle. With its time, the device would accept no update for years."""
     clocks.latest.store(NOW_S + 10 * 365 * 86_400)
     assert (clocks.latest.now_s(), clocks.kept.exists()) == (NOW_S, False)
     clocks.latest.store(NOW_S + 3600)
     assert clocks.latest.now_s() == NOW_S + 3600
-    clocks.synced = False  # a board without a battery: its clock may be years behind
+    clocks.synced = False  # the clock of a board without a battery may be years behind
     clocks.latest.store(NOW_S + 10 * 365 * 86_400)
     assert clocks.latest.now_s() == NOW_S + 10 * 365 * 86_400

@@ -1,4 +1,4 @@
-"""The slots on disk: what each command leaves there, also after a reboot, a damaged file and a newer runtime."""
+"""The slots on disk after each command, after a reboot, with a damaged file, and after a newer runtime."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
 
 
 def test_keys_that_a_newer_runtime_added_are_ignored(store: SlotStore) -> None:
-    """After its trial failed, the previous runtime reads this file again."""
+    """When a newer runtime fails its trial, the previous runtime reads the newer runtime's file."""
     before = Slots(SlotState.TRIAL, "b", ONE, TWO, TrialEnd("boot-1", 2000.0), 1)
     store.folder.mkdir(parents=True, exist_ok=True)
     store.commit(before)
@@ -215,7 +215,7 @@ def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path:
         assert json.loads((store.folder / "state.json").read_bytes())["state"] == "trial"
     assert store.fault is not None
     store.collect()
-    assert store.slot_folder("b").exists()  # the file still names it
+    assert store.slot_folder("b").exists()  # state.json still names this slot
     store.record()
     assert SlotStore(store.folder).read() == store.read()
     assert "could not" not in str(store.fault)

@@ -1,4 +1,4 @@
-"""The slots' transition table: every row of it, and the JSON of a state."""
+"""Every row of the slots' transition table, and the JSON of the slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE, TWO, THREE = (Version(n, f"digest-{n}", good=False) for n in (1, 2, 3))
 
 
 def reachable() -> Iterator[Slots]:
-    """Every kind of slot state, each reached by the events that lead there."""
+    """Yield slots in every state, reached by real events."""
     trial = TrialEnd("boot-1", 2000.0)
     empty = Slots()
     staged = step(empty, SlotEvent.INSTALL, version=ONE)

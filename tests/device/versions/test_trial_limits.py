@@ -1,4 +1,4 @@
-"""Trial limits are read as people write them, and judged by what was measured."""
+"""Trial limits are parsed from people's notation, and judged by measurements."""
 
 from __future__ import annotations
 

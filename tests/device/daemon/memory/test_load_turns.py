@@ -1,4 +1,4 @@
-"""Models load in turn, those that clients ask for first, and each waits for memory for a while."""
+"""Models load in turn. Models that clients requested load first. Each model waits for memory for a limited time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEADY = Slots(SlotState.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
 
 
 class World:
-    """Services with fake workers, of which two may load at once, and a clock."""
+    """Services with fake workers, and a clock. Two workers may load at once."""
 
     def __init__(self, folder: Path, limit_mb: float = 0) -> None:
         self.now_s = 1000.0
@@ -60,7 +60,7 @@ class World:
         return worker
 
     def ask(self, model: str) -> None:
-        """Let a client ask for a model that does not serve."""
+        """Let a client request a model that does not serve."""
         theirs, ours = connected()
         with theirs, ours, pytest.raises(Unavailable) as refused:
             self.services[model].connect(theirs)
@@ -73,7 +73,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Six models, all of which have been told to load."""
+    """Six models that must all load."""
     world = World(tmp_path)
     for model in "abcdef":
         world.add(model).sync()
@@ -124,7 +124,7 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     first, second = world.add("first"), world.add("second")
     world.ask("first")
     worker = world.loaded("first")
-    worker.run_page.since_s = world.now_s  # it is in use
+    worker.run_page.since_s = world.now_s  # the model is in use
     world.ask("second")
     assert (second.state, world.turns.due_s()) == ("waiting", world.now_s + ROOM_RETRY_S)
     world.wait(ROOM_S_MAX - 1)
@@ -156,7 +156,7 @@ def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) ->
 
 
 def with_a_next_version(tmp_path: Path) -> tuple[World, ModelService]:
-    """Two models that fill the memory, and the first, whose slots name a next version."""
+    """Two models that fill the memory. The slots of the first model name a next version."""
     world = World(tmp_path, limit_mb=21)
     first = world.add("first")
     world.add("second")

@@ -1,4 +1,4 @@
-"""The budget admits a version, makes room for it, or refuses one that can never fit."""
+"""The budget admits a version, frees memory for a version, or refuses a version that can never fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class World:
         self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0, lambda: forks)
 
     def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
-        """A model whose worker uses `mb`; 0 for none."""
+        """Return a model whose worker uses `mb`; with 0, the model has no worker."""
         workers = WorkerSet(lambda: 1000.0, lambda order, version, now_s: FakeWorker(version, now_s))
         if mb:
             worker = cast(FakeWorker, workers.start(ORDER, version_of(model)))

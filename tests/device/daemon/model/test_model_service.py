@@ -66,7 +66,7 @@ class World:
         return self.workers[-1]
 
     def slots(self, slots: Slots) -> list[EdgeRTError | None]:
-        """Change the slots as a command does; what the command is told."""
+        """Change the slots like a command; return the results that the command gets."""
         self.store.commit(slots)
         told: list[EdgeRTError | None] = []
         self.service.sync(told.append)
@@ -234,7 +234,7 @@ def test_while_the_slots_are_busy_a_rollback_is_tried_again(world: World) -> Non
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(world: World, held: bool) -> None:
-    """The command changes the slots before it tells the daemon."""
+    """The command changes the slots before it notifies the daemon."""
     world.serve()
     world.slots(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
     world.store.activate(60.0, TrialLimits({"memory_mb": 5.0}, 60.0))
@@ -291,7 +291,7 @@ def test_a_worker_that_cannot_be_started_counts_as_a_crash(world: World) -> None
 
 
 def test_a_version_is_not_blamed_for_a_system_without_processes(world: World) -> None:
-    """However long it lasts, the live version stays live, and is started again."""
+    """However long the shortage lasts, the live version stays live, and its worker starts again."""
     world.cannot_start = True
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(6):

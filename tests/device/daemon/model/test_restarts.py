@@ -1,4 +1,4 @@
-"""Crashes count for one version, grow the pause before the next start, and are forgotten."""
+"""Crashes count for one version, make the pause before the next start longer, and expire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTA
 
 
 class World:
-    """A clock, and how often a worker was started."""
+    """A clock, and the number of restarts."""
 
     def __init__(self) -> None:
         self.now_s, self.starts = 100.0, 0

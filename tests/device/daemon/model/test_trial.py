@@ -1,4 +1,4 @@
-"""A trial begins a watch when it can, acts once on what the watch found, and ends when it runs out."""
+"""A trial begins a watch when the slots are free, passes its result on once, and ends when its time has passed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 
 
 class World:
-    """A trial of NEW with slots on disk and a clock of its own."""
+    """A trial of NEW, with slots on disk and an own clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 100.0
@@ -95,7 +95,7 @@ def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World)
     world.now_s += 10
     with world.store.locked():
         world.figures()
-        world.figures()  # what was found is acted on once
+        world.figures()  # a result is passed on once
         assert (world.events, world.trial.watches(world.worker)) == ([], True)
     world.wait(BUSY_RETRY_S)
     assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], SlotState.STEADY, False)

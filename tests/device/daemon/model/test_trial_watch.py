@@ -1,4 +1,4 @@
-"""A trial watch asks for figures, judges them, and fails a worker that reports none."""
+"""A trial watch requests figures, judges them, and fails a worker that reports no figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def worker() -> FakeWorker:
 
 
 def a_watch(worker: FakeWorker, thermometer: Callable[[], float | None] = lambda: 50.0, **bounds: float) -> TrialWatch:
-    """A watch of 60 s, which asks each second, from 0 s on."""
+    """Return a watch of 60 s that starts at 0 s and requests figures each second."""
     return TrialWatch(TrialLimits(bounds, 60.0), worker, 0.0, thermometer)
 
 

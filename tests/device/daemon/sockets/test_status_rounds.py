@@ -1,4 +1,4 @@
-"""A status waits for the workers' figures, but not for ever."""
+"""The answer to `status` waits for the workers' figures, but only for a limited time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.statuses import LOADED, worker_figures
 
 
 class World:
-    """Two models, of which one serves; a command; and a clock that the test moves."""
+    """Two models, one of which serves, a command, and a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

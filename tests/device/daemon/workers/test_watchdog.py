@@ -1,4 +1,4 @@
-"""The watchdog ends runs that take too long and workers that outgrow their memory, on a clock that the test moves."""
+"""The watchdog kills workers with too long runs, and replaces workers with too much memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = Version(1, "d", good=True)
 
 
 class World:
-    """A worker that serves, its watchdog, and how often a replacement was asked for."""
+    """A worker that serves, its watchdog, and the number of requested replacements."""
 
     def __init__(self, **limits: Any) -> None:
         self.now_s, self.replaced = 0.0, 0

@@ -1,4 +1,4 @@
-"""A worker process: what it may say of itself, and how it ends."""
+"""A worker process: its messages about itself, and its end."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> 
     ids=str,
 )
 def test_a_message_that_no_worker_sends_is_an_error_of_its_values(worker: FakeWorker, message: dict[str, Any]) -> None:
-    """The supervisor kills a worker for these errors; any other would end the daemon."""
+    """The supervisor kills a worker for these errors. Any other error would end the daemon."""
     with pytest.raises((ValueError, KeyError, TypeError)):
         worker.handle_message(message, 100.0)
 
