@@ -40,7 +40,7 @@ def measurable_limits(
 
 
 def tensor_difference(before: Manifest, after: Manifest) -> str:
-    """Return what makes the tensors of two versions differ: keys of their manifests; "" if nothing differs.
+    """Return the reason why two versions compute different tensors: a key of the manifest; "" without a reason.
 
     For the comparison, the earlier version gets the tensors that the version on trial computed from a request. So both
     versions must compute tensors in the same way.

@@ -109,7 +109,7 @@ class ChannelFollower:
         pace: Limits the hours and the rate of downloads.
         latest: The latest time that the device has seen.
         jitter: Returns a random number from 0 to 1, for pauses.
-        home: The folder with this device's runtimes; None if a bootstrap did not create one.
+        home: The folder with this device's runtimes; None if no bootstrap created this folder.
     """
 
     def __init__(

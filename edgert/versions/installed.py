@@ -80,7 +80,7 @@ class Working(Generic[T]):
 def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False) -> Working[T]:
     """Pass the version's artifacts to `use`, in order of preference, until `use` raises no error.
 
-    If no artifact works, raises the error of the last one. With `strict`, raises the error of the first one.
+    If no artifact works, raises the error of the last artifact. With `strict`, raises the error of the first artifact.
     """
     tried: list[str] = []
     for artifact in version.artifacts:

@@ -201,8 +201,8 @@ class SlotStore:
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
         """Roll back a trial that was not confirmed in time or that a reboot ended; return whether this happened.
 
-        With `unwatched` (no daemon runs), also roll back a trial whose watch of the limits has started but not passed,
-        because the watch was cut off.
+        With `unwatched`, no daemon runs. Then also roll back a trial whose watch of the limits was cut off: the watch
+        has started, but the limits have not passed.
         """
 
         def reason_of(before: Slots) -> str | None:

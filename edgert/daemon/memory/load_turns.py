@@ -27,9 +27,9 @@ class _Wait:
 class LoadTurns:
     """Admits loads of `services` in turn, each if `budget` has memory for the model.
 
-    Models that clients requested load first, then pinned models. A model needs no turn if a command waits for this
-    model, if the model is on trial, or if it serves while its next version loads. If a model must wait, `tick` calls
-    its `sync` later.
+    Models that clients requested load first, then pinned models. Some loads need no turn: those that a command waits
+    for, those of a version on trial, and those of a model whose old version still serves. If a model must wait, `tick`
+    calls the `sync` of its service later.
 
     Args:
         services: The service of each model by the model's name.
@@ -55,8 +55,8 @@ class LoadTurns:
     def admit(self, service: ModelService, slots: Slots) -> bool:
         """Return whether `service` may load its live version now. If not, `tick` tries again.
 
-        Raises Unavailable if the version never fits into the memory budget, and Overloaded if the model has waited for
-        ROOM_S_MAX because other models use the memory.
+        Raises Unavailable if the version never fits into the memory budget. Raises Overloaded if other models have used
+        the memory for ROOM_S_MAX.
         """
         model = service.model
         self._queued.discard(model)

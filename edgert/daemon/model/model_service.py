@@ -195,7 +195,7 @@ class ModelService:
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
-        """Stop with the daemon: every worker answers its current requests and refuses new ones."""
+        """Stop with the daemon: every worker answers its current requests and refuses new requests."""
         self._idle = ModelState.STOPPING
         self.workers.abandon()  # a worker that loads has no clients
         self.workers.retire(final=True)

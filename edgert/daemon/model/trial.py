@@ -142,7 +142,7 @@ class Trial:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
-        """Return the status of the watch, or the result of the last watch; None if there was none."""
+        """Return the status of the watch, or the result of the last watch; None before the first watch."""
         return self._last if self._watch is None else self._watch.status(self._clock())
 
     def _begin(self, worker: WorkerProcess) -> None:

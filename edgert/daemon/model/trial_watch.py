@@ -4,7 +4,7 @@ A `TrialWatch` starts when the version on trial serves. After each period, the w
 measures the worker's memory and the device's temperature. It compares all these values with the limits
 (edgert.versions.trial_limits). If limits are broken in BROKEN_CHECKS_MAX comparisons in a row, the watch ends at once.
 In the last comparison, one broken limit is enough. If apps sent too few requests for a p99 or an error rate, the worker
-sends golden samples to itself before the last comparison, through the socket like an app. If the worker ends during the
+first sends golden samples to itself, through the socket like an app. If the worker ends during the
 watch, the trial also fails (`ModelService.handle_end`).
 """
 

@@ -1,6 +1,6 @@
 """A process beside the workers: the forwarder, the HTTP server, or a round of the follower.
 
-No request on the local socket waits for such a process, so the supervisor restarts the process after a pause that
+No request on the local socket waits for this process, so the supervisor restarts the process after a pause that
 grows. The standard input of the process is a pipe that closes when the supervisor dies. The process then also ends.
 """
 

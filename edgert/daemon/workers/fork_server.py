@@ -1,8 +1,8 @@
 """Starts workers as forks of one fork server if this saves memory and is possible, else as programs.
 
 The parent of the workers is the fork server (edgert.worker.fork_server), not the daemon. So the daemon holds a pidfd of
-each worker, to kill the worker and to detect its end, and requests the exit code from the fork server. If the fork
-server is killed, its workers continue, and the next worker gets a new fork server.
+each worker, to kill the worker and to detect its end. The daemon requests the exit code from the fork server. If the
+fork server is killed, its workers continue, and the next worker gets a new fork server.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ RECYCLE_PAUSE_S = 60.0
 
 
 class Watchdog:
-    """Watches the worker of `workers` that serves. `replace` starts a replacement, and returns whether one loads."""
+    """Watches the worker of `workers` that serves. `replace` returns whether it started a replacement."""
 
     def __init__(
         self,
