@@ -90,7 +90,7 @@ class Connections:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
                     return
                 except RuntimeError:
-                    reason = "and the worker cannot start another thread: raise TasksMax of the unit"
+                    reason = "and the limit of threads is reached: raise TasksMax of the unit"
                     self._admission.release(sock)
                     self._set_switch()
         error = Overloaded(f"{len(self)} clients are connected, {reason}", retry_after_s=0.5)

@@ -93,7 +93,7 @@ def test_an_expired_trial_says_why() -> None:
     limits = TrialLimits({}, confirm_s=60.0)
     reasons = {
         "the device was restarted": Slots(trial=TrialEnd("another boot", 0.0)),
-        "did not confirm it within 60 s": Slots(trial=trial, limits=replace(limits, passed=True)),
+        "did not confirm the version within 60 s": Slots(trial=trial, limits=replace(limits, passed=True)),
         "could not be judged": Slots(trial=trial, limits=limits),
         "was not confirmed in time": Slots(trial=trial),
     }
