@@ -59,7 +59,7 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class BenchArtifact:
-    """An artifact to measure: its name in the report, its sample, and the error at which its rounds may end."""
+    """An artifact to measure: its name in the report, its sample, and the error that ends its rounds."""
 
     name: str
     artifact: LocalArtifact
@@ -112,7 +112,9 @@ def bench(
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> BenchAnswer:
-    """Measure each artifact of `work` and return the results. An artifact that cannot run has an error as its result.
+    """Measure each artifact of `work` and return the results.
+
+    An artifact that cannot run has an error as its result.
 
     Args:
         work: The artifacts.

@@ -36,7 +36,7 @@ class Temperatures:
 
 @dataclass(frozen=True)
 class BenchTimes:
-    """Percentiles of the time of single runs or answers, and their number: `per_s` in a second, `runs` in all."""
+    """Percentiles of the time of single runs or answers, their rate `per_s`, and their number `runs`."""
 
     p50_ms: float
     p90_ms: float

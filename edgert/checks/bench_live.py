@@ -43,7 +43,9 @@ def bench_live(
     clients: int,
     progress: Callable[[str], None],
 ) -> BenchAnswer:
-    """Measure the live version of `model`: with one client, then with several clients. Raises the daemon's errors.
+    """Measure the live version of `model`: with one client, then with several clients.
+
+    Raises the daemon's errors.
 
     Args:
         model: The model.
@@ -79,7 +81,10 @@ def bench_live(
 def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return the times of all answers and the total time, in seconds. Each client gets at least one answer."""
+    """Return the times of all answers and the total time, in seconds.
+
+    Each client gets at least one answer.
+    """
     times_s: list[float] = []
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)

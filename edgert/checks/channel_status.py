@@ -58,7 +58,10 @@ class ChannelStatus:
 
 @dataclass(frozen=True)
 class ChannelEvent:
-    """A telemetry event that the follower reports through the daemon. `model` is None for an event of the device."""
+    """A telemetry event that the follower reports through the daemon.
+
+    `model` is None for an event of the device.
+    """
 
     event: str
     model: str | None = None

@@ -44,9 +44,10 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
 def check(
     version: InstalledVersion, artifact: ArtifactEntry, infer: Callable[[Arrays], Arrays], *, as_sent: bool = False
 ) -> list[float]:
-    """Pass every golden sample to `infer`; return the largest absolute difference from the host, per output.
+    """Pass every golden sample to `infer`.
 
-    Raises HealthCheckFailed if a difference exceeds the signed tolerance, and the errors of `infer`.
+    Return the largest absolute difference from the host, per output. Raises HealthCheckFailed if a difference exceeds
+    the signed tolerance, and the errors of `infer`.
 
     Args:
         version: The version with the golden inputs.
@@ -104,7 +105,10 @@ def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Itera
 
 
 def _count(arrays: Arrays) -> int:
-    """Return the number of golden samples. Raises BundleCorrupt for 0, because no samples would pass every check."""
+    """Return the number of golden samples.
+
+    Raises BundleCorrupt for 0, because no samples would pass every check.
+    """
     shapes = {array.shape[:1] for array in arrays}
     if len(shapes) != 1 or shapes <= {(), (0,)}:
         raise BundleCorrupt("the bundle has no golden samples, or files of different lengths: build it again")
@@ -117,7 +121,10 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
-    """Return the lengths of `count` golden samples; a 0 for each if all have the same length. Raises BundleCorrupt."""
+    """Return the lengths of `count` golden samples; a 0 for each if all have the same length.
+
+    Raises BundleCorrupt.
+    """
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
         raise BundleCorrupt(f"the manifest has {len(lengths)} lengths for {count} golden samples: build it again")
@@ -131,9 +138,7 @@ def _padder(version: InstalledVersion) -> Padder | None:
 
 def _difference(name: str, want: NDArray[Any], got: NDArray[Any]) -> float:
     if got.shape != want.shape:
-        raise HealthCheckFailed(
-            f"output {name!r} has shape {list(got.shape)}, but its golden values {list(want.shape)}"
-        )
+        raise HealthCheckFailed(f"output {name!r} has shape {list(got.shape)}, expected {list(want.shape)}")
     return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0))
 
 

@@ -286,7 +286,7 @@ class DaemonState:
 
 @dataclass(frozen=True)
 class HttpStatus:
-    """The address of the HTTP server ("": no server), and the fault that prevents the server from listening."""
+    """The address of the HTTP server ("": no server), and the fault that prevents its start."""
 
     listen: str = ""
     fault: str = ""
@@ -294,7 +294,7 @@ class HttpStatus:
 
 @dataclass(frozen=True)
 class TelemetryStatus:
-    """The broker ("": no broker), the connection to the broker, and the numbers of waiting and lost reports."""
+    """The broker ("": no broker), the connection to it, and the numbers of waiting and lost reports."""
 
     broker: str = ""
     connection: BrokerConnection = field(default_factory=BrokerConnection)

@@ -40,10 +40,10 @@ def measurable_limits(
 
 
 def tensor_difference(before: Manifest, after: Manifest) -> str:
-    """Return the reason why two versions compute different tensors: a key of the manifest; "" without a reason.
+    """Return the reason why two versions compute different tensors: a key of the manifest.
 
-    For the comparison, the earlier version gets the tensors that the version on trial computed from a request. So both
-    versions must compute tensors in the same way.
+    "" without a reason. For the comparison, the earlier version gets the tensors that the version on trial computed
+    from a request. So both versions must compute tensors in the same way.
     """
     for key in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
         if getattr(before, key) != getattr(after, key):

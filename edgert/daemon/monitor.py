@@ -135,7 +135,7 @@ def signal_monitor(monitor: int, number: signal.Signals) -> None:
 
 
 def has_lost_its_monitor(daemon: int) -> bool:
-    """Return whether the monitor of the process `daemon` has ended, and no other monitor adopted this daemon."""
+    """Return whether the monitor of `daemon`, a process id, has ended and no other monitor adopted it."""
     if not _was_monitored(daemon):
         return False
     try:

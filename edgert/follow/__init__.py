@@ -1,1 +1,1 @@
-"""The follower: in each round, it reads this device's channel from a registry and installs the releases."""
+"""The follower: its rounds read this device's channel from a registry and install the releases."""

@@ -39,10 +39,10 @@ class ReleaseFetcher:
         self._pace = pace
 
     def fetch(self, entry: Entry, slots: Slots, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
-        """Fetch the files of a release that this device lacks; return the path of a delta for `edgertd install`.
+        """Fetch the files of a release that this device lacks.
 
-        Raises RegistryError, StorageFailed and WindowClosed. Raises BundleError and ChannelMismatch if the release
-        cannot be installed here.
+        Return the path of a delta for `edgertd install`. Raises RegistryError, StorageFailed and WindowClosed. Raises
+        BundleError and ChannelMismatch if the release cannot be installed here.
 
         Args:
             entry: The release.
@@ -92,7 +92,10 @@ class ReleaseFetcher:
         check_free(self._state.root, needed_bytes, f"release {manifest.release} of {manifest.model}")
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove the fetched files of a model, except `wanted`. If a removal fails, the next round tries again."""
+        """Remove the fetched files of a model, except `wanted`.
+
+        If a removal fails, the next round tries again.
+        """
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):

@@ -226,7 +226,10 @@ class ChannelFollower:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step], statement: Statement | None) -> None:
-        """Store the step of each model, and log new steps. After the statement's expiry, the wanted releases stay."""
+        """Store the step of each model, and log new steps.
+
+        After the statement's expiry, the wanted releases stay.
+        """
         before = self._read_status()
         for step in steps:
             if step.text not in before.steps:

@@ -11,7 +11,10 @@ from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
-    """A download must stop, because the hours of `[follow]` do not allow it now. It continues in these hours."""
+    """A download must stop, because the hours of `[follow]` do not allow it now.
+
+    It continues in these hours.
+    """
 
 
 class Pace:

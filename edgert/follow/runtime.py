@@ -1,4 +1,4 @@
-"""Updates of the runtime by a channel: fetch a new runtime, create it beside the current runtime, test and try it.
+"""Updates of the runtime by a channel: fetch and create a new runtime, test it, and start its trial.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
 those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
@@ -120,7 +120,10 @@ def decide_runtime(
 
 
 class RuntimeFollower:
-    """Updates the runtime in `home` to the release of a channel. `home` is None if no bootstrap created a runtime."""
+    """Updates the runtime in `home` to the release of a channel.
+
+    `home` is None if no bootstrap created a runtime.
+    """
 
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
@@ -134,10 +137,10 @@ class RuntimeFollower:
         self._records = RecordStore(state)
 
     def next_step(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
-        """Return the next action for `entry`. If a trial of its runtime has ended, record and report this first.
+        """Return the next action for `entry`.
 
-        Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
-        and StorageFailed.
+        If a trial of its runtime has ended, record and report this first. Raises ConfigInvalid if bootstrap did not
+        install the runtime, RegistryError, BundleError, ChannelMismatch and StorageFailed.
         """
         home = self._own_home(check=False)
         runtimes = self._installed_runtimes(home)
@@ -210,7 +213,7 @@ class RuntimeFollower:
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid if there is no HOME, or, with `check`, if this user cannot change HOME."""
+        """Return HOME. Raises ConfigInvalid without HOME, or, with `check`, if this user cannot change HOME."""
         if self._home is None:
             raise ConfigInvalid(
                 f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update this environment by hand"
@@ -229,7 +232,10 @@ class RuntimeFollower:
         )
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return this device's part of the release. Fetch the envelope once, but verify its signature each time."""
+        """Return this device's part of the release.
+
+        Fetch the envelope once, but verify its signature each time.
+        """
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:

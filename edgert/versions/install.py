@@ -37,7 +37,10 @@ SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs an
 
 @dataclass(frozen=True)
 class InstallResult:
-    """The result of an install. If `already_live`, exactly this content already serves, and nothing was installed."""
+    """The result of an install.
+
+    If `already_live`, exactly this content already serves, and nothing was installed.
+    """
 
     model: str
     release: int
@@ -95,7 +98,10 @@ def install(
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
-    """Return the path of a file that the follower fetches for the next install. Its name has the content's hash."""
+    """Return the path of a file that the follower fetches for the next install.
+
+    Its name has the content's hash.
+    """
     return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 

@@ -1,4 +1,4 @@
-"""The latest time that a device has seen, so that an expired bundle stays expired if the clock is set back.
+"""The latest time that a device has seen: an expired bundle stays expired if the clock is set back.
 
 The clock of a device without a battery or a time source may show any time. But the device knows other times: a bundle
 that expires states the time of its signature, files have times, and the clock may have been correct earlier. The real

@@ -139,7 +139,7 @@ class SlotStore:
             return self.commit(step(before, SlotEvent.MARK_GOOD))
 
     def rollback(self) -> Slots:
-        """Make the previous good version live again, or drop a staged version, because a command requests this."""
+        """Make the previous good version live again, or drop a staged version, for a command."""
         after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
         return after
@@ -176,7 +176,10 @@ class SlotStore:
                 self.commit(slots)
 
     def start_watch(self) -> bool:
-        """Record that the watch of the trial's limits starts; return False if it started before and was cut off."""
+        """Record that the watch of the trial's limits starts.
+
+        Return False if it started before and was cut off.
+        """
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:
@@ -199,10 +202,10 @@ class SlotStore:
             return self.commit(step(after, SlotEvent.MARK_GOOD) if before.limits.unattended else after)
 
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
-        """Roll back a trial that was not confirmed in time or that a reboot ended; return whether this happened.
+        """Roll back a trial that was not confirmed in time or that a reboot ended.
 
-        With `unwatched`, no daemon runs. Then also roll back a trial whose watch of the limits was cut off: the watch
-        has started, but the limits have not passed.
+        Return whether this happened. With `unwatched`, no daemon runs. Then also roll back a trial whose watch of the
+        limits was cut off: the watch has started, but the limits have not passed.
         """
 
         def reason_of(before: Slots) -> str | None:

@@ -1,8 +1,9 @@
-"""The states of a model's A/B slots, and the events that change them. Pure; `slot_store` stores the slots.
+"""The states of a model's A/B slots, and the events that change them.
 
-A version on trial serves, but is not trusted yet. If nobody marks the version good in time, the previous version
-becomes live again. A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the
-daemon watches these limits. `mark-good` is refused until the limits have held for the whole watch.
+Pure; `slot_store` stores the slots. A version on trial serves, but is not trusted yet. If nobody marks the version good
+in time, the previous version becomes live again. A reboot ends a trial in the same way. If the trial has limits
+(edgert.versions.trial_limits), the daemon watches these limits. `mark-good` is refused until the limits have held for
+the whole watch.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ _STAGED = (SlotState.FIRST_STAGED, SlotState.STAGED)
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot. `digest` identifies the whole bundle; `good` means that the version was marked good."""
+    """The version in a slot.
+
+    `digest` identifies the whole bundle; `good` means that the version was marked good.
+    """
 
     release: int
     digest: str

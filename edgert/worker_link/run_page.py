@@ -1,4 +1,4 @@
-"""The run page: the worker notes its current engine runs on the page, and the supervisor reads the page.
+"""The run page: the worker notes its current engine runs on it, and the supervisor reads the page.
 
 The run page is one page of memory that both processes map. Each session has two machine words. The first word is the
 start time of the session's last run; the second gets the same value when that run ends. So the words differ while a run

@@ -103,7 +103,10 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One worker's part of the budget. A `leaving` worker frees its part soon; a `fixed` worker stays loaded."""
+    """One worker's part of the budget.
+
+    A `leaving` worker frees its part soon; a `fixed` worker stays loaded.
+    """
 
     model: str
     mb: float

@@ -10,9 +10,10 @@ RETRY_S = 0.1  # a client's pause before its next attempt while a model loads
 
 
 class ModelState(str, Enum):
-    """The state of one model. In the first three states, the model has a worker. The other states explain why not.
+    """The state of one model.
 
-    No state depends on the previous state, so there is no table of transitions (decision 30).
+    In the first three states, the model has a worker. The other states explain why not. No state depends on the
+    previous state, so there is no table of transitions (decision 30).
     """
 
     SERVING = "ready"
@@ -30,7 +31,7 @@ class ModelState(str, Enum):
 def unavailable(
     model: str, state: ModelState, fault: EdgeRTError | None, crashes: int, restart_in_s: float | None
 ) -> EdgeRTError:
-    """Return the error for clients of a model that does not serve, with the pause before their next attempt.
+    """Return the error for clients of a model that does not serve, with the pause before a retry.
 
     Args:
         model: The name of the model.

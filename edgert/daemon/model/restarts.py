@@ -12,9 +12,10 @@ QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # the pauses after CRAS
 
 
 class Restarts:
-    """Counts the crashes of one version in a row. Calls `restart` after a pause that grows with their number.
+    """Counts the crashes of one version in a row.
 
-    `distrusted` has the digests of the versions that failed since a command last chose a version.
+    Calls `restart` after a pause that grows with their number. `distrusted` has the digests of the versions that failed
+    since a command last chose a version.
     """
 
     def __init__(self, clock: Callable[[], float], restart: Callable[[], None]) -> None:

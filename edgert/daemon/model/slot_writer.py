@@ -21,9 +21,9 @@ class SlotWriter:
         self._pending: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def attempt(self, name: str, change: Callable[[], None]) -> EdgeRTError | None:
-        """Make the change, instead of a pending change of the same name; return the error if the change failed.
+        """Make the change, instead of a pending change of the same name.
 
-        If the slots are busy or the disk is full, `tick` tries again.
+        Return the error if the change failed. If the slots are busy or the disk is full, `tick` tries again.
         """
         self._pending.pop(name, None)
         try:

@@ -21,7 +21,7 @@ from edgert.versions.slots import CUT_OFF, Slots, Version
 
 
 class LimitsHeld(NamedTuple):
-    """All limits held. The slots record this result, and in an unattended trial also that the version is kept."""
+    """All limits held, and the slots record this. `kept` tells whether the device marked the version good."""
 
     kept: bool
     fields: dict[str, Any]  # of the telemetry event
@@ -43,7 +43,10 @@ class TrialExpired(NamedTuple):
 
 
 class SlotsChanged(NamedTuple):
-    """The time of the trial has passed, but a command has already changed the slots. They must be read again."""
+    """The time of the trial has passed, but a command has already changed the slots.
+
+    They must be read again.
+    """
 
 
 TrialResult = LimitsHeld | TrialFailed | TrialExpired | SlotsChanged

@@ -20,7 +20,10 @@ STATUS_S_MAX = 1.0
 
 @dataclass(eq=False)
 class _Round:
-    """One command `status` that waits for figures of workers. `expected` is the number of workers that must answer."""
+    """One command `status` that waits for figures of workers.
+
+    `expected` is the number of workers that must answer.
+    """
 
     client: ControlClient
     ends_at_s: float

@@ -24,7 +24,7 @@ class PidFile:
     inode: int | None
 
     def is_there(self) -> bool:
-        """Return whether the file still exists: False after its removal, also if there is a new file at `path`."""
+        """Return whether the locked file still exists, not only a new file at the same path."""
         try:
             return self.inode is None or self.path.stat().st_ino == self.inode
         except FileNotFoundError:
@@ -64,7 +64,10 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors to the hard limit. Workers inherit this limit; each client needs a descriptor."""
+    """Raise the limit of descriptors to the hard limit.
+
+    Workers inherit this limit; each client needs a descriptor.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

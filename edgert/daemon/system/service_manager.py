@@ -33,7 +33,7 @@ def watchdog_s() -> float | None:
 
 
 def manager_of(state: Path, *, active: bool = False) -> str | None:
-    """Return `systemctl` or `systemctl --user` if a unit of this manager runs the daemon of `state`, else None.
+    """Return `systemctl` or `systemctl --user` if its unit runs the daemon of `state`, else None.
 
     With `active`, a unit that is only enabled does not count, because it starts the daemon only at the next boot.
     """
