@@ -40,9 +40,9 @@ def measurable_limits(
 
 
 def tensor_difference(before: Manifest, after: Manifest) -> str:
-    """Return the reason why two versions compute different tensors: a key of the manifest.
+    """Return the reason why two versions compute different tensors: a key of the manifest, or "".
 
-    "" without a reason. For the comparison, the earlier version gets the tensors that the version on trial computed
+    For the comparison, the earlier version gets the tensors that the version on trial computed
     from a request. So both versions must compute tensors in the same way.
     """
     for key in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
