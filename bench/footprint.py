@@ -281,13 +281,13 @@ def ready_s(worker: WorkerProcess) -> float:
     """Return when the worker was ready, less the time of its load; end it."""
     worker.link.settimeout(START_S_MAX)
     while (received := link.receive(worker.link)) is not None:
-        worker.received(received[0], time.monotonic())
+        worker.handle_message(received[0], time.monotonic())
         if worker.loaded is not None:
             at = time.monotonic() - worker.loaded.load_s
             worker.link.close()
             worker.process.wait(START_S_MAX)
             return at
-    sys.exit(f"a worker did not load: {worker.reaped()}")
+    sys.exit(f"a worker did not load: {worker.wait_for_end()}")
 
 
 def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:

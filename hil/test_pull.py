@@ -17,7 +17,7 @@ from edgert.checks.channel_status import ChannelStatus, read_channel_status
 from edgert.config import read_config
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from hil.support.containers import Container, running_container
 from hil.support.dut import Dut, reached
 from hil.support.host import Host
@@ -56,7 +56,7 @@ class World:
         return StateDir(self.container.root / "var/lib/edgert")
 
     @property
-    def slots(self) -> SlotState:
+    def slots(self) -> Slots:
         return SlotStore(self.state.models / MODEL).read()
 
     def told(self) -> ChannelStatus:

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert.bundle.signing import SigningKey
 from edgert.checks.status import DELTA_FORMAT, LIMITS_FORMAT
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from edgert_deploy.devices.inventory import Device
 from tests.support.bundles import make_null_bundle
 from tests.support.stand_ins.simulated_device import SimulatedDevice
@@ -58,7 +58,7 @@ def stand_ins(folder: Path, count: int, key: SigningKey, there: Device) -> list[
 
 def phases(folder: Path, key: SigningKey) -> dict[str, dict[str, Any]]:
     """Return the answers to `edgertd status` before a deployment, and after each of its steps."""
-    simulated = SimulatedDevice(key, SlotState())
+    simulated = SimulatedDevice(key, Slots())
 
     def told(*words: str) -> dict[str, Any]:
         answer = json.loads(simulated.run(["/home/venv/bin/edgertd", "--state", "/state", *words], 1.0).stdout)

@@ -5,11 +5,11 @@ A work folder has `bench.json`, the artifacts, and one `.npy` file with one samp
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
-A caller may add other `Piece`s, such as the live version, to those of a folder.
+A caller may add other artifacts to those of a work folder, such as the live version.
 
 Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then the artifacts alternate
 in rounds, so that other work of the machine affects all of them equally. A figure is the median of the rounds' medians.
-With the key `error_share_max`, the rounds end early once the error of each figure is below this share of it.
+With the key `error_share_max`, the rounds end early once the error of each figure is below this share of the figure.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Arrays = list[NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """An artifact to measure: its name in the report, its sample, and the allowed error of its figure."""
+class BenchArtifact:
+    """An artifact to measure: its name in the report, its sample, and the error that ends its rounds."""
 
     name: str
     artifact: LocalArtifact
@@ -67,15 +67,15 @@ class Piece:
     error_share_max: float = 0.0
 
 
-def read_work(folder: Path) -> list[Piece]:
-    """Return the pieces in a work folder. Raises ConfigInvalid."""
+def read_work(folder: Path) -> list[BenchArtifact]:
+    """Return the artifacts in a work folder. Raises ConfigInvalid."""
     try:
         data = (folder / SPEC).read_bytes()
         if len(data) > SPEC_BYTES_MAX:
-            raise ConfigInvalid(f"{folder / SPEC} has {len(data)} bytes; at most {SPEC_BYTES_MAX}")
+            raise ConfigInvalid(f"{folder / SPEC} has {len(data)} bytes; at most {SPEC_BYTES_MAX} are allowed")
         value = json.loads(data)
         if value["format"] != FORMAT or not 1 <= len(value["artifacts"]) <= ARTIFACTS_MAX:
-            raise ValueError(f"it must have format {FORMAT} and 1 to {ARTIFACTS_MAX} artifacts")
+            raise ValueError(f"the file must have format {FORMAT} and 1 to {ARTIFACTS_MAX} artifacts")
         inputs, outputs = (tuple(map(TensorSpec.from_json, value[key])) for key in ("inputs", "outputs"))
         buckets = None if value.get("buckets") is None else from_json(Buckets, value["buckets"])
         artifacts = []
@@ -94,41 +94,51 @@ def read_work(folder: Path) -> list[Piece]:
         if isinstance(error, ConfigInvalid):
             raise
         raise ConfigInvalid(f"{folder / SPEC} is not valid: {type(error).__name__}: {error}") from error
-    return [Piece(name, local, sample, error_share_max) for name, local in artifacts]
+    return [BenchArtifact(name, local, sample, error_share_max) for name, local in artifacts]
 
 
-def live_piece(version: InstalledVersion, artifact_id: str) -> Piece:
-    """Return an artifact of the live version as a piece. Raises BundleCorrupt."""
+def live_artifact(version: InstalledVersion, artifact_id: str) -> BenchArtifact:
+    """Return an artifact of the live version. Raises BundleCorrupt."""
     artifact = version.manifest.artifact(artifact_id)
     check_files(version, artifact)
     name = f"live: {artifact_id} of release {version.manifest.release}"
-    return Piece(name, version.local(artifact), next(golden.samples(version)))
+    return BenchArtifact(name, version.local(artifact), next(golden.samples(version)))
 
 
 def bench(
-    work: Sequence[Piece],
+    work: Sequence[BenchArtifact],
     seconds: float,
     cache_dir: Path,
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> BenchAnswer:
-    """Measure for about `seconds`, or longer if runs are slow. A piece that cannot run has an error."""
+    """Measure each artifact of `work` and return the results.
+
+    An artifact that cannot run has an error as its result.
+
+    Args:
+        work: The artifacts.
+        seconds: About the time of all rounds together; slow runs need more time.
+        cache_dir: The folder for the files that engines compile.
+        progress: Receives each step as a line of text.
+        clock: Seconds of a clock that never goes back.
+    """
     results: list[BenchResult] = []
-    opened: dict[int, tuple[Session, Piece]] = {}  # by the place in `results`
+    opened: dict[int, tuple[Session, BenchArtifact]] = {}  # by the index in `results`
     before_c = machine.temp_c()
     try:
-        for piece in work:
-            progress(f"{piece.name}: loading, then finding the best number of threads")
-            result = BenchResult(piece.name, piece.artifact.engine)
+        for entry in work:
+            progress(f"{entry.name}: loading, then finding the best number of threads")
+            result = BenchResult(entry.name, entry.artifact.engine)
             try:
-                result = replace(result, engine_version=engine_by_name(piece.artifact.engine).version())
-                session, result = _opened(piece, result, cache_dir, progress, clock)
-                opened[len(results)] = session, piece
+                result = replace(result, engine_version=engine_by_name(entry.artifact.engine).version())
+                session, result = _opened(entry, result, cache_dir, progress, clock)
+                opened[len(results)] = session, entry
             except EdgeRTError as error:
                 result = replace(result, error=ErrorText.of(error))
-                progress(f"{piece.name}: {error.message}")
+                progress(f"{entry.name}: {error.message}")
             results.append(result)
-        at_most = "up to " if all(piece.error_share_max for piece in work) else ""
+        at_most = "up to " if all(entry.error_share_max for each in work) else ""
         progress(f"measuring {counted(len(opened), 'artifact')} in turn for {at_most}{seconds:g} s")
         times = _in_turn(list(opened.values()), seconds, clock)
     finally:
@@ -145,22 +155,24 @@ def measured_on() -> BenchMachine:
 
 
 def _opened(
-    piece: Piece, result: BenchResult, cache_dir: Path, progress: Callable[[str], None], clock: Clock
+    entry: BenchArtifact, result: BenchResult, cache_dir: Path, progress: Callable[[str], None], clock: Clock
 ) -> tuple[Session, BenchResult]:
     """Return a warm session on the fastest number of threads, and `result` with the measurements."""
-    artifact = piece.artifact
+    artifact = entry.artifact
     engine_by_name(artifact.engine).prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
     base_bytes = machine.rss_bytes() or 0  # includes the engine's libraries, which are already loaded
     times: dict[int, float] = {}
-    session, best, load_s = None, 0, 0.0
+    session = None
+    best = 0
+    load_s = 0.0
     for threads in _threads(artifact.engine):
         began = clock()
         tried = load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
         try:
             for _ in range(WARM_RUNS):
-                tried.run(piece.sample)
+                tried.run(entry.sample)
             load_s = load_s if times else round(clock() - began, 4)  # the load time of the first session
-            times[threads] = statistics.median(_runs(tried, piece.sample, TRIAL_S, clock))
+            times[threads] = statistics.median(_runs(tried, entry.sample, TRIAL_S, clock))
         except BaseException:
             tried.close()
             if session is not None:
@@ -172,7 +184,8 @@ def _opened(
             continue
         if session is not None:
             session.close()
-        session, best = tried, threads
+        session = tried
+        best = threads
     assert session is not None
     return session, replace(
         result,
@@ -183,18 +196,18 @@ def _opened(
     )
 
 
-def _in_turn(opened: Sequence[tuple[Session, Piece]], seconds: float, clock: Clock) -> list[BenchTimes]:
+def _in_turn(opened: Sequence[tuple[Session, BenchArtifact]], seconds: float, clock: Clock) -> list[BenchTimes]:
     medians: list[list[float]] = [[] for _ in opened]
     runs: list[list[float]] = [[] for _ in opened]
     until = clock() + seconds
     rounds = 0
     while opened and (rounds < ROUNDS_MIN or clock() < until):
-        for i, (session, piece) in enumerate(opened):
-            times = _runs(session, piece.sample, ROUND_S, clock)
+        for i, (session, entry) in enumerate(opened):
+            times = _runs(session, entry.sample, ROUND_S, clock)
             medians[i].append(statistics.median(times))
             runs[i] += times
         rounds += 1
-        if all(_is_known(times, piece.error_share_max) for times, (_, piece) in zip(medians, opened, strict=True)):
+        if all(_is_known(times, entry.error_share_max) for times, (_, entry) in zip(medians, opened, strict=True)):
             break
     return [
         times_of(runs_s, 5, p50_s=statistics.median(rounds_s)) for rounds_s, runs_s in zip(medians, runs, strict=True)

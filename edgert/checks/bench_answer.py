@@ -28,7 +28,7 @@ class BenchMachine:
 
 @dataclass(frozen=True)
 class Temperatures:
-    """The temperature of the machine, in °C; None if it has no sensor."""
+    """The temperature of the machine, in °C; None if the machine has no sensor."""
 
     before: float | None
     after: float | None
@@ -36,7 +36,7 @@ class Temperatures:
 
 @dataclass(frozen=True)
 class BenchTimes:
-    """Percentiles of the time of single runs or answers, and the number of them in a second."""
+    """Percentiles of the time of single runs or answers, their rate `per_s`, and their number `runs`."""
 
     p50_ms: float
     p90_ms: float
@@ -50,9 +50,18 @@ class BenchTimes:
 class BenchResult:
     """The `times` of one artifact, or the `error` that prevented the measurement.
 
-    `load_s` and `threads_ms` (the median by number of threads) are measured only for the engine alone. `degraded`,
-    `clients` and `together_p99_ms` (with so many clients at the same time) are measured only for a version as it
-    serves.
+    Attributes:
+        id: The artifact's name in the report.
+        engine: The engine that ran the artifact, and its `engine_version`.
+        threads: The number of threads of a run.
+        memory_mb: The memory of the engine's session or of the worker.
+        load_s: The time of a load; only for BenchMode.ENGINE.
+        threads_ms: The median time by the number of threads; only for BenchMode.ENGINE.
+        degraded: Whether the model does not serve on its first engine; only for BenchMode.AS_SERVED.
+        clients: The number of clients that send requests at the same time; only for BenchMode.AS_SERVED.
+        together_p99_ms: The 99th percentile of the answers to these clients; only for BenchMode.AS_SERVED.
+        times: The times of single runs or answers.
+        error: The reason why there are no times.
     """
 
     id: str

@@ -26,7 +26,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
 
-WARM_ASKS = 5
+WARM_REQUESTS = 5
 
 
 def serving_of(model: str, state: StateDir) -> ServingStatus:
@@ -43,7 +43,19 @@ def bench_live(
     clients: int,
     progress: Callable[[str], None],
 ) -> BenchAnswer:
-    """Measure for about `seconds`, half with one client, half with `clients`. Raises the daemon's errors."""
+    """Measure the live version of `model`: with one client, then with several clients.
+
+    Raises the daemon's errors.
+
+    Args:
+        model: The model.
+        store: The slots of the model.
+        state: The folder with the sockets.
+        config: The configuration of the device.
+        seconds: About the time of both measurements together.
+        clients: The number of clients in the second measurement.
+        progress: Receives each step as a line of text.
+    """
     version = load_live(store, config)
     before_c = machine.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
@@ -69,32 +81,35 @@ def bench_live(
 def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return the times of all answers and the total time, in seconds. Each client gets an answer."""
+    """Return the times of all answers and the total time, in seconds.
+
+    Each client gets at least one answer.
+    """
     times_s: list[float] = []
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)
 
-    def ask_on() -> None:
+    def send_requests() -> None:
         own_s: list[float] = []
         try:
             with GoldenClient(version, state, config) as client:
-                for _ in range(WARM_ASKS):
-                    client.ask(client.samples[0])
+                for _ in range(WARM_REQUESTS):
+                    client.infer(client.samples[0])
                 ready.wait()
                 until = time.perf_counter() + seconds
                 while not own_s or time.perf_counter() < until:
                     sample = client.samples[len(own_s) % len(client.samples)]
                     began = time.perf_counter()
-                    client.ask(sample)
+                    client.infer(sample)
                     own_s.append(time.perf_counter() - began)
         except threading.BrokenBarrierError:  # another client failed
             pass
-        except Exception as error:  # noqa: BLE001  # raised below, because the other clients wait for this client
+        except Exception as error:  # noqa: BLE001  # raised below, after the barrier is broken for the other clients
             failures.append(error)
             ready.abort()
         times_s.extend(own_s)
 
-    threads = [threading.Thread(target=ask_on, daemon=True) for _ in range(clients)]
+    threads = [threading.Thread(target=send_requests, daemon=True) for _ in range(clients)]
     for thread in threads:
         thread.start()
     with contextlib.suppress(threading.BrokenBarrierError):

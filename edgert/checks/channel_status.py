@@ -16,7 +16,7 @@ from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 
 STALE = "channel_stale"  # the name of the alarm
-AGAIN = 75  # the exit code of a round that waits for something; another round should start soon (EX_TEMPFAIL)
+AGAIN = 75  # the exit code of a round that could not finish: another round should start soon (EX_TEMPFAIL)
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,19 @@ class WantedRelease:
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """The channel that the device follows ("": none), and the result of the follower's last round.
+    """The channel that the device follows, and the result of the follower's last round.
 
-    `counter` and `expires` are values of the newest stored statement. `asked_at` is the time of the registry's last
-    answer (0: none yet), `begun_at` the start of the first round, in seconds since 1970. `error` is the reason why the
-    last request failed, `stale` the reason of the alarm channel_stale ("": no alarm), `steps` the result for each
-    model. `wanted` has the channel's release of each model, unless a later deployment made another release live.
+    Attributes:
+        registry: The address of the registry; "" if the device follows no channel.
+        channel: The name of the channel.
+        counter: The counter of the newest stored statement.
+        expires: The expiry of the newest stored statement.
+        asked_at: The time of the registry's last answer, in seconds since 1970; 0 before the first answer.
+        begun_at: The start of the first round, in seconds since 1970.
+        error: The reason why the last request failed; "" if it succeeded.
+        stale: The reason of the alarm channel_stale; "" without this alarm.
+        steps: The result for each model, as text.
+        wanted: The channel's release of each model, unless a later deployment made another release live.
     """
 
     registry: str = ""
@@ -51,7 +58,10 @@ class ChannelStatus:
 
 @dataclass(frozen=True)
 class ChannelEvent:
-    """An event of `model`, or of the device, which the follower reports through the daemon."""
+    """A telemetry event that the follower reports through the daemon.
+
+    `model` is None for an event of the device.
+    """
 
     event: str
     model: str | None = None
@@ -75,7 +85,7 @@ def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
 
 
 def write_channel_status(state: StateDir, status: ChannelStatus) -> None:
-    """Replace the stored status. If the disk is full, only the status is lost."""
+    """Replace the stored status. If the write fails, only the status is lost."""
     with contextlib.suppress(OSError):
         replace_file(_path(state), json_bytes(status), durable=False)
 

@@ -18,7 +18,7 @@ from edgert.errors import EdgeRTError
 from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion
 
-ASK_S_MAX = 60.0  # the longest wait for the answer to one golden sample
+ANSWER_S_MAX = 60.0  # the longest wait for the answer to one golden sample
 
 
 class GoldenClient:
@@ -34,7 +34,7 @@ class GoldenClient:
         )
         if manifest.golden_raw:
             self._inputs = list(manifest.sent_inputs)
-        self._client = Client(state.socket(config.socket), timeout_s=ASK_S_MAX, probe=True)
+        self._client = Client(state.socket(config.socket), timeout_s=ANSWER_S_MAX, probe=True)
 
     def __enter__(self) -> GoldenClient:
         return self
@@ -46,18 +46,19 @@ class GoldenClient:
         """Return the daemon's description of the model that it serves."""
         return self._client.metadata(self._model)
 
-    def ask(self, sample: Arrays) -> Arrays:
+    def infer(self, sample: Arrays) -> Arrays:
         """Return the model's answer to one of `samples`. Raises the daemon's errors."""
         answer = self._client.infer(self._model, dict(zip(self._inputs, sample, strict=True)), cache=False)
         return [answer[name] for name in self._outputs]
 
-    def ask_many(self, count: int, for_s: float) -> int:
-        """Send `count` samples within at most `for_s` seconds; return the number of answers and refusals."""
-        until, asked = time.monotonic() + for_s, 0
+    def infer_many(self, count: int, for_s: float) -> int:
+        """Send up to `count` samples, for at most `for_s` seconds; return the number of answers and refusals."""
+        until = time.monotonic() + for_s
+        answered = 0
         for sample in itertools.islice(itertools.cycle(self.samples), count):
             if time.monotonic() >= until:
                 break
             with contextlib.suppress(EdgeRTError):  # the worker counts this request as failed
-                self.ask(sample)
-            asked += 1
-        return asked
+                self.infer(sample)
+            answered += 1
+        return answered

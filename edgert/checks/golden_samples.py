@@ -22,13 +22,15 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     """Yield the golden inputs, one sample at a time, each in its own length.
 
     Samples come one at a time, because some models have a fixed batch of one. With `as_sent`, the inputs are those that
-    an app sends: the windows of a signal instead of their features, and a text instead of its tokens. They contain no
-    state, because the state is zero here.
+    an app sends: the windows of a signal instead of their features, and a text instead of its tokens. These inputs
+    contain no state, because golden samples start with a state of zeros.
     """
-    manifest, padder = version.manifest, _padder(version)
+    manifest = version.manifest
+    padder = _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
     if as_sent:
-        rule, by_name = manifest.input_rule, dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
+        rule = manifest.input_rule
+        by_name = dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
         names = [spec.name for spec in manifest.app_inputs]
         if manifest.golden_raw and rule is not None:
             lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds the lead
@@ -40,14 +42,20 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
 
 
 def check(
-    version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays], *, as_sent: bool = False
+    version: InstalledVersion, artifact: ArtifactEntry, infer: Callable[[Arrays], Arrays], *, as_sent: bool = False
 ) -> list[float]:
-    """Pass every golden sample, as `samples`, to `ask`; return the largest absolute difference per output.
+    """Pass every golden sample to `infer`.
 
-    With `as_sent`, `ask` returns the outputs that apps get. Raises HealthCheckFailed if a difference exceeds the signed
-    tolerance, and the errors of `ask`.
+    Return the largest absolute difference from the host, per output. Raises HealthCheckFailed if a difference exceeds
+    the signed tolerance, and the errors of `infer`.
+
+    Args:
+        version: The version with the golden inputs.
+        artifact: The artifact whose golden answers are right.
+        infer: Returns the outputs for the inputs of one sample.
+        as_sent: Whether `infer` gets the inputs that an app sends, and returns the outputs that an app gets.
     """
-    answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
+    answers = [infer(sample) for sample in samples(version, as_sent=as_sent)]
     golden_outputs = list(_golden_outputs(version, artifact))
     if len(golden_outputs) != len(answers):
         raise HealthCheckFailed(
@@ -74,9 +82,10 @@ def check(
 def load_checked(
     version: InstalledVersion, artifact: ArtifactEntry, options: EngineOptions
 ) -> tuple[Session, list[float]]:
-    """Load an artifact; check its files and its golden answers.
+    """Load an artifact, and check its files and its golden answers.
 
-    Returns its session and the result of `check`. Raises BundleCorrupt, EngineMissing, EngineFailed, HealthCheckFailed.
+    Returns the engine session and the result of `check`. Raises BundleCorrupt, EngineMissing, EngineFailed and
+    HealthCheckFailed.
     """
     check_files(version, artifact)
     session = load_session(version.local(artifact), options)
@@ -89,13 +98,17 @@ def load_checked(
 
 def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
     """Yield the right answer to each golden sample."""
-    padder, rows = _padder(version), list(_rows([_read(version, path) for path in artifact.golden_outputs]))
+    padder = _padder(version)
+    rows = list(_rows([_read(version, path) for path in artifact.golden_outputs]))
     for answer, length in zip(rows, _lengths(padder, len(rows)), strict=True):
         yield answer if padder is None else padder.cut(answer, length)
 
 
 def _count(arrays: Arrays) -> int:
-    """Return the number of golden samples. Raises BundleCorrupt for 0, which would pass every check."""
+    """Return the number of golden samples.
+
+    Raises BundleCorrupt for 0, because no samples would pass every check.
+    """
     shapes = {array.shape[:1] for array in arrays}
     if len(shapes) != 1 or shapes <= {(), (0,)}:
         raise BundleCorrupt("the bundle has no golden samples, or files of different lengths: build it again")
@@ -108,7 +121,10 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
-    """Return the lengths of `count` golden samples, 0 if all have one length. Raises BundleCorrupt."""
+    """Return the lengths of `count` golden samples; a 0 for each if all have the same length.
+
+    Raises BundleCorrupt.
+    """
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
         raise BundleCorrupt(f"the manifest has {len(lengths)} lengths for {count} golden samples: build it again")

@@ -16,7 +16,10 @@ from edgert.versions.slot_store import SlotStore
 
 
 def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceConfig) -> dict[str, Any]:
-    """Send each golden sample to the daemon and check its answer. Raises HealthCheckFailed, daemon errors."""
+    """Send each golden sample to the daemon and check its answer.
+
+    Raises HealthCheckFailed and the errors of the daemon.
+    """
     version = load_live(store, config)
     release = version.manifest.release
     times_ms: list[float] = []
@@ -28,13 +31,13 @@ def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceCo
             )
         artifact = version.manifest.artifact(served["artifact"])
 
-        def ask(sample: golden.Arrays) -> golden.Arrays:
+        def infer(sample: golden.Arrays) -> golden.Arrays:
             began = time.perf_counter()
-            answer = client.ask(sample)
+            answer = client.infer(sample)
             times_ms.append((time.perf_counter() - began) * 1e3)
             return answer
 
-        worst = golden.check(version, artifact, ask, as_sent=True)
+        worst = golden.check(version, artifact, infer, as_sent=True)
     return {
         "model": model,
         "release": release,

@@ -1,6 +1,7 @@
 """The self-test of a runtime: loads each live model in this process and checks its golden answers.
 
-It needs no daemon and does not disturb a running daemon, so it can test a new runtime beside the runtime that serves.
+The self-test needs no daemon and does not disturb a running daemon. So it can test a new runtime while the current
+runtime serves.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from edgert.versions.slot_store import SlotStore
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
     """Load `model`'s live version on the first engine that works, and check its golden answers.
 
-    Raises ModelNotFound; EngineMissing if a package for its input is missing; the last engine's error if none
-    answers correctly.
+    Raises ModelNotFound, EngineMissing if a package for the model's input is missing, and the last engine's error if no
+    engine answers correctly.
     """
     version = load_live(SlotStore(state.models / model), config)
     if (rule := version.manifest.input_rule) is not None:

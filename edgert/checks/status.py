@@ -35,9 +35,9 @@ WILL_SERVE = (*SERVES, "unloaded", "waiting", "loading")
 
 @dataclass(frozen=True)
 class LoadedStatus:
-    """The version that a worker serves, and its engine.
+    """The version that a worker serves, and the version's engine.
 
-    `tried` has the artifacts that did not load, each with its reason.
+    `tried` has the artifacts that did not load, each with the reason.
     """
 
     release: int
@@ -93,7 +93,7 @@ class NearCacheStatus:
 
 @dataclass(frozen=True)
 class ShadowStatus:
-    """The live comparison with the FP32 reference artifact, which receives `share` of the requests."""
+    """The live comparison with the FP32 reference artifact, which also answers `share` of the requests."""
 
     on: bool
     fault: str | None
@@ -122,7 +122,7 @@ class TunerStatus:
 
 @dataclass(frozen=True)
 class BatcherStatus:
-    """The queue of each priority, and the tuner if the model has a target."""
+    """The queue of each priority, and the tuner; None if the model has no target."""
 
     waiting_high: int
     waiting_low: int
@@ -132,10 +132,20 @@ class BatcherStatus:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """The counters of a worker. `runs` maps the items of a run to the number and total ns of such runs.
+    """The counters of a worker.
 
-    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is the
-    largest amount of memory that the `sessions` may keep.
+    Attributes:
+        connections: The number of connections.
+        reactor_connections: The number of connections that the reactor serves.
+        waiting: The number of requests that wait in the batcher.
+        batches_closed: The number of batches by the reason that ended the wait for more items.
+        runs: The number of engine runs and their total ns, by the number of items of a run.
+        batcher, cache, near, shadow: The status of these parts.
+        alarms: The names of the worker's alarms.
+        requests: The statistics of the requests of apps.
+        shared_bytes: The shared memory of clients, which is not part of the worker's memory.
+        sessions: The number of sessions.
+        session_bytes: The largest amount of memory that the sessions may keep.
     """
 
     connections: int
@@ -171,7 +181,7 @@ class WorkerFigures:
 class ServingStatus:
     """One model in the daemon. `loaded` and `figures` are None if no worker serves or reports.
 
-    In JSON, the fields of both are on the same level as the other fields.
+    In JSON, the fields of `loaded` and `figures` are on the same level as the other fields.
     """
 
     state: str
@@ -189,9 +199,9 @@ class ServingStatus:
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """The memory of all workers, and the budget (0: none).
+    """The memory of all workers, and the budget `limit_mb` (0: no limit).
 
-    `shared_mb` is memory shared with clients; it is not in `used_mb`.
+    `shared_mb` is memory that workers share with clients; it is not part of `used_mb`.
     """
 
     used_mb: float
@@ -229,11 +239,18 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model's slots, and its status in the daemon (`serving`; None if no daemon serves it).
+    """A model's slots, and the model's status in the daemon.
 
-    `ratchet` is the highest release that was marked good here. `trial_limits` are the limits of the trial in progress.
-    `rolled_back` is the last version that failed its trial. `accuracy` is the gate's result for the live version's
-    preferred artifact. `damaged` is the reason why the slots cannot be read; then nothing else is known.
+    Attributes:
+        model: The name of the model.
+        state: The state of the slots.
+        live, spare: The version that serves, and the version in the other slot.
+        ratchet: The highest release that was marked good on this device.
+        trial_limits: The limits of the trial in progress.
+        rolled_back: The last version that was rolled back.
+        damaged: The reason why the slots cannot be read; then no other field is known.
+        serving: The model's status in the daemon; None if no daemon serves the model.
+        accuracy: The gate's result for the preferred artifact of the live version.
     """
 
     model: str
@@ -269,7 +286,7 @@ class DaemonState:
 
 @dataclass(frozen=True)
 class HttpStatus:
-    """The address of the HTTP server ("": none), and the fault that prevents it from listening."""
+    """The address of the HTTP server ("": no server), and the fault that prevents its start."""
 
     listen: str = ""
     fault: str = ""
@@ -277,7 +294,7 @@ class HttpStatus:
 
 @dataclass(frozen=True)
 class TelemetryStatus:
-    """The broker ("": none), the connection to it, and the numbers of waiting and lost reports."""
+    """The broker ("": no broker), the connection to it, and the numbers of waiting and lost reports."""
 
     broker: str = ""
     connection: BrokerConnection = field(default_factory=BrokerConnection)
@@ -287,7 +304,7 @@ class TelemetryStatus:
 
 @dataclass(frozen=True)
 class ClaimStatus:
-    """A deployment in progress. Its claim expires in `left_s` unless its host renews it."""
+    """A deployment in progress. Its claim expires in `left_s` unless the host renews the claim."""
 
     model: str
     by: str
@@ -330,7 +347,7 @@ class DeviceStatus:
 
     @classmethod
     def from_json(cls, value: Any) -> DeviceStatus:
-        """Return the status in JSON values. Raises DeviceError if they are not a status."""
+        """Return the status in JSON values. Raises DeviceError if the values are not a status."""
         try:
             return from_json(cls, value)
         except Mistyped as error:

@@ -1,4 +1,4 @@
-"""Selects the limits of a trial that this device can judge, before the trial starts."""
+"""Selects the limits of a trial that this device can measure, before the trial starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from edgert.versions.slot_store import SlotStore
 from edgert.versions.trial_limits import TrialLimits
 
 
-def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
-    """Return the limits that this device can judge, and a note about each omitted limit.
+def measurable_limits(
+    limits: TrialLimits, store: SlotStore, config: DeviceConfig
+) -> tuple[TrialLimits, tuple[str, ...]]:
+    """Return the limits that this device can measure now, and a note about each omitted limit.
 
     Raises TransitionRefused for a limit that this device can never measure. The trial then does not start.
     """
     if "temp_c" in limits.bounds and machine.temp_c() is None:
-        raise TransitionRefused("this device has no readable thermometer: leave the limit temp_c out for it")
+        raise TransitionRefused("this device has no readable thermometer, so it cannot judge temp_c: omit this limit")
     if "agreement" not in limits.bounds:
         return limits, ()
     slots = store.read()
@@ -29,23 +31,24 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
         return replace(limits, bounds=bounds), ("agreement: no earlier version exists for the comparison",)
     before = load_version(store.live_folder(slots), old.digest, config).manifest
     after = load_version(store.slot_folder(slots.spare_slot), new.digest, config).manifest
-    if what := other_inputs_or_answers(before, after):
+    if difference := tensor_difference(before, after):
         raise TransitionRefused(
-            f"release {new.release} has other {what} than release {old.release}, so their answers cannot be "
-            "compared: leave the limit agreement out"
+            f"releases {old.release} and {new.release} differ in {difference}, so the device cannot compare their "
+            "answers: omit the limit agreement"
         )
     return limits, ()
 
 
-def other_inputs_or_answers(before: Manifest, after: Manifest) -> str:
-    """Return a difference that gives two versions different tensors for a request; "" if there is none.
+def tensor_difference(before: Manifest, after: Manifest) -> str:
+    """Return the reason why two versions compute different tensors: a key of the manifest, or "".
 
-    The earlier version gets the tensors of the version on trial, so both must compute tensors in the same way.
+    For the comparison, the earlier version gets the tensors that the version on trial computed
+    from a request. So both versions must compute tensors in the same way.
     """
-    for what in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
-        if getattr(before, what) != getattr(after, what):
-            return what
+    for key in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
+        if getattr(before, key) != getattr(after, key):
+            return key
     if before.text is not None and after.text is not None:
         files = (before.file(before.text.tokenizer), after.file(after.text.tokenizer))
-        return "" if files[0].sha256 == files[1].sha256 else "text (its tokenizer)"
+        return "" if files[0].sha256 == files[1].sha256 else "the tokenizer"
     return ""

@@ -39,7 +39,7 @@ class TrialState(str, Enum):
 class TrialStatus:
     """The watch of a trial's limits, in progress or ended.
 
-    `text` is `readings` for people. `doubt` is a warning if limits held on few answers only.
+    `text` has the `readings` for people. `doubt` is a warning if only few answers were compared.
     """
 
     release: int
@@ -52,10 +52,10 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """The trial of a version. `release` is None if this device does not have the version.
+    """The trial of the version `digest` of a model.
 
-    `trial_left_s` is None unless the version is on trial. `watch` is None if the daemon measured nothing, or does not
-    answer.
+    `release` is None if this device does not have the version. `trial_left_s` is None unless the version is on trial.
+    `watch` is None if the daemon measured nothing or does not answer.
     """
 
     model: str

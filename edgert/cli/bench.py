@@ -53,7 +53,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
       edgertd bench --model digits
     """
     from edgert.checks.bench import bench as measure
-    from edgert.checks.bench import live_piece, read_work
+    from edgert.checks.bench import live_artifact, read_work
     from edgert.checks.bench_live import bench_live, serving_of
 
     if folder is None:
@@ -68,7 +68,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
         if model is not None:
             version = load_live(store_of(state, model), read_config(state))
             loaded = serving_of(model, state).loaded
-            work.append(live_piece(version, loaded.artifact if loaded else version.artifacts[0].id))
+            work.append(live_artifact(version, loaded.artifact if loaded else version.artifacts[0].id))
         measured = measure(work, for_s, state.cache, progress)
     emit(to_json(measured), "\n".join(_line(result) for result in measured.results), as_json)
 

@@ -10,7 +10,7 @@ from edgert.cli.slot_commands import follow, store_of
 from edgert.errors import TransitionRefused
 from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
-from edgert.versions.slots import SlotState, State
+from edgert.versions.slots import Slots, SlotState
 
 
 @click.command()
@@ -43,10 +43,10 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
     emit({"model": model, "was": was, "release": release}, text, as_json)
 
 
-def refuse_forward(model: str, slots: SlotState) -> None:
+def refuse_forward(model: str, slots: Slots) -> None:
     """Raise TransitionRefused if a rollback would make a higher release live."""
     live, other = slots.live, slots.spare
-    if slots.state is not State.STEADY or live is None or other is None or not other.good:
+    if slots.state is not SlotState.STEADY or live is None or other is None or not other.good:
         return
     if live.release < slots.ratchet and other.release > live.release:
         raise TransitionRefused(
@@ -55,6 +55,6 @@ def refuse_forward(model: str, slots: SlotState) -> None:
         )
 
 
-def _release(slots: SlotState) -> int | None:
+def _release(slots: Slots) -> int | None:
     version = slots.live
     return None if version is None else version.release

@@ -43,7 +43,7 @@ from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
 from edgert.versions.installed import load_version
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from edgert.versions.trust import trusted_keys
 
 
@@ -148,7 +148,7 @@ def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingSta
     )
 
 
-def _accuracy(store: SlotStore, slots: SlotState, config: DeviceConfig) -> Accuracy | None:
+def _accuracy(store: SlotStore, slots: Slots, config: DeviceConfig) -> Accuracy | None:
     """Return the gate's result for the live version's preferred artifact; None if it cannot be read."""
     if slots.live is None:
         return None

@@ -18,7 +18,7 @@ from edgert.state_dir import StateDir
 from edgert.typed_json import to_json
 from edgert.versions.claims import under_claim
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, Version
+from edgert.versions.slots import Slots, Version
 
 POLL_S = 0.2
 
@@ -83,7 +83,7 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
     return TrialAnswer(model, TrialState.NONE, None, digest)
 
 
-def _state_of(slots: SlotState, live: Version, watch: TrialStatus | None) -> TrialState:
+def _state_of(slots: Slots, live: Version, watch: TrialStatus | None) -> TrialState:
     if not slots.on_trial:
         return TrialState.KEPT if live.good else TrialState.NONE
     if slots.limits is None:

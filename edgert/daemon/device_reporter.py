@@ -1,7 +1,7 @@
 """The supervisor's own telemetry: events, and the state of each model's slots.
 
-The reporter imports telemetry at the first message, so that the supervisor stays small. If the spool refuses a message,
-the message is lost; the daemon logs this and continues.
+The reporter imports the telemetry modules at the first message, so that a supervisor without messages stays small. If
+the spool refuses a message, the message is lost; the daemon logs this and continues.
 """
 
 from __future__ import annotations
@@ -35,25 +35,34 @@ class DeviceReporter:
     """
 
     def __init__(self, state: StateDir, config: DeviceConfig, boot: str) -> None:
-        self._state, self._config, self._boot = state, config, boot
+        self._state = state
+        self._config = config
+        self._boot = boot
         self._queue: queue.Queue[Callable[[Spool], object] | None] = queue.Queue(QUEUE_MAX)
         self._thread: threading.Thread | None = None
 
     def event(self, name: str, model: str | None, fields: dict[str, Any]) -> None:
-        """Report an event of `model`, or of the device. A `release` among its fields gives `model_version`."""
+        """Report an event of `model`, or of the device if `model` is None.
+
+        If `fields` has a `release`, the message also has a `model_version`.
+        """
         from edgert.telemetry.messages import Topics, release_id, wall_ms
         from edgert.telemetry.reporter import append_event
 
         flat = {k: _sendable(v) if isinstance(v, str) else v for k, v in fields.items()}
         if fields.get("release") is not None:
             flat["model_version"] = release_id(fields["release"])
-        topics, ts_ms = Topics(self._config.site, self._config.device), wall_ms()
+        topics = Topics(self._config.site, self._config.device)
+        ts_ms = wall_ms()
         self._enqueue(
             lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat)
         )
 
     def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]], own_alarms: tuple[str, ...]) -> None:
-        """Report the state of every model's slots, its alarms and the device's own; the broker retains them."""
+        """Report the slots and alarms of each model, and the device's own alarms.
+
+        The broker retains the message.
+        """
         from edgert.telemetry.messages import Topics, envelope, release_id, wall_ms
 
         fields: dict[str, object] = {**envelope(ts_ms=wall_ms(), boot=self._boot)}
@@ -89,13 +98,13 @@ class DeviceReporter:
             try:
                 thread.start()
             except RuntimeError as error:  # the system's limit of threads is reached
-                log(f"telemetry: a message of the device is lost: {error}")
+                log(f"telemetry: a message of the device is lost, because no thread can be started: {error}")
                 return
             self._thread = thread
         try:
             self._queue.put_nowait(write)
         except queue.Full:
-            log("telemetry: the spool is too slow; a message of the device is lost")
+            log("telemetry: a message of the device is lost, because the disk of the spool is too slow")
 
     def _run(self) -> None:
         from edgert.telemetry.spool import Spool
@@ -108,7 +117,7 @@ class DeviceReporter:
                 finally:
                     spool.close()
             except EdgeRTError as error:
-                log(f"telemetry: not recorded: {error.message}")
+                log(f"telemetry: a message of the device is lost: {error.message}")
 
 
 def _sendable(text: str) -> str:

@@ -1,9 +1,9 @@
 """The monitor: the process that restarts the daemon on a device without systemd.
 
-`edgertd start` starts it. It ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT, or when the state
-folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed, the next `edgertd start`
-starts one that adopts its daemon. The exit code of an adopted daemon is unknown: it ended normally if it removed its
-control socket.
+`edgertd start` starts the monitor. The monitor ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT,
+or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed, the next
+`edgertd start` starts a new monitor that adopts the daemon. The exit code of an adopted daemon is unknown. The monitor
+assumes a normal end if the daemon removed its control socket.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     """Entry of `python -m edgert.daemon.monitor --state DIR`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", required=True)
-    parser.add_argument("--adopt", type=int, metavar="PID", help="a daemon whose monitor was killed")
+    parser.add_argument("--adopt", type=int, metavar="PID", help="the process id of a daemon whose monitor was killed")
     arguments = parser.parse_args()
     return Monitor(arguments.state).keep(arguments.adopt)
 
@@ -45,7 +45,8 @@ class Monitor:
         self._state = state
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
         # Signal handlers end the pause. They must not use a threading.Event: the interrupted code could hold its lock.
-        self._ending, self._awake = False, queue.SimpleQueue[None]()
+        self._ending = False
+        self._awake = queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,11 +54,12 @@ class Monitor:
         signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
 
     def keep(self, adopted: int | None = None) -> int:
-        """Start the daemon repeatedly until it ends normally; return the exit code.
+        """Start the daemon again and again, until a run ends normally or the first run fails at once.
 
-        With `adopted`, the process id of a daemon that runs, wait for its end first.
+        If `adopted`, the process id of a running daemon, is given, wait for the end of this daemon first. Return the
+        exit code of the last run.
         """
-        if adopted is not None and self._ends_in_order(adopted):
+        if adopted is not None and self._adopted_ended_normally(adopted):
             return 0
         command = [sys.executable, "-m", "edgert.cli", "--state", self._state, "serve"]
         first_s = time.monotonic()
@@ -77,7 +79,7 @@ class Monitor:
             shorten_log()
 
     def _pause(self, pause_s: float) -> None:
-        """Wait for `pause_s` or a signal. Of earlier signals, only one that ends the monitor counts."""
+        """Wait for `pause_s` or a signal. An earlier SIGCONT does not count; an earlier SIGTERM does."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._awake.get_nowait()
@@ -97,13 +99,13 @@ class Monitor:
             self._daemon.terminate()
         return self._daemon.wait()
 
-    def _ends_in_order(self, daemon: int) -> bool:
-        """Wait for the end of a daemon that another monitor started; return whether it ended normally."""
+    def _adopted_ended_normally(self, daemon: int) -> bool:
+        """Wait for the end of a daemon that another monitor started; return whether the daemon ended normally."""
         self._adopted = daemon
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
         self._adopted = None
-        from edgert.state_dir import StateDir  # rarely needed, and as large as half of the monitor's other imports
+        from edgert.state_dir import StateDir  # rarely needed, and half as large as all other imports of the monitor
 
         return self._ending or not StateDir(Path(self._state)).control_socket.exists()
 
@@ -118,7 +120,7 @@ class Monitor:
 
 
 def monitor_of(state: Path) -> int | None:
-    """Return the process id of the monitor of a state folder, None if none runs."""
+    """Return the process id of the monitor of a state folder; None if no monitor runs."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = _words(path)
         if os.fsencode(state) in words and any(b"edgert.daemon.monitor" in word for word in words):
@@ -128,12 +130,12 @@ def monitor_of(state: Path) -> int | None:
 
 def signal_monitor(monitor: int, number: signal.Signals) -> None:
     """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, harmless at any time)."""
-    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+    with contextlib.suppress(OSError):  # the monitor has ended, or belongs to another user
         os.kill(monitor, number)
 
 
 def has_lost_its_monitor(daemon: int) -> bool:
-    """Return whether the monitor of process `daemon` has ended and no other monitor adopted the daemon."""
+    """Return whether the monitor of `daemon`, a process id, has ended and no other monitor adopted it."""
     if not _was_monitored(daemon):
         return False
     try:
@@ -148,7 +150,7 @@ def has_lost_its_monitor(daemon: int) -> bool:
 
 
 def _was_monitored(daemon: int) -> bool:
-    """Return whether the process runs and a monitor started it."""
+    """Return whether the process `daemon` runs, and a monitor started it."""
     return any(word.startswith(f"{VARIABLE}=".encode()) for word in _words(Path(f"/proc/{daemon}/environ")))
 
 

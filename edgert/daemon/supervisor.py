@@ -1,7 +1,7 @@
 """The supervisor: accepts connections, passes them to the model's worker, keeps workers running.
 
-It never handles a request: it reads the hello, which names the model, and passes the connection's descriptor to that
-model's worker. It has one thread and one selector.
+The supervisor handles no request of an app. It reads the first frame of a connection, the hello, which names the model.
+Then it passes the connection's descriptor to the worker of this model. The supervisor has one thread and one selector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgert.daemon.sockets.control_server import ControlClient, ControlServer
 from edgert.daemon.sockets.status_rounds import StatusRounds
 from edgert.daemon.system import incoming, service_manager
 from edgert.daemon.system.incoming import IncomingFolder
-from edgert.daemon.system.resources import raise_descriptor_limit, sole_daemon
+from edgert.daemon.system.resources import PidFile, raise_descriptor_limit, sole_daemon
 from edgert.daemon.system.side_process import SideProcess
 from edgert.daemon.timed import Every, Timed, soonest_s
 from edgert.daemon.workers.fork_server import WorkerStarter
@@ -54,7 +54,7 @@ from edgert.worker_link.load_order import LoadOrder
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # the longest time until the follower's first round
 HINT_PAUSE_S = 60.0  # the least time between two rounds for hints
-HINT_S_MAX = 10.0  # the longest time from a hint to its round; all devices of a channel get a hint at the same time
+HINT_S_MAX = 10.0  # the longest time from a hint to its round, random because all devices get the hint at once
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
 STATE_CHECK_S = 30.0  # the time between two checks that the state folder exists
 
@@ -63,7 +63,8 @@ class Supervisor:
     """The daemon of one state folder."""
 
     def __init__(self, state: StateDir, clock: Callable[[], float] = time.monotonic) -> None:
-        self._state, self._clock = state, clock
+        self._state = state
+        self._clock = clock
         self._config: DeviceConfig = read_config(state)
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot)
@@ -87,17 +88,20 @@ class Supervisor:
         self._regular = [
             Every(STATE_CHECK_S, self._check_state_folder, clock),
             Every(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
-            Every(latest_time.CHECK_S, LatestTime(state).keep, clock),
+            Every(latest_time.CHECK_S, LatestTime(state).store_clock, clock),
         ]
         if (watchdog_s := service_manager.watchdog_s()) is not None:
             self._regular.append(Every(watchdog_s, self._ping_watchdog, clock))
         self._reported_ready = False
-        self._pid_inode: int | None = None
+        self._pid_file: PidFile | None = None  # locked while `run` runs
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or the command `stop`. Raises DeviceError if another daemon runs here."""
+        """Serve until SIGTERM, SIGINT or the command `stop`.
+
+        Raises DeviceError if another daemon serves this state folder, and StorageFailed.
+        """
         with contextlib.ExitStack() as stack:
-            self._pid_inode = stack.enter_context(sole_daemon(self._state))
+            self._pid_file = stack.enter_context(sole_daemon(self._state))
             socket_path, control_path = self._socket_paths()
             raise_descriptor_limit()
             listener = stack.enter_context(listening(socket_path, 0o660, self._config.socket_group))
@@ -126,7 +130,7 @@ class Supervisor:
                 self._due_s = 0.0
         self._acceptor.tick()
         if self._clock() < self._due_s and self._stop_by_s is None:
-            return  # only connections were passed on, and a check of every part would cost more than that
+            return  # only connections were passed on; to tick every part would cost more than to pass a connection on
         parts = self._timed_parts()
         for part in parts:
             part.tick()
@@ -152,7 +156,7 @@ class Supervisor:
         return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]
 
     def _collect(self, model: str) -> None:
-        """Remove the files that a power cut or a failed trial left, unless an install is in progress."""
+        """Remove the files that a power cut or a failed trial left behind, unless an install is in progress."""
         store = self._services[model].store
         try:
             with store.installing():
@@ -161,15 +165,9 @@ class Supervisor:
             log(f"{model}: the slots were not cleaned up: {error.message}")
 
     def _check_state_folder(self) -> None:
-        """Stop if the state folder was removed: no command can reach this daemon then."""
-        try:
-            exists = self._pid_inode is None or self._state.pid.stat().st_ino == self._pid_inode
-        except FileNotFoundError:
-            exists = False
-        except OSError:  # a faulty disk is no reason to stop serving
-            return
-        if not exists and self._stop_by_s is None:
-            log(f"{self._state.root} was removed or replaced: the daemon stops")
+        """Stop if the state folder was removed, because no command can reach this daemon any more."""
+        if self._pid_file is not None and not self._pid_file.is_there() and self._stop_by_s is None:
+            log(f"{self._state.root} was removed or replaced, so no command reaches this daemon: the daemon stops")
             self._stop()
         self._own_alarms = self._channel_alarms()
 
@@ -223,16 +221,17 @@ class Supervisor:
         models = []
         for name, service in sorted(self._services.items()):
             status = service.status()
-            served = {} if (on := status.loaded) is None else {"release": on.release, "engine": on.engine}
+            loaded = status.loaded
+            served = {} if loaded is None else {"release": loaded.release, "engine": loaded.engine}
             models.append({"name": name, "state": status.state, **served})
         return models
 
     # --- workers ------------------------------------------------------------------------------
 
-    def _installed(self, model: str) -> ModelService:
-        """Return the service of an installed model. Raises ModelNotFound.
+    def _installed_service(self, model: str) -> ModelService:
+        """Return the service of an installed model. Raises ModelNotFound for any other name.
 
-        Without this check, any other name would stay in every list of models until the daemon ends.
+        Without this check, each unknown name would get a service, which stays in the list of models.
         """
         if model not in self._services and model not in self._state.model_names():
             raise ModelNotFound(f"unknown model {model[:80]!r}: install a bundle of it first (edgertd install)")
@@ -253,7 +252,8 @@ class Supervisor:
         return self._services[model]
 
     def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
-        worker, service = WorkerProcess.start(order, version, now_s, self._starter), self._services[order.model]
+        worker = WorkerProcess.start(order, version, now_s, self._starter)
+        service = self._services[order.model]
         self._selector.register(worker.link, selectors.EVENT_READ, lambda: self._receive(service, worker))
         return worker
 
@@ -261,7 +261,7 @@ class Supervisor:
         try:
             received = link.receive(worker.link)
             if received is not None:
-                self._take_message(service, worker, received[0])
+                self._handle_message(service, worker, received[0])
                 for descriptor in received[1]:  # workers send no descriptors
                     os.close(descriptor)
                 return
@@ -274,13 +274,13 @@ class Supervisor:
             pass
         self._selector.unregister(worker.link)
         worker.link.close()
-        service.ended(worker)
+        service.handle_end(worker)
 
-    def _take_message(self, service: ModelService, worker: WorkerProcess, message: dict[str, Any]) -> None:
+    def _handle_message(self, service: ModelService, worker: WorkerProcess, message: dict[str, Any]) -> None:
         if message["op"] == "stats":
-            self._status_rounds.received(service.model, message)
+            self._status_rounds.handle_message(service.model, message)
             return
-        service.received(worker, message)
+        service.handle_message(worker, message)
         if message["op"] == "ready":
             self._budget.loaded(service.model)
 
@@ -310,7 +310,7 @@ class Supervisor:
             control.reply(answer_of({"pid": os.getpid()}))
             self._stop()
         elif op == "sync":
-            service = self._installed(str(request["model"]))
+            service = self._installed_service(str(request["model"]))
 
             def settled(error: EdgeRTError | None) -> None:
                 self._report_slots()
@@ -325,10 +325,10 @@ class Supervisor:
             self._reporter.event(event.pop("event"), event.pop("model"), event)
             self._own_alarms = self._channel_alarms()
             control.reply(answer_of({}))
-        elif op == "checked":
+        elif op == "checked":  # a command sent golden samples
             samples = int(request["samples"])
-            if (checked := self._services.get(str(request["model"]))) is not None:
-                checked.trial.count_golden(samples)
+            if str(request["model"]) in self._services:
+                self._services[str(request["model"])].trial.count_golden(samples)
             control.reply(answer_of({}))
         else:
             raise ProtocolError(f"unknown control request {op!r}")
@@ -352,7 +352,10 @@ class Supervisor:
             self._side_processes.append(self._follower)
 
     def _new_follower(self, interval_s: float) -> SideProcess:
-        """Plan the rounds of the follower at random times, because many devices may start at once."""
+        """Return the follower's process.
+
+        Its rounds start at random times, because many devices may start at once.
+        """
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state.root), "follow"]
         follower = SideProcess(
             "channel: the follower",
@@ -366,7 +369,7 @@ class Supervisor:
         return follower
 
     def _follow_hint(self) -> None:
-        """Start a round soon; a flood of hints causes at most one round in HINT_PAUSE_S."""
+        """Start a round of the follower soon. A flood of hints causes at most one round in HINT_PAUSE_S."""
         now_s = self._clock()
         if self._follower is not None and now_s >= self._hinted_at_s:  # otherwise a round is already planned
             self._hinted_at_s = max(now_s + random.uniform(0.0, HINT_S_MAX), self._hinted_at_s + HINT_PAUSE_S)
@@ -381,7 +384,9 @@ class Supervisor:
             if self._state.read_only:
                 log(f"{self._state.root} is read-only: live versions are served, and every change is refused")
         except OSError as error:
-            raise StorageFailed(f"cannot create a folder for the sockets: {error}") from error
+            raise StorageFailed(
+                f"cannot create a folder for the sockets: {error}; check the permissions and the free space"
+            ) from error
         return (self._state.socket(self._config.socket) if self._config.socket else apps), control
 
     def _handle_signals(self, stack: contextlib.ExitStack) -> None:

@@ -18,10 +18,12 @@ class Timed(Protocol):
 
 
 class Every:
-    """Calls `do` at once, and then every `period_s` on `clock`."""
+    """Calls `do` at the first `tick`, and then once every `period_s` on `clock`."""
 
     def __init__(self, period_s: float, do: Callable[[], object], clock: Callable[[], float]) -> None:
-        self._period_s, self._do, self._clock = period_s, do, clock
+        self._period_s = period_s
+        self._do = do
+        self._clock = clock
         self._due_s = clock()
 
     def tick(self) -> None:

@@ -1,1 +1,1 @@
-"""The follower: rounds that read this device's channel from a registry, and install its releases."""
+"""The follower: its rounds read this device's channel from a registry and install the releases."""

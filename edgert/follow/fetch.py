@@ -1,6 +1,6 @@
-"""Fetches the files of a release that this device lacks from the registry.
+"""Fetches from the registry the files of a release that this device lacks.
 
-This code does not trust the registry. The signed statement names the envelope by its SHA-256; the envelope is also
+The fetcher does not trust the registry. The signed statement names the envelope by its SHA-256; the envelope is also
 signed, and names the SHA-256 and the size of each file.
 """
 
@@ -26,20 +26,29 @@ from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
 from edgert.state_dir import StateDir
 from edgert.versions.install import SPARE_BYTES, fetched_path, held_files
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 
 class ReleaseFetcher:
     """Fetches releases to STATE/incoming. Incomplete files stay there for the next attempt."""
 
     def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
-        self._registry, self._state, self._config, self._pace = registry, state, config, pace
+        self._registry = registry
+        self._state = state
+        self._config = config
+        self._pace = pace
 
-    def fetch(self, entry: Entry, slots: SlotState, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
-        """Fetch the files of a release that this device lacks; return the file for `edgertd install`.
+    def fetch(self, entry: Entry, slots: Slots, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
+        """Fetch the files of a release that this device lacks.
 
-        Raises RegistryError, BundleError and ChannelMismatch if the release cannot be installed here, StorageFailed,
-        and WindowClosed.
+        Return the path of a delta for `edgertd install`. Raises RegistryError, StorageFailed and WindowClosed. Raises
+        BundleError and ChannelMismatch if the release cannot be installed here.
+
+        Args:
+            entry: The release.
+            slots: The slots of the model.
+            trusted: The keys that may sign the release.
+            now_s: The latest known time, for the check of the expiry.
         """
         self._pace.check()
         path = self._delivery(entry.model)
@@ -56,7 +65,7 @@ class ReleaseFetcher:
         self._check_space(manifest, files, lacking)
         for file in lacking:
             self._pace.check()
-            self._registry.download(file_blob(file), self._fetched(manifest, file), self._pace.took)
+            self._registry.download(file_blob(file), self._fetched(manifest, file), self._pace.count_bytes)
         return path
 
     def remove(self, model: str) -> None:
@@ -70,7 +79,7 @@ class ReleaseFetcher:
         return fetched_path(self._state, manifest.model, file.sha256)
 
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return the files to fetch, each content once. They include damaged files in a slot."""
+        """Return the files to fetch, each content once. A damaged file in a slot is also fetched."""
         files = {file.sha256: file for file in wanted}
         held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
         return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
@@ -83,7 +92,10 @@ class ReleaseFetcher:
         check_free(self._state.root, needed_bytes, f"release {manifest.release} of {manifest.model}")
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove fetched files of a model that are no longer wanted. After a failure, the next round retries."""
+        """Remove the fetched files of a model, except `wanted`.
+
+        If a removal fails, the next round tries again.
+        """
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):
@@ -116,13 +128,13 @@ def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:
     return manifest
 
 
-def _check_fits(manifest: Manifest, slots: SlotState, now_s: float) -> None:
+def _check_fits(manifest: Manifest, slots: Slots, now_s: float) -> None:
     """Raise the errors of an install before the download, not after it."""
     name = f"release {manifest.release} of {manifest.model}"
     check_expiry(manifest.expires, name, now_s)
     if not manifest.may_follow(slots.ratchet):
         raise ReleaseTooOld(
-            f"{name} is older than {slots.ratchet}, which was live here: publish it as a higher release"
+            f"{name} is older than {slots.ratchet}, which was live here: publish this version as a higher release"
         )
 
 

@@ -1,9 +1,8 @@
 """The follower of one channel: reads the statement from the registry, and advances each model.
 
-Theory of operation: `ask_registry` and `_advance_models` read all their data from disk (the record, the stored
-statement, the slots) and decide from these data. So after an interrupted round, the next round continues; nothing else
-must be restored. Most rounds find nothing new, so the modules that fetch and install are imported only when they are
-used.
+Theory of operation: `query_registry` and `_advance_models` read all their data from disk (the record, the stored
+statement, the slots) and decide from these data. So after an interrupted round, the next round simply continues. Most
+rounds find nothing new, so the modules that fetch and install are imported at their first use.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from edgert.errors import (
     RolledBack,
     TransitionRefused,
 )
-from edgert.follow.decision import Decision, Do, decide
+from edgert.follow.decision import Action, Decision, decide
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
@@ -55,7 +54,7 @@ from edgert.registry.client import Registry
 from edgert.state_dir import StateDir
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from edgert.versions.trial_limits import TrialLimits
 from edgert.versions.trust import revoke, trusted_keys
 
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from edgert.follow.fetch import ReleaseFetcher
     from edgert.follow.runtime import RuntimeFollower
 
-RESUME_S = 2.0  # the longest pause before the next attempt on a broken connection
+RESUME_S = 2.0  # the longest pause before a download over a broken connection continues
 
 Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
 T = TypeVar("T")
@@ -73,8 +72,11 @@ T = TypeVar("T")
 class Step:
     """The result of one model's step, as text.
 
-    `soon` requests another round soon. `error` is the reason of a failure; the next round tries again. `wanted` is the
-    entry whose release should be live here.
+    Attributes:
+        text: The result, for people.
+        soon: Whether another round should start soon.
+        error: The reason of a failure; the next round tries again.
+        wanted: The entry whose release should be live here, if there is one.
     """
 
     text: str
@@ -85,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """The result of a round: the error of the request to the registry, and a step for each model."""
+    """The result of a round: the error of the query to the registry, and the step of each model."""
 
     error: EdgeRTError | None
     steps: tuple[Step, ...]
@@ -97,10 +99,17 @@ class Round:
 
 
 class ChannelFollower:
-    """Follows the channel of `config`.
+    """Follows the channel that `config` names.
 
-    `report` sends events to telemetry. `pace` limits downloads in time and rate, `latest` is the latest time that the
-    device has seen, `jitter` returns 0 ... 1 for pauses. `home` holds this device's runtimes; None if it has none.
+    Args:
+        state: The folder with the slots, and with the follower's files.
+        config: The configuration of the device.
+        registry: The registry with the channel and the releases.
+        report: Reports an event in telemetry.
+        pace: Limits the hours and the rate of downloads.
+        latest: The latest time that the device has seen.
+        jitter: Returns a random number from 0 to 1, for pauses.
+        home: The folder with this device's runtimes; None if no bootstrap created this folder.
     """
 
     def __init__(
@@ -114,34 +123,38 @@ class ChannelFollower:
         jitter: Callable[[], float] = random.random,
         home: Path | None = None,
     ) -> None:
-        self._state, self._config, self._registry, self._report = state, config, registry, report
+        self._state = state
+        self._config = config
+        self._registry = registry
+        self._report = report
         self._channel = config.follow.channel
         self._source = f"{config.follow.registry} {self._channel}"
         self._device = ChannelDevice(config.site, config.device, config.profile, config.follow.tags)
         self._records = RecordStore(state)
         self._latest = latest or LatestTime(state)
-        self._pace, self._jitter = pace or Pace(config.follow), jitter
+        self._pace = pace or Pace(config.follow)
+        self._jitter = jitter
         self._home = home
 
     def round(self) -> Round:
-        """Read the channel, then advance the models.
+        """Read the channel, then advance each model.
 
-        If the registry does not answer, the stored statement applies until it expires. Raises FollowerBusy and
+        If the registry does not answer, the stored statement stays valid until its expiry. Raises FollowerBusy and
         StorageFailed.
         """
         with self._locked():
-            error = self._try_to_ask()
+            error = self._try_to_query()
             statement = self._statement()
             steps = self._advance_models(statement)
             self._note_steps(steps, statement)
             self._judge_staleness(statement)
         return Round(error, tuple(steps))
 
-    def ask_registry(self) -> None:
+    def query_registry(self) -> None:
         """Read the channel from the registry, and store a new statement.
 
         Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed. After an error,
-        the earlier statement stays.
+        the stored statement stays.
         """
         record, trusted = self._records.read(), self._trusted()
         current = self._records.statement(self._channel, trusted)
@@ -154,20 +167,20 @@ class ChannelFollower:
         check_next(statement, record.counters.get(self._channel, 0), self._latest.now_s())
         if current is not None and current.counter == statement.counter and current != statement:
             raise ChannelTooOld(
-                f"channel {self._channel} has two statements with counter {statement.counter}, and the first was kept: "
-                "publish the channel again"
+                f"channel {self._channel} has two different statements with the counter {statement.counter}, so the device "
+                "keeps the first: publish the channel again"
             )
-        # The order matters: after a power cut between two steps, the next round only repeats the request.
+        # The order matters: after a power cut between two of these steps, the next round only repeats the query.
         revoke(self._state, statement.revoked)
-        self._latest.saw(expiry_time(statement.issued))
-        self._records.accept(envelope, record.accepting(statement, self._source, manifest))
+        self._latest.store(expiry_time(statement.issued))
+        self._records.accept(envelope, record.with_statement(statement, self._source, manifest))
 
     def _statement(self) -> Statement | None:
-        """Return the stored statement; None if there was none yet."""
+        """Return the stored statement; None before the first statement."""
         return self._records.statement(self._channel, self._trusted())
 
     def _advance_models(self, statement: Statement | None) -> list[Step]:
-        """Advance each model of the stored statement by a step; return the steps."""
+        """Advance each model of `statement` by one step; return the steps."""
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):
@@ -187,10 +200,10 @@ class ChannelFollower:
         with lock:
             yield
 
-    def _try_to_ask(self) -> EdgeRTError | None:
-        """Read the channel, and store the result; return the error of a failure."""
+    def _try_to_query(self) -> EdgeRTError | None:
+        """Query the registry, and store the result in the status; return the error of a failed query."""
         try:
-            self.ask_registry()
+            self.query_registry()
         except EdgeRTError as error:
             if not error.retryable and self._read_status().error != error.message:
                 self._report("channel_refused", None, {"code": error.code, "reason": error.message})
@@ -206,14 +219,17 @@ class ChannelFollower:
         return read_channel_status(self._state, self._config)
 
     def _write_status(self, **changes: Any) -> None:
-        """Store changes of the status for `edgertd status` and the daemon."""
+        """Store changes of the status, which `edgertd status` and the daemon read."""
         before = self._read_status()
         after = replace(before, **changes)
         if after != before:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step], statement: Statement | None) -> None:
-        """Store each model's result, and log new results. When the statement expires, wanted releases stay."""
+        """Store the step of each model, and log new steps.
+
+        After the statement's expiry, the wanted releases stay.
+        """
         before = self._read_status()
         for step in steps:
             if step.text not in before.steps:
@@ -228,16 +244,16 @@ class ChannelFollower:
         """Raise or clear the alarm channel_stale."""
         status, now_s = self._read_status(), self._latest.now_s()
         begun_at = status.begun_at or int(now_s)
-        heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
+        answered_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):
-            heard_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired_text(statement)
-        elif limit_s and now_s - heard_at > limit_s:
-            stale = f"no valid answer of the registry since {time_text(heard_at)}: {status.error}"
+            answered_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired_text(statement)
+        elif limit_s and now_s - answered_at > limit_s:
+            stale = f"no valid answer of the registry since {time_text(answered_at)}: {status.error}"
         self._write_status(begun_at=begun_at, stale=stale)
         if bool(stale) != bool(status.stale):
             from edgert.telemetry.alarms import CLEARED, RAISED
 
-            reading = {"alarm": STALE, "value": round(now_s - heard_at), "limit": limit_s}
+            reading = {"alarm": STALE, "value": round(now_s - answered_at), "limit": limit_s}
             self._report(RAISED if stale else CLEARED, None, {**reading, "reason": stale or "the registry answered"})
 
     def _try_to_advance(self, model: str, entry: Entry | None) -> Step:
@@ -257,39 +273,39 @@ class ChannelFollower:
             raise DeployUnderWay("a new runtime is on trial")
         decision = self._decide(entry)
         path = None
-        if decision.do is Do.FETCH:
+        if decision.action is Action.FETCH:
             try:
                 path = self._fetch_with_retries(
                     lambda: self._fetcher.fetch(entry, self._slots(entry), self._trusted(), self._latest.now_s())
                 )
             except (BundleError, ChannelMismatch) as error:
                 return self._note_refusal(entry, error)
-        if decision.do in (Do.FETCH, Do.ACTIVATE):
+        if decision.action in (Action.FETCH, Action.ACTIVATE):
             from edgert.versions.claims import claiming
 
             with claiming(self._state, entry.model, f"channel {self._channel}"):
                 self._install_and_activate(entry, path)
             decision = self._decide(entry)
-        if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
+        if decision.action is not Action.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(entry.model)
-        return Step(decision.text, decision.do is not Do.NOTHING, wanted=entry if decision.wanted else None)
+        return Step(decision.text, decision.action is not Action.NOTHING, wanted=entry if decision.wanted else None)
 
     def _advance_runtime(self, entry: Entry) -> Step:
         trusted, runtime = self._trusted(), self._runtime
         try:
-            decision = runtime.look(entry, trusted)
-            if decision.do is Do.FETCH:
+            decision = runtime.next_step(entry, trusted)
+            if decision.action is Action.FETCH:
                 self._fetch_with_retries(lambda: runtime.fetch(entry, trusted))
                 runtime.try_out(entry, trusted)
-                decision = runtime.look(entry, trusted)
+                decision = runtime.next_step(entry, trusted)
         except (BundleError, ChannelMismatch, ConfigInvalid, EngineMissing, RolledBack) as error:
             return self._note_refusal(entry, error)
-        if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
+        if decision.action is not Action.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(RUNTIME)
-        return Step(decision.text, soon=decision.do is not Do.NOTHING)
+        return Step(decision.text, soon=decision.action is not Action.NOTHING)
 
     def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
-        """Fetch. If the connection breaks, try again soon, unless the attempt received no bytes."""
+        """Call `fetch` until it succeeds. If the connection breaks before the first byte, raise the error."""
         while True:
             before = self._pace.fetched_bytes
             try:
@@ -300,48 +316,51 @@ class ChannelFollower:
                 self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
 
     def _install_and_activate(self, entry: Entry, path: Path | None) -> None:
-        """Install and activate under the claim. Decide again before each: a deployment may have intervened."""
+        """Install and activate a release; the caller holds the claim.
+
+        Decide again before both steps, because a deployment may have changed the slots in the meantime.
+        """
         from edgert.versions.install import install
 
         try:
-            if path is not None and self._decide(entry).do is Do.FETCH:
+            if path is not None and self._decide(entry).action is Action.FETCH:
                 install(path, self._state, self._config, latest=self._latest)
-            if self._decide(entry).do is Do.ACTIVATE:
+            if self._decide(entry).action is Action.ACTIVATE:
                 self._activate(entry)
         except (BundleError, ConfigInvalid, EngineFailed, EngineMissing) as error:
             self._note_refusal(entry, error)
 
     def _activate(self, entry: Entry) -> None:
-        """Start the trial; the daemon watches its limits and then keeps the version or rolls it back."""
-        from edgert.checks.trial_preparation import fit_for
+        """Start the trial. The daemon watches the limits, and then keeps the version or rolls back."""
+        from edgert.checks.trial_preparation import measurable_limits
 
         store = SlotStore(self._state.models / entry.model)
         limits = TrialLimits(dict(entry.limits), entry.watch_s, unattended=True)
         try:
-            limits, _ = fit_for(limits, store, self._config)
+            limits, _ = measurable_limits(limits, store, self._config)
         except TransitionRefused as error:
             raise ConfigInvalid(error.message) from error
-        # Write the record first. So this release is not tried a second time, whatever the result of the trial.
-        self._records.write(self._records.read().trying(entry))
+        # The record is written first. So this release is not tried a second time, whatever the result of the trial.
+        self._records.write(self._records.read().with_attempt(entry))
         store.activate(limits.confirm_s, limits)
         with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
 
     def _note_refusal(self, entry: Entry, error: EdgeRTError) -> Step:
-        """Record that this release cannot be installed here. No attempt follows until its entry changes."""
+        """Record that this release cannot be installed here. The next attempt follows when its entry changes."""
         record = self._records.read()
-        tried = record.tried_of(entry)
+        tried = record.attempt_of(entry)
         if tried is None or not tried.reason:  # otherwise it was already reported
-            self._records.write(record.trying(entry, error.message))
+            self._records.write(record.with_attempt(entry, error.message))
             fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
             self._report("refused", entry.model, fields)
         self._fetcher.remove(entry.model)
         return Step(f"release {entry.release} of {entry.model} is not tried again: {error.message}", wanted=entry)
 
     def _decide(self, entry: Entry) -> Decision:
-        return decide(entry, self._slots(entry), self._records.read().tried_of(entry))
+        return decide(entry, self._slots(entry), self._records.read().attempt_of(entry))
 
-    def _slots(self, entry: Entry) -> SlotState:
+    def _slots(self, entry: Entry) -> Slots:
         return SlotStore(self._state.models / entry.model).read()
 
     @cached_property
@@ -361,4 +380,4 @@ class ChannelFollower:
 
 
 def _expired_text(statement: Statement) -> str:
-    return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer one"
+    return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer statement"

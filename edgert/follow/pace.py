@@ -11,13 +11,20 @@ from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
-    """A download stops now. It continues when the hours of `[follow]` allow it."""
+    """A download must stop, because the hours of `[follow]` do not allow it now.
+
+    It continues in these hours.
+    """
 
 
 class Pace:
-    """Counts fetched bytes and limits downloads. `local_minute` returns the minute of the local day.
+    """Counts fetched bytes, and limits the hours and the rate of downloads.
 
-    `clock` is monotonic seconds.
+    Args:
+        config: The hours and the rate.
+        clock: Monotonic seconds.
+        local_minute: Returns the minute of the local day.
+        wait: Waits for so many seconds.
     """
 
     def __init__(
@@ -29,7 +36,8 @@ class Pace:
     ) -> None:
         self.fetched_bytes = 0
         self.wait = wait
-        self._window, self._local_minute = config.minutes, local_minute
+        self._window = config.minutes
+        self._local_minute = local_minute
         self._rate_limit = RateLimit(config.kbit_max * 1000 / 8, clock, wait)
 
     def check(self) -> None:
@@ -41,8 +49,8 @@ class Pace:
             texts = (f"{minute // 60:02}:{minute % 60:02}" for minute in self._window)
             raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
 
-    def took(self, count: int) -> None:
-        """Count `count` fetched bytes, and wait if they came too fast. Raises WindowClosed."""
+    def count_bytes(self, count: int) -> None:
+        """Count `count` fetched bytes, and wait if the download is too fast. Raises WindowClosed."""
         self.fetched_bytes += count
         self.check()
         self._rate_limit.passed(count)

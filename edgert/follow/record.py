@@ -1,13 +1,13 @@
 """The files that the follower keeps between its rounds.
 
     STATE/follow/statement.dsse.json    the newest accepted statement
-    STATE/follow/record.json            the counters seen, and the releases that were tried
+    STATE/follow/record.json            the counters of accepted statements, and the releases that were tried
     STATE/follow/runtime.dsse.json      the release of the runtime that the statement names
-    STATE/follow/note.json              the result of its last round (edgert.checks.channel_status)
+    STATE/follow/note.json              the result of the last round (edgert.checks.channel_status)
     STATE/follow/lock                   locked during a round
 
-The statement is written before the record that names it. After a power cut between the two, the follower requests the
-statement again.
+The statement is written before the record that names it. After a power cut between the two writes, the follower
+requests the statement again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edgert.bundle.channel import Entry, Statement, read_statement
 from edgert.bundle.signing import PublicKey
-from edgert.durable import make_private, replace_file, storing
+from edgert.durable import make_private, store_file, storing
 from edgert.errors import EdgeRTError
 from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
@@ -28,8 +28,11 @@ CHANNELS_MAX = 64  # the most channels whose counters are kept
 
 
 @dataclass(frozen=True)
-class Tried:
-    """The last attempt with a model. `reason` tells why it was refused; "" if the slots have the result."""
+class Attempt:
+    """The last attempt with a model. `reason` is the reason of a refusal; "" if the slots have the result.
+
+    `attempt` identifies the attempt (`attempt_id`).
+    """
 
     attempt: str
     reason: str = ""
@@ -37,19 +40,23 @@ class Tried:
 
 @dataclass(frozen=True)
 class Record:
-    """The counters seen, by channel, the newest channel last, and the releases `tried`, by model.
+    """The follower's record of earlier rounds.
 
-    `manifest` is the digest of the stored statement's OCI manifest; `source` is the registry that it came from.
-    `runtime` is the highest release of the runtime that was in use.
+    Attributes:
+        counters: The highest counter of each channel; the newest channel is the last.
+        source: The registry and the channel of the stored statement.
+        manifest: The digest of the OCI manifest of the stored statement.
+        tried: The last attempt with each model.
+        runtime: The highest release of the runtime that was in use.
     """
 
     counters: dict[str, int] = field(default_factory=dict)
     source: str = ""
     manifest: str = ""
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, Attempt] = field(default_factory=dict)
     runtime: int = 0
 
-    def accepting(self, statement: Statement, source: str, manifest: str) -> Record:
+    def with_statement(self, statement: Statement, source: str, manifest: str) -> Record:
         """Return the record after `statement` was accepted."""
         counters = {other: count for other, count in self.counters.items() if other != statement.channel}
         counters[statement.channel] = statement.counter
@@ -57,52 +64,54 @@ class Record:
         last = dict(list(counters.items())[-CHANNELS_MAX:])
         return Record(last, source, manifest, tried, self.runtime)
 
-    def trying(self, entry: Entry, reason: str = "") -> Record:
+    def with_attempt(self, entry: Entry, reason: str = "") -> Record:
         """Return the record after the release of `entry` was tried, or was refused for `reason`."""
-        tried = Tried(attempt_of(entry), reason[:REASON_LENGTH_MAX])
+        tried = Attempt(attempt_id(entry), reason[:REASON_LENGTH_MAX])
         return replace(self, tried={**self.tried, entry.model: tried})
 
-    def tried_of(self, entry: Entry) -> Tried | None:
-        """Return the attempt with exactly this entry; None if there was none."""
+    def attempt_of(self, entry: Entry) -> Attempt | None:
+        """Return the attempt with exactly this entry; None if there was no such attempt."""
         tried = self.tried.get(entry.model)
-        return tried if tried is not None and tried.attempt == attempt_of(entry) else None
+        return tried if tried is not None and tried.attempt == attempt_id(entry) else None
 
 
 class RecordStore:
-    """The files of `state` with the record, the statement and the `runtime_release` that it names."""
+    """The files with the record, the statement, and the `runtime_release` that the statement names."""
 
     def __init__(self, state: StateDir) -> None:
         self.folder = folder = state.follow
-        self.lock, self.runtime_release = folder / "lock", folder / "runtime.dsse.json"
-        self._record, self._statement = folder / "record.json", folder / "statement.dsse.json"
+        self.lock = folder / "lock"
+        self.runtime_release = folder / "runtime.dsse.json"
+        self._record = folder / "record.json"
+        self._statement = folder / "statement.dsse.json"
 
     def read(self) -> Record:
-        """Return the record; an empty record if there is none, or if it is damaged."""
+        """Return the record; an empty record if the file is missing or damaged."""
         return read_json(Record, self._record) or Record()
 
     def write(self, record: Record) -> None:
         """Replace the record durably. Raises StorageFailed."""
-        self._replace(self._record, json_bytes(record))
+        self._store(self._record, json_bytes(record))
 
     def accept(self, envelope: bytes, record: Record) -> None:
         """Store a statement's envelope, and the record that names it. Raises StorageFailed."""
-        self._replace(self._statement, envelope)
+        self._store(self._statement, envelope)
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
-        """Return the stored statement; None if there is none that `trusted` signed for `channel`."""
+        """Return the stored statement; None unless a key in `trusted` signed it for `channel`."""
         try:
             return read_statement(self._statement.read_bytes(), channel, trusted)
         except (OSError, EdgeRTError):
             return None
 
-    def _replace(self, path: Path, data: bytes) -> None:
-        with storing(f"cannot write {path}"):
+    def _store(self, path: Path, data: bytes) -> None:
+        with storing(f"cannot use {self.folder}"):
             make_private(self.folder)
-            replace_file(path, data)
+        store_file(path, data)
 
 
-def attempt_of(entry: Entry) -> str:
+def attempt_id(entry: Entry) -> str:
     """Return the identity of an attempt: content, limits and the attempt's number, but not the share."""
     fields = (entry.digest, sorted(entry.limits.items()), entry.watch_s, entry.attempt)
     return hashlib.sha256(repr(fields).encode()).hexdigest()[:32]

@@ -1,11 +1,11 @@
-"""Updates of the runtime by a channel: fetch it, create it beside the current one, test it and try it.
+"""Updates of the runtime by a channel: fetch and create a new runtime, test it, and start its trial.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
 those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
-stays. After an interrupted round, a later round repeats the steps. Only a complete environment counts, and the files of
-the script show whether a trial started and how it ended.
+stays. After an interrupted round, a later round repeats the steps. Only a complete environment counts. The files of the
+script show whether a trial started, and its result.
 
-The follower runs as the daemon's user. So it can change only a runtime that belongs to this user. It refuses to change
+The follower runs as the daemon's user. So it can change only a runtime that belongs to this user, and refuses to change
 a runtime that root installed.
 """
 
@@ -55,9 +55,9 @@ from edgert.errors import (
     ReleaseTooOld,
     RolledBack,
 )
-from edgert.follow.decision import Decision, Do
+from edgert.follow.decision import Action, Decision
 from edgert.follow.pace import Pace
-from edgert.follow.record import RecordStore, Tried
+from edgert.follow.record import Attempt, RecordStore
 from edgert.names import RUNTIME
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
@@ -75,76 +75,92 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class RuntimesHere:
-    """The runtimes in HOME.
+class InstalledRuntimes:
+    """The runtimes in HOME, by the ids of their environments.
 
-    `trying` is the runtime on trial, "" for none. `outcome` is the result of the last trial.
+    `on_trial` is the runtime on trial; "" if there is no trial. `outcome` is the result of the last trial.
     """
 
     in_use: str = ""
-    trying: str = ""
+    on_trial: str = ""
     outcome: RuntimeOutcome = field(default_factory=RuntimeOutcome)
 
 
-def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
-    """Return the follower's step for `entry`. The id of its environment on this device is `runtime`.
+def decide_runtime(
+    entry: Entry, runtime: str, runtimes: InstalledRuntimes, tried: Attempt | None, newest: int
+) -> Decision:
+    """Return the follower's next action for `entry`, a release of the runtime. Pure.
 
-    `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
+    Args:
+        entry: The release.
+        runtime: The id of the release's environment on this device.
+        runtimes: The runtimes on this device.
+        tried: The earlier attempt with the same entry, if there was one.
+        newest: The highest release that was in use.
     """
     name = f"release {entry.release} of {entry.model}"
-    last = here.outcome
-    if here.trying:
-        return Decision(Do.WAIT, f"{name} {'is on trial' if here.trying == runtime else 'waits for another trial'}")
-    if here.in_use == runtime:
-        return Decision(Do.NOTHING, f"{name} is live")
+    last = runtimes.outcome
+    if runtimes.on_trial:
+        return Decision(
+            Action.WAIT, f"{name} {'is on trial' if runtimes.on_trial == runtime else 'waits for another trial'}"
+        )
+    if runtimes.in_use == runtime:
+        return Decision(Action.NOTHING, f"{name} is live")
     if tried is not None and tried.reason:
-        return Decision(Do.NOTHING, f"{name} is not tried again: {tried.reason}")
+        return Decision(Action.NOTHING, f"{name} is not tried again: {tried.reason}")
     if tried is not None and last.runtime == runtime and last.result is RuntimeResult.ROLLED_BACK:
-        return Decision(Do.NOTHING, f"{name} is not tried again: it was rolled back ({last.reason})")
+        return Decision(Action.NOTHING, f"{name} is not tried again: it was rolled back ({last.reason})")
     if tried is not None and (
         newest >= entry.release or (last.runtime == runtime and last.result is RuntimeResult.KEPT)
     ):
-        return Decision(Do.NOTHING, f"{name} is not tried again: another runtime became live here after it")
+        return Decision(Action.NOTHING, f"{name} is not tried again: another runtime became live here after it")
     if entry.halted:
-        return Decision(Do.NOTHING, f"{name} is halted")
-    return Decision(Do.FETCH, f"{name} is wanted")
+        return Decision(Action.NOTHING, f"{name} is halted")
+    return Decision(Action.FETCH, f"{name} is wanted")
 
 
 class RuntimeFollower:
-    """Updates the runtime in `home` (None: bootstrap did not create it) to the release of a channel."""
+    """Updates the runtime in `home` to the release of a channel.
+
+    `home` is None if no bootstrap created a runtime.
+    """
 
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
     ) -> None:
-        self._registry, self._state, self._config, self._pace, self._home = registry, state, config, pace, home
+        self._registry = registry
+        self._state = state
+        self._config = config
+        self._pace = pace
+        self._home = home
         self._report = report
         self._records = RecordStore(state)
 
-    def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
-        """Return the next step for `entry`. First record and report the end of its trial, if the trial ended.
+    def next_step(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
+        """Return the next action for `entry`.
 
-        Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
-        and StorageFailed.
+        If a trial of its runtime has ended, record and report this first. Raises ConfigInvalid if bootstrap did not
+        install the runtime, RegistryError, BundleError, ChannelMismatch and StorageFailed.
         """
         home = self._own_home(check=False)
-        here = self._runtimes_here(home)
-        target = self._target(entry, trusted, _installed(home, here.in_use))
-        if not here.trying:
-            self._note_end(home, entry, target.id, here)
+        runtimes = self._installed_runtimes(home)
+        target = self._target(entry, trusted, _installed(home, runtimes.in_use))
+        if not runtimes.on_trial:
+            self._note_end(home, entry, target.id, runtimes)
         record = self._records.read()
-        decision = decide_runtime(entry, target.id, here, record.tried_of(entry), record.runtime)
-        if decision.do is Do.FETCH and entry.release < record.runtime:
+        decision = decide_runtime(entry, target.id, runtimes, record.attempt_of(entry), record.runtime)
+        if decision.action is Action.FETCH and entry.release < record.runtime:
             raise ReleaseTooOld(
                 f"release {entry.release} of {RUNTIME} is older than {record.runtime}, which was live here: publish it with a "
                 "higher number"
             )
         return decision
 
-    def _note_end(self, home: Path, entry: Entry, runtime: str, here: RuntimesHere) -> None:
-        """Record and report that the runtime of `entry` is in use, or that its trial failed."""
+    def _note_end(self, home: Path, entry: Entry, runtime: str, runtimes: InstalledRuntimes) -> None:
+        """Record and report that the runtime of `entry` is in use, or that the runtime failed its trial."""
         record = self._records.read()
-        tried, last = record.tried_of(entry), here.outcome
-        if here.in_use == runtime and record.runtime < entry.release:
+        tried, last = record.attempt_of(entry), runtimes.outcome
+        if runtimes.in_use == runtime and record.runtime < entry.release:
             if os.access(home / "venvs", os.W_OK):
                 store_file(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(replace(record, runtime=entry.release))
@@ -154,7 +170,7 @@ class RuntimeFollower:
             and not tried.reason
             and (last.result, last.runtime) == (RuntimeResult.ROLLED_BACK, runtime)
         ):
-            self._records.write(record.trying(entry, f"it was rolled back ({last.reason})"))
+            self._records.write(record.with_attempt(entry, f"it was rolled back ({last.reason})"))
             self._report("rolled_back", RUNTIME, {"release": entry.release, "reason": last.reason})
         else:
             return
@@ -163,24 +179,24 @@ class RuntimeFollower:
     def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Fetch the wheels that the environment lacks. Raises RegistryError, StorageFailed, WindowClosed."""
         home = self._own_home()
-        base = _installed(home, self._runtimes_here(home).in_use)
+        base = _installed(home, self._installed_runtimes(home).in_use)
         target = self._target(entry, trusted, base)
         if not _complete(home, target.id):
             changed = _changed(target, base.base_for(target.python, target.engines))
             self._check_space(home, changed)
             for wheel in changed:
                 self._pace.check()
-                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.took)
+                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.count_bytes)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
-        """Create the environment, test it and start its trial.
+        """Create the environment, test the environment and start its trial.
 
         The script `runtime.sh` decides whether the runtime stays, and restarts the daemon at most twice. Raises
-        DeployUnderWay, EngineMissing, RolledBack if the test failed, DaemonUnreachable and DeviceError.
+        RolledBack if the test failed, and DeployUnderWay, EngineMissing, DaemonUnreachable and DeviceError.
         """
         home = self._own_home()
         with self._claimed(home):
-            base = _installed(home, self._runtimes_here(home).in_use)
+            base = _installed(home, self._installed_runtimes(home).in_use)
             target = self._target(entry, trusted, base)
             if not _complete(home, target.id):
                 self._make(home, target, base.base_for(target.python, target.engines))
@@ -191,30 +207,35 @@ class RuntimeFollower:
             if why:
                 self._collect(home)
                 raise RolledBack(f"the new runtime failed its self-test: {why}")
-            # Write both first. So this release is not tried a second time, whatever the result of the trial.
+            # Both files are written first. So whatever the result of the trial, this release is not tried again.
             store_file(folder / RELEASE_NAME, f"{entry.release}\n".encode())
-            self._records.write(self._records.read().trying(entry))
+            self._records.write(self._records.read().with_attempt(entry))
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid if there is none, or, with `check`, if HOME cannot be changed."""
+        """Return HOME. Raises ConfigInvalid without HOME, or, with `check`, if this user cannot change HOME."""
         if self._home is None:
             raise ConfigInvalid(
-                f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update edgert there by hand"
+                f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update this environment by hand"
             )
         if check and not os.access(self._home, os.W_OK, effective_ids=True):
             owner = self._home.stat().st_uid
             raise ConfigInvalid(
-                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, so the follower may "
-                "not change it: change it with edgert bootstrap --upgrade"
+                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, so the follower "
+                "cannot change it: run edgert bootstrap --upgrade from the host"
             )
         return self._home
 
-    def _runtimes_here(self, home: Path) -> RuntimesHere:
-        return RuntimesHere(_target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome")))
+    def _installed_runtimes(self, home: Path) -> InstalledRuntimes:
+        return InstalledRuntimes(
+            _target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome"))
+        )
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return this device's part of the release. Fetch the envelope once, but verify it each time."""
+        """Return this device's part of the release.
+
+        Fetch the envelope once, but verify its signature each time.
+        """
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:
@@ -226,7 +247,8 @@ class RuntimeFollower:
                 f"the channel names release {entry.release} of {RUNTIME}, but the registry has release {release.release} "
                 "or other content: publish it again"
             )
-        python, glibc = "{}.{}".format(*sys.version_info), (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+        python = "{}.{}".format(*sys.version_info)
+        glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
         has = frozenset(base.engines), frozenset(base.extras)
         return release.target_for(python, self._config.machine, glibc, *has)
 
@@ -268,7 +290,8 @@ class RuntimeFollower:
                 _link(self._fetched(wheel), folder / wheel.name)
         version = next((wheel.name.split("-")[1] for wheel in target.wheels if wheel.name.startswith("edgert-")), "")
         about = {"edgert": version, "extras": list(target.extras), "python": target.python}
-        device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # typeshed lacks it
+        device = self._config.device
+        python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # typeshed lacks it
         where = device, os.fspath(home), target.id, python
         make_environment(_run, Environment(*where, target.engines, target.pins, base, about=about))
 
@@ -280,9 +303,9 @@ class RuntimeFollower:
             raise DeviceError(f"the trial of the new runtime did not start: {began.complaint()}")
         until = time.monotonic() + BEGIN_S_MAX
         while time.monotonic() < until:
-            here = self._runtimes_here(home)
-            ended = here.outcome.runtime == runtime and here.outcome.result is not RuntimeResult.RUNNING
-            if here.trying or ended:
+            runtimes = self._installed_runtimes(home)
+            ended = runtimes.outcome.runtime == runtime and runtimes.outcome.result is not RuntimeResult.RUNNING
+            if runtimes.on_trial or ended:
                 return
             time.sleep(POLL_S)
         raise DeviceError(f"the trial of the new runtime did not start within {BEGIN_S_MAX:.0f} s")
@@ -327,7 +350,7 @@ def _link(source: Path, path: Path) -> None:
     path.unlink(missing_ok=True)
     try:
         os.link(source, path)
-    except OSError:  # the path is on another file system
+    except OSError:  # `path` is on another file system than `source`
         shutil.copyfile(source, path)
 
 

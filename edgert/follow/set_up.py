@@ -26,7 +26,7 @@ def reporter(state: StateDir) -> Report:
         try:
             ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))})
         except EdgeRTError as error:
-            log(f"telemetry: not recorded: {error.message}")
+            log(f"telemetry: the event {event} is lost: {error.message}")
 
     return report
 
@@ -44,7 +44,7 @@ def open_registry(config: DeviceConfig) -> Registry:
     follow = config.follow
     check_follows(config)
     if not CHANNEL_NAME.fullmatch(follow.channel):
-        raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: a letter, then at most 39 of a-z 0-9 -")
+        raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: give a letter, then at most 39 of a-z 0-9 -")
     repository = parse_repository(follow.registry)
     login = credential(LOGIN_CREDENTIAL, follow.credentials)
     credentials = read_credentials(Path(login) if login else None, repository.host)

@@ -10,10 +10,10 @@ BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b gi
 
 
 class BootClock:
-    """Seconds since this boot, suspend included, and the boot's identity.
+    """Seconds since this boot, suspend included, and the boot's id.
 
-    Every process must see the same identity. In a container, a service with its own /proc would read the identity of
-    the host. So the unit file passes on the identity that its service manager has.
+    Every process must see the same id. In a container, a service with its own /proc would read the id of the host. So
+    the unit file passes the service manager's id to the service in BOOT_ID_VARIABLE.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,9 @@ class BootClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def left_s(self, boot_id: str, ends_at_s: float) -> float:
-        """Return the seconds until `ends_at_s` of boot `boot_id`; 0 if passed, after a reboot, or for NaN."""
+        """Return the seconds until the time `ends_at_s` of the boot `boot_id`.
+
+        Return 0 if this time has passed, if `boot_id` is another boot, or if `ends_at_s` is NaN.
+        """
         left_s = ends_at_s - self.now_s()
         return left_s if boot_id == self.boot_id and left_s > 0 else 0.0

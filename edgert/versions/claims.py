@@ -1,12 +1,12 @@
-"""Claims: only one deployment changes a model at a time, so that two do not undo each other's steps.
+"""Claims: only one deployment changes a model at a time, so no deployment undoes another's steps.
 
 A deployment consists of several commands over minutes, and no process on the device lasts that long. So the deployment
-takes a claim: a token with an end time. Each of its commands shows the token, which extends the claim. If the host
-vanishes, the claim expires by itself; a reboot also ends it. A command without a token is not refused: claims separate
-deployments, but they are not permissions.
+acquires a claim: a token with an end time. Each of its commands sends the token, which renews the claim. If the host
+vanishes, the claim expires by itself. A reboot also ends the claim. The device also accepts commands without a token,
+because claims separate deployments but are not permissions.
 
-    STATE/claims/<model>.json    the claim, until it is released
-    STATE/claims/lock            locked while one is changed
+    STATE/claims/<model>.json    the claim of a model, until its release
+    STATE/claims/lock            locked while a command changes a claim
 """
 
 from __future__ import annotations
@@ -32,7 +32,17 @@ CLAIMING_S = 60.0  # a running command renews its claim; the claim of a killed c
 
 @dataclass(frozen=True)
 class Claim:
-    """One deployment's claim on `model`. `since` is a wall-clock time, for messages; the end is boot time."""
+    """One deployment's claim on a model.
+
+    Attributes:
+        token: The secret text that identifies the claim; it starts with the model's name.
+        model: The claimed model.
+        by: The person and the host, for messages.
+        since: The wall-clock time of the start, for messages.
+        lasts_s: The time from each renewal to the end of the claim.
+        boot_id: The boot whose clock `ends_at_s` refers to.
+        ends_at_s: The end of the claim, in seconds of the boot clock.
+    """
 
     token: str
     model: str
@@ -47,12 +57,18 @@ class Claims:
     """The claims on the device `name`."""
 
     def __init__(self, state: StateDir, name: str, clock: BootClock | None = None) -> None:
-        self.folder, self.name, self.clock = state.claims, name, clock or BootClock()
+        self.folder = state.claims
+        self.name = name
+        self.clock = clock or BootClock()
 
-    def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
-        """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
+    def acquire(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
+        """Claim a model. Raises DeployUnderWay if another deployment has the model.
 
-        Raises DeployUnderWay if another deployment has the model.
+        Args:
+            model: The model to claim.
+            by: The person and the host, for messages.
+            lasts_s: The time from each renewal to the end of the claim, at most LASTS_S_MAX.
+            instead_of: The token of a deployment that is over; its claim is replaced.
         """
         with self._locked():
             held = self._read(model)
@@ -62,14 +78,14 @@ class Claims:
             token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
 
-    def show(self, token: str) -> Claim:
-        """Extend the claim `token` by its whole time. Raises DeployUnderWay if it has expired."""
+    def renew(self, token: str) -> Claim:
+        """Extend the claim `token` by its whole time. Raises DeployUnderWay if the claim has expired."""
         model = token.partition(".")[0]
         with self._locked():
             held = self._read(model)
             if held is None or held.token != token:
                 raise DeployUnderWay(
-                    f"this deployment's claim on {model} expired"
+                    f"the claim of this deployment on {model} has expired"
                     + (f"; {self._refusal(held)}" if held else ": start the deployment again")
                 )
             return self._write(held)
@@ -90,13 +106,13 @@ class Claims:
         return [claim for claim in claims if claim is not None and self.left_s(claim)]
 
     def left_s(self, claim: Claim) -> float:
-        """Return the seconds until `claim` expires if no command shows it again."""
+        """Return the seconds until `claim` expires if no command renews it."""
         return self.clock.left_s(claim.boot_id, claim.ends_at_s)
 
     def _refusal(self, claim: Claim) -> str:
         return (
-            f"another deployment of {claim.model} is in progress on {self.name} (since {claim.since}, by {claim.by}); "
-            f"wait for its end: without another step its claim expires in {self.left_s(claim):.0f} s"
+            f"another deployment of {claim.model} is in progress on {self.name} (since {claim.since}, by {claim.by}): "
+            f"wait until it ends, or until its claim expires in {self.left_s(claim):.0f} s unless it is renewed"
         )
 
     def _read(self, model: str) -> Claim | None:
@@ -121,9 +137,9 @@ class Claims:
 
 @contextmanager
 def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
-    """Claim `model` for the block. Raises DeployUnderWay if a deployment has it."""
+    """Claim `model` during the block. Raises DeployUnderWay if another deployment has the model."""
     claims = Claims(state, read_config(state).device)
-    token = claims.take(model, by, CLAIMING_S).token
+    token = claims.acquire(model, by, CLAIMING_S).token
     try:
         with under_claim(state, token):
             yield
@@ -134,25 +150,26 @@ def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
 
 @contextmanager
 def under_claim(state: StateDir, token: str) -> Iterator[None]:
-    """Renew the claim, if there is one, during the block: an engine may compile for many minutes.
+    """Renew the claim `token` during the block, because an engine may compile for many minutes.
 
-    Raises DeployUnderWay if another deployment replaced the claim.
+    Without a token (""), do nothing. Raises DeployUnderWay if another deployment replaced the claim.
     """
     if not token:
         yield
         return
-    claims, ended = Claims(state, read_config(state).device), threading.Event()
-    pause_s = claims.show(token).lasts_s / 3
+    claims = Claims(state, read_config(state).device)
+    ended = threading.Event()
+    pause_s = claims.renew(token).lasts_s / 3
 
-    def renew() -> None:
+    def keep_renewing() -> None:
         while not ended.wait(pause_s):
             with contextlib.suppress(EdgeRTError):
-                claims.show(token)
+                claims.renew(token)
 
-    renewal = threading.Thread(target=renew, daemon=True)
-    renewal.start()
+    thread = threading.Thread(target=keep_renewing, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        renewal.join()
+        thread.join()

@@ -29,15 +29,18 @@ from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
-from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, SlotState, Version
+from edgert.versions.slots import SLOT_NAMES, Slots, Version
 from edgert.versions.trust import trusted_keys
 
 SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs and the spool
 
 
 @dataclass(frozen=True)
-class Installed:
-    """The result of an install. `already_live` means that exactly this content already serves."""
+class InstallResult:
+    """The result of an install.
+
+    If `already_live`, exactly this content already serves, and nothing was installed.
+    """
 
     model: str
     release: int
@@ -51,12 +54,18 @@ def install(
     config: DeviceConfig,
     progress: Callable[[str], None] = lambda _: None,
     latest: LatestTime | None = None,
-) -> Installed:
-    """Verify the bundle or delta at `path` and store this device's part of it in the model's spare slot.
+) -> InstallResult:
+    """Verify the bundle or delta at `path`, and store this device's part of it in the model's spare slot.
 
-    The expiry is checked against `latest`, by default the latest time that this device has seen. The live version
-    continues to serve. The version for a rollback stays until the whole bundle is verified and on disk.
-    Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed.
+    The live version continues to serve. The version for a rollback stays until the whole bundle is verified and on
+    disk. Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed, and ConfigInvalid.
+
+    Args:
+        path: The file of the bundle or the delta.
+        state: The folder with the slots and the trusted keys.
+        config: The configuration of the device; its profile and machine select the artifacts.
+        progress: Receives each step as a line of text.
+        latest: The time for the check of the expiry; by default, the latest time that this device has seen.
     """
     ring = trusted_keys(state)
     for complaint in ring.complaints:
@@ -76,29 +85,34 @@ def install(
             before = store.read()
             if before.live is not None and before.live.digest == bundle.digest:
                 bundle.verify_files()  # refuses a damaged copy even if there is nothing to install
-                return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
+                return InstallResult(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
             if manifest.signed_at:
-                latest.saw(expiry_time(manifest.signed_at))
+                latest.store(expiry_time(manifest.signed_at))
             store.collect()  # frees space before it is counted
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
                 store.put_staged(Version(manifest.release, bundle.digest, good=False))
-    return Installed(manifest.model, manifest.release, bundle.digest, already_live=False)
+    return InstallResult(manifest.model, manifest.release, bundle.digest, already_live=False)
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
-    """Return the path of a file that the follower fetched for the next install, named by its content."""
+    """Return the path of a file that the follower fetches for the next install.
+
+    Its name has the content's hash.
+    """
     return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
-    """Return the files of the model's versions by the SHA-256 in their manifests, the live ones first.
+    """Return the files of a model's versions by the SHA-256 in their manifests.
 
-    The files are not hashed here: a reader compares the hash.
+    If two versions have the same file, the file of the live version is returned. This function does not compute any
+    hash: the reader of a file compares the hash.
     """
-    store, files = SlotStore(state.models / model), dict[str, Path]()
+    store = SlotStore(state.models / model)
+    files = dict[str, Path]()
     slots = store.read()
     for slot in dict.fromkeys((slots.live_slot or slots.spare_slot, *SLOT_NAMES)):
         if slots.version(slot) is None:
@@ -120,24 +134,26 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
-        if path.is_file() and path.stat().st_size == entry.size_bytes:  # else it is still being fetched
+        if (
+            path.is_file() and path.stat().st_size == entry.size_bytes
+        ):  # otherwise, the follower is still fetching the file
             present[entry.sha256] = path
     return present
 
 
-def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
-    if state.state in ON_TRIAL:  # the table of transitions would also refuse, but only after minutes of unpacking
+def _check_release(manifest: Manifest, digest: str, slots: Slots) -> None:
+    if slots.on_trial:  # the table of transitions would also refuse, but only after minutes of unpacking
         raise TransitionRefused("a version is on trial: end it first with edgertd mark-good or edgertd rollback")
-    if not manifest.may_follow(state.ratchet):
+    if not manifest.may_follow(slots.ratchet):
         raise ReleaseTooOld(
-            f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "
-            f"build with --release {state.ratchet + 1}, or sign a downgrade with --downgrade-from {state.ratchet}"
+            f"release {manifest.release} of {manifest.model} is older than {slots.ratchet}, which was live here: "
+            f"build with --release {slots.ratchet + 1}, or sign a downgrade with --downgrade-from {slots.ratchet}"
         )
-    for slot in (state.a, state.b):
-        if slot is not None and slot.good and slot.release == manifest.release and slot.digest != digest:
+    for version in (slots.a, slots.b):
+        if version is not None and version.good and version.release == manifest.release and version.digest != digest:
             raise BundleError(
                 f"release {manifest.release} of {manifest.model} is installed with other content: "
-                f"build with --release {max(state.ratchet, manifest.release) + 1}"
+                f"build with --release {max(slots.ratchet, manifest.release) + 1}"
             )
 
 
@@ -161,8 +177,8 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
 def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
     """Let each engine compile its artifact while the old version still serves.
 
-    An engine that fails is skipped, as when the version loads. Raises the first error if all engines fail, or, with
-    `strict`, if the first one fails.
+    An engine that fails is skipped, like at the load of the version. Raises the first error if all engines fail. With
+    `strict` in the configuration, raises the error of any engine.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []

@@ -52,13 +52,15 @@ def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
 
 
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
-    """Read a slot's manifest. Raises BundleCorrupt unless it has the digest `digest`."""
+    """Read the manifest in `folder`. Raises BundleCorrupt unless the digest of the manifest is `digest`."""
     try:
         payload = parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload
     except OSError as error:
-        raise BundleCorrupt(f"{folder} has no manifest: {error.strerror}") from error
+        raise BundleCorrupt(f"{folder} has no readable manifest: {error.strerror}; deploy it again") from error
     if hashlib.sha256(payload).hexdigest() != digest:
-        raise BundleCorrupt(f"the manifest in {folder} differs from the installed one: the disk may be faulty")
+        raise BundleCorrupt(
+            f"the manifest in {folder} changed since its install, so the disk may be faulty: deploy it again"
+        )
     manifest = Manifest.from_bytes(payload)
     target = manifest.target_for(config.profile, config.machine)
     reference = manifest.artifact(target.reference) if target.reference else None
@@ -78,7 +80,7 @@ class Working(Generic[T]):
 def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False) -> Working[T]:
     """Pass the version's artifacts to `use`, in order of preference, until `use` raises no error.
 
-    If no artifact works, raises the error of the last one. With `strict`, raises the error of the first one.
+    If no artifact works, raises the error of the last artifact. With `strict`, raises the error of the first artifact.
     """
     tried: list[str] = []
     for artifact in version.artifacts:
@@ -117,4 +119,4 @@ def _checked_chunks(version: InstalledVersion, path: str) -> Iterator[bytes]:
     except OSError as error:
         raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
     if digest.hexdigest() != version.manifest.file(path).sha256:
-        raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")
+        raise BundleCorrupt(f"{version.folder / path} changed on disk since its install: deploy it again")

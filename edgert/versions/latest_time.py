@@ -1,9 +1,9 @@
 """The latest time that a device has seen: an expired bundle stays expired if the clock is set back.
 
-The clock of a device without a battery or a time source may show any time. But there are other times: a bundle that
-expires states the time of its signature, files have times, and the clock may have been correct earlier. The real time
-is not before the latest of these times. `STATE/latest_time.json` stores signed times. It also stores the time of the
-clock while the clock follows a time source.
+The clock of a device without a battery or a time source may show any time. But the device knows other times: a bundle
+that expires states the time of its signature, files have times, and the clock may have been correct earlier. The real
+time is not before the latest of these times. `STATE/latest_time.json` stores times of signatures. While the clock
+follows a time source, the file also stores the time of the clock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgert.durable import store_file
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
 
-KEPT_S = 86400.0  # a time is written if it is at least this much later than the stored time
+STORE_STEP_S = 86400.0  # the clock's time is stored if it is later than the stored time by more than this
 CHECK_S = 3600.0
-AHEAD_S_MAX = 86400.0
+AHEAD_S_MAX = 86400.0  # a signed time may be ahead of a correct clock by at most this
 
 
 class LatestTime:
@@ -33,37 +33,39 @@ class LatestTime:
         wall_clock: Callable[[], float] = time.time,
         clock_synced: Callable[[], bool | None] = machine.clock_synced,
     ) -> None:
-        self._state, self._path = state, state.latest_time
-        self._wall_clock, self._clock_synced = wall_clock, clock_synced
+        self._state = state
+        self._path = state.latest_time
+        self._wall_clock = wall_clock
+        self._clock_synced = clock_synced
 
     def now_s(self) -> float:
-        """Return a lower bound of the current time."""
-        return max(self._wall_clock(), self._kept_s(), *self._written_s())
+        """Return the latest known time, which is a lower bound of the real time."""
+        return max(self._wall_clock(), self._stored_s(), *self._file_times_s())
 
-    def saw(self, time_s: float) -> None:
+    def store(self, time_s: float) -> None:
         """Store a time that has certainly passed. Raises StorageFailed.
 
-        If the clock follows a time source, a time far ahead of the clock is ignored. A host with a wrong clock signed
-        it, and the device would refuse everything that expires before that time.
+        If the clock follows a time source, a time far ahead of the clock is ignored. Such a time comes from a host with
+        a wrong clock, and the device would refuse every bundle that expires before this time.
         """
-        if time_s <= self._kept_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
+        if time_s <= self._stored_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return
         store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
-    def keep(self) -> None:
+    def store_clock(self) -> None:
         """Store the clock's time once a day while it follows a time source. Call this every CHECK_S."""
         wall_s = self._wall_clock()
-        if self._clock_synced() and wall_s - self._kept_s() > KEPT_S:
+        if self._clock_synced() and wall_s - self._stored_s() > STORE_STEP_S:
             with contextlib.suppress(StorageFailed):  # the disk is full or read-only; the next call tries again
-                self.saw(wall_s)
+                self.store(wall_s)
 
-    def _kept_s(self) -> float:
+    def _stored_s(self) -> float:
         try:
             return expiry_time(json.loads(self._path.read_bytes())["latest"])
         except (OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
             return 0.0
 
-    def _written_s(self) -> list[float]:
+    def _file_times_s(self) -> list[float]:
         """Return the times of the files that a bootstrap wrote."""
         times = [0.0]
         for path in (self._state.config, *self._state.keys.glob("*.pem")):

@@ -1,12 +1,12 @@
 """A/B slots of one model on disk: `folder/{state.json, may-try, lock, install.lock, a/, b/, stage/}`.
 
-`state.json` has the state of the slots. Each change writes a new file beside it, then calls fsync, rename, and fsync of
-the folder. So a crash at any time leaves either the old or the new state. A slot's folder is written only while
-`state.json` does not name it.
+`state.json` has the state of the slots. Each change writes a new file beside `state.json`, then calls fsync, rename,
+and fsync of the folder. So a crash at any time leaves either the old or the new state. A slot's folder is written only
+while `state.json` does not name this slot.
 
-A rollback must work on a full disk, but writing a new `state.json` needs a free block. So a version on trial is valid
-only while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`; the next trial
-creates it again.
+A rollback must work on a full disk, but a new `state.json` needs a free block. So a version on trial is valid only
+while the file `may-try` exists. A rollback that cannot write `state.json` removes `may-try`. The next trial creates
+`may-try` again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, store_file
 from edgert.durations import TRIAL_S_MAX
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
-from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step
+from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, SlotEvent, Slots, TrialEnd, Version, step
 from edgert.versions.trial_limits import TrialLimits
 
 STAGE_NAME = "stage"
@@ -35,8 +35,8 @@ NOT_WRITTEN = "it failed its trial, and the reason could not be written: the dis
 class SlotStore:
     """The slots of the model whose folder is `folder`.
 
-    With `remembers`, as in the daemon, a rollback takes effect in this process even if it cannot be written. `fault` is
-    then set until `record` has written the rollback, or another process has changed the slots.
+    With `remembers`, as in the daemon, a rollback takes effect in this process even if it cannot be written to the
+    disk. Then `fault` is set until `record` has written the rollback, or another process has changed the slots.
     """
 
     def __init__(self, folder: Path, clock: BootClock | None = None, *, remembers: bool = False) -> None:
@@ -44,10 +44,10 @@ class SlotStore:
         self.clock = clock or BootClock()
         self.fault: StorageFailed | None = None
         self._remembers = remembers
-        self._unwritten: tuple[SlotState, SlotState] | None = None  # the state on disk, and the true state
+        self._unwritten: tuple[Slots, Slots] | None = None  # the slots on disk, and the true slots
 
-    def read(self) -> SlotState:
-        """Return the current state; EMPTY before the first install. Raises StorageFailed for a damaged file."""
+    def read(self) -> Slots:
+        """Return the current slots; EMPTY before the first install. Raises StorageFailed for a damaged file."""
         on_disk = self._read()
         if self._unwritten is not None and self._unwritten[0] == on_disk:
             return self._unwritten[1]
@@ -55,7 +55,7 @@ class SlotStore:
         if not on_disk.on_trial or self._may_try.exists():
             return on_disk
         try:
-            after = step(on_disk, Event.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
+            after = step(on_disk, SlotEvent.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
         except TransitionRefused:  # there is no version to roll back to
             return on_disk
         self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full")
@@ -65,12 +65,12 @@ class SlotStore:
     def _may_try(self) -> Path:
         return self.folder / "may-try"
 
-    def _read(self) -> SlotState:
+    def _read(self) -> Slots:
         path = self.folder / "state.json"
         try:
-            return SlotState.from_json(json.loads(path.read_bytes()))
+            return Slots.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
-            return SlotState()
+            return Slots()
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageFailed(
                 f"{path} cannot be read ({type(error).__name__}: {error}); remove {self.folder} and deploy the model again"
@@ -80,7 +80,7 @@ class SlotStore:
     def installing(self) -> Iterator[None]:
         """Lock the stage against every other install. Raises SlotsBusy if another install runs.
 
-        This lock is not the slots' lock: an install may take minutes, and a rollback must not wait for it.
+        This lock is not the slots' lock, because an install may take minutes, and a rollback must not wait so long.
         """
         with self._holding("install.lock", 0.0):
             yield
@@ -89,14 +89,14 @@ class SlotStore:
     def locked(self, *, wait: bool = True) -> Iterator[None]:
         """Lock the model's slots against every other process.
 
-        Raises SlotsBusy if another process holds them for LOCK_S_MAX; without `wait`, at once.
+        Raises SlotsBusy if another process holds the lock for LOCK_S_MAX. Without `wait`, raises SlotsBusy at once.
         """
         with self._holding("lock", LOCK_S_MAX if wait else 0.0):
             yield
 
     @contextmanager
     def _holding(self, name: str, wait_s: float) -> Iterator[None]:
-        busy = SlotsBusy(f"another command changes {self.folder.name} now; try again")
+        busy = SlotsBusy(f"another command changes {self.folder.name} now: try again")
         with storing(f"cannot use {self.folder}", busy=busy):
             if not self.folder.exists():
                 make_private(self.folder)
@@ -108,51 +108,57 @@ class SlotStore:
     def slot_folder(self, slot: str) -> Path:
         return self.folder / slot
 
-    def live_folder(self, slots: SlotState) -> Path:
-        """Return the folder of the live version in `slots`. There must be a live version."""
+    def live_folder(self, slots: Slots) -> Path:
+        """Return the folder of the live version in `slots`, which must have a live version."""
         assert slots.live_slot is not None
         return self.folder / slots.live_slot
 
-    def activate(self, trial_s: float, limits: TrialLimits | None = None) -> SlotState:
+    def activate(self, trial_s: float, limits: TrialLimits | None = None) -> Slots:
         """Make the staged version live, on trial for `trial_s` seconds plus the watch of `limits`."""
         if not 0 < trial_s <= TRIAL_S_MAX:
             raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
         trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
         with self.locked():
-            after = step(self.read(), Event.ACTIVATE, trial=trial, limits=limits)
+            after = step(self.read(), SlotEvent.ACTIVATE, trial=trial, limits=limits)
             with storing(f"cannot write {self._may_try}"):
                 os.close(os.open(self._may_try, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
             return self.commit(after)
 
-    def mark_good(self, *, force: bool = False) -> SlotState:
-        """End the trial. From now on, rollbacks return to the live version.
+    def mark_good(self, *, force: bool = False) -> Slots:
+        """End the trial and keep the live version, which is now also a version for rollbacks.
 
-        Without `force`, raises TransitionRefused if the trial's limits have not passed yet.
+        Raises TransitionRefused if the trial's limits have not passed yet, unless `force` is set.
         """
         with self.locked():
             before = self.read()
             if before.limits is not None and not before.limits.passed and not force:
                 raise TransitionRefused(
-                    "its limits are watched and have not held for long enough: wait with edgertd trial --wait, "
-                    "or keep it despite the limits with --force"
+                    "the watch of the trial limits has not ended yet: wait with edgertd trial --wait, or keep the "
+                    "version despite the limits with --force"
                 )
-            return self.commit(step(before, Event.MARK_GOOD))
+            return self.commit(step(before, SlotEvent.MARK_GOOD))
 
-    def rollback(self) -> SlotState:
+    def rollback(self) -> Slots:
         """Make the previous good version live again, or drop a staged version, for a command."""
         after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
         return after
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
-        """Roll back from the version `digest`; return False if this version is not live, or no longer.
+        """Roll back from a version that failed; return False if this version is not live any more.
 
-        With `of_trial`, also return False if the version is not on trial, because a command has kept it. Raises
-        SlotsBusy at once if another process holds the slots. Raises TransitionRefused if all good versions that are
-        left are in `distrusted`.
+        Raises SlotsBusy at once if another process holds the slots. Raises TransitionRefused if there is no earlier
+        good version, or if this version is distrusted.
+
+        Args:
+            digest: The digest of the version that failed.
+            reason: The reason, for messages.
+            distrusted: The digests of versions that a rollback must not make live.
+            of_trial: Whether the version failed on trial. Then also return False if the version is not on trial any
+                more, because a command has kept it.
         """
 
-        def reason_of(before: SlotState) -> str | None:
+        def reason_of(before: Slots) -> str | None:
             if before.live is None or before.live.digest != digest or (of_trial and not before.on_trial):
                 return None
             spare = before.spare
@@ -163,14 +169,17 @@ class SlotStore:
         return self._roll_back(reason_of, wait=False) is not None
 
     def record(self) -> None:
-        """Write a rollback that could not be written before. Raises StorageFailed, SlotsBusy."""
+        """Write a rollback that could not be written before. Raises StorageFailed and SlotsBusy."""
         with self.locked(wait=False):
-            state = self.read()
+            slots = self.read()
             if self._unwritten is not None:
-                self.commit(state)
+                self.commit(slots)
 
     def start_watch(self) -> bool:
-        """Record that the watch of the trial's limits starts; return False if an earlier watch was cut off."""
+        """Record that the watch of the trial's limits starts.
+
+        Return False if it started before and was cut off.
+        """
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:
@@ -178,9 +187,10 @@ class SlotStore:
             self.commit(replace(before, limits=replace(before.limits, started=True)))
             return True
 
-    def pass_limits(self, digest: str) -> SlotState:
-        """Record that the limits held: mark an unattended trial good, else give the host `confirm_s`.
+    def pass_limits(self, digest: str) -> Slots:
+        """Record that the limits held.
 
+        If the trial is unattended, mark the version good. Otherwise, the host has `confirm_s` to confirm the version.
         Raises TransitionRefused if the version `digest` is no longer on trial.
         """
         with self.locked(wait=False):
@@ -189,16 +199,16 @@ class SlotStore:
                 raise TransitionRefused("the watched version is no longer on trial")
             trial = self._trial(before.limits.confirm_s)
             after = replace(before, trial=trial, limits=replace(before.limits, passed=True))
-            return self.commit(step(after, Event.MARK_GOOD) if before.limits.unattended else after)
+            return self.commit(step(after, SlotEvent.MARK_GOOD) if before.limits.unattended else after)
 
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
-        """Roll back a trial that was not confirmed in time or that a reboot ended; return whether it did so.
+        """Roll back a trial that was not confirmed in time or that a reboot ended.
 
-        With `unwatched` (no daemon runs), also roll back a trial whose limits were watched, because the watch was cut
-        off.
+        Return whether this happened. With `unwatched`, no daemon runs. Then also roll back a trial whose watch of the
+        limits was cut off: the watch has started, but the limits have not passed.
         """
 
-        def reason_of(before: SlotState) -> str | None:
+        def reason_of(before: Slots) -> str | None:
             if not before.on_trial:
                 return None
             if before.trial is None or before.trial.over(self.clock):
@@ -209,24 +219,24 @@ class SlotStore:
         return self._roll_back(reason_of, wait=wait) is not None
 
     def collect(self, *, wait: bool = True) -> None:
-        """Remove files that the slots' state does not name: remains of a killed install, and failed versions.
+        """Remove the files that `state.json` does not name: remains of a killed install, and failed versions.
 
-        The caller holds the stage's lock (`installing`). A folder that cannot be removed stays until the next call.
+        The caller holds the stage's lock (`installing`). If a folder cannot be removed, the next call tries again.
         """
         with self.locked(wait=wait):
-            state = self._read()  # versions that the file still names must stay
-            for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
+            slots = self._read()  # versions that the file still names must stay
+            for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if slots.version(slot) is None)):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def put_staged(self, version: Version) -> SlotState:
-        """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
+    def put_staged(self, version: Version) -> Slots:
+        """Move the finished `stage/` into the spare slot, and record its version. The caller holds the lock."""
         before = self.read()
-        staged = step(before, Event.INSTALL, version=version)
+        staged = step(before, SlotEvent.INSTALL, version=version)
         with storing(f"cannot fill slot {before.spare_slot} in {self.folder}"):
             # state.json must not name the slot while its folder is replaced.
             unnamed = before.with_slot(before.spare_slot, None)
             if before.staged:
-                unnamed = step(before, Event.ROLLBACK)
+                unnamed = step(before, SlotEvent.ROLLBACK)
             if unnamed != self._read():
                 self.commit(unnamed)
             target = self.slot_folder(before.spare_slot)
@@ -235,22 +245,22 @@ class SlotStore:
             sync_folder(self.folder)
         return self.commit(staged)
 
-    def commit(self, state: SlotState) -> SlotState:
-        """Replace `state.json`, durably, and return `state`. The caller holds the lock."""
-        store_file(self.folder / "state.json", json.dumps(state.as_json(), indent=1).encode())
+    def commit(self, slots: Slots) -> Slots:
+        """Replace `state.json`, durably, and return `slots`. The caller holds the lock."""
+        store_file(self.folder / "state.json", json.dumps(slots.as_json(), indent=1).encode())
         self._unwritten = self.fault = None
-        return state
+        return slots
 
-    def _trial(self, lasts_s: float) -> Trial:
-        return Trial(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
+    def _trial(self, lasts_s: float) -> TrialEnd:
+        return TrialEnd(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
-    def _roll_back(self, reason_of: Callable[[SlotState], str | None], *, wait: bool) -> SlotState | None:
-        """Roll back if `reason_of` returns a reason for the current state; return the new state."""
+    def _roll_back(self, reason_of: Callable[[Slots], str | None], *, wait: bool) -> Slots | None:
+        """Roll back if `reason_of` returns a reason for the current slots; return the new slots, else None."""
 
-        def rolled_back() -> SlotState | None:
+        def rolled_back() -> Slots | None:
             before = self.read()
             reason = reason_of(before)
-            return None if reason is None else step(before, Event.ROLLBACK, reason=reason, now_s=time.time())
+            return None if reason is None else step(before, SlotEvent.ROLLBACK, reason=reason, now_s=time.time())
 
         try:
             with self.locked(wait=wait):
@@ -263,12 +273,13 @@ class SlotStore:
         except StorageFailed as error:
             if not self._remembers:
                 raise
-            after = rolled_back()  # the lock itself may need a block
+            after = rolled_back()  # the lock was not taken, because it may itself need a free block
             return None if after is None else self._commit_without_a_block(after, error)
 
-    def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
+    def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:
         """Keep a rollback that could not be written because of `error`. Raises `error` if this fails."""
-        before, removed = self._read(), False
+        before = self._read()
+        removed = False
         if before.on_trial:
             with contextlib.suppress(OSError):  # the storage is read-only
                 self._may_try.unlink(missing_ok=True)

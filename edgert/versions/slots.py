@@ -1,8 +1,9 @@
-"""The states of a model's A/B slots and the events that change them. Pure; `slot_store` stores them.
+"""The states of a model's A/B slots, and the events that change them.
 
-A version on trial serves but is not trusted yet. Without `mark-good` in time, the previous version becomes live again.
-A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches these
-limits. `mark-good` is refused until the limits have held for the whole watch.
+Pure; `slot_store` stores the slots. A version on trial serves, but is not trusted yet. If nobody marks the version good
+in time, the previous version becomes live again. A reboot ends a trial in the same way. If the trial has limits
+(edgert.versions.trial_limits), the daemon watches these limits. `mark-good` is refused until the limits have held for
+the whole watch.
 """
 
 from __future__ import annotations
@@ -23,47 +24,52 @@ BY_COMMAND = "rolled back by a command"
 CUT_OFF = "the watch of its limits was cut off"
 
 
-class State(str, Enum):
-    """The state of a model's slots. In a 'first' state there is no good version for a rollback."""
+class SlotState(str, Enum):
+    """The state of a model's slots. In a `FIRST_` state there is no good version for a rollback."""
 
     EMPTY = "empty"  # nothing serves
     FIRST_STAGED = "first-staged"  # the first version is in a slot, nothing serves
     FIRST_TRIAL = "first-trial"  # the first version serves on trial
     STEADY = "steady"  # a good version serves
-    STAGED = "staged"  # a good version serves, a new one is in the other slot
-    TRIAL = "trial"  # a new version serves on trial, the good one is in the other slot
+    STAGED = "staged"  # a good version serves, a new version is in the other slot
+    TRIAL = "trial"  # a new version serves on trial, the good version is in the other slot
 
 
-class Event(str, Enum):
+class SlotEvent(str, Enum):
+    """A command or a decision that changes the slots."""
+
     INSTALL = "install"
     ACTIVATE = "activate"
     MARK_GOOD = "mark-good"
     ROLLBACK = "rollback"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.EMPTY,        Event.INSTALL):   State.FIRST_STAGED,
-    (State.FIRST_STAGED, Event.INSTALL):   State.FIRST_STAGED,
-    (State.FIRST_STAGED, Event.ACTIVATE):  State.FIRST_TRIAL,
-    (State.FIRST_STAGED, Event.ROLLBACK):  State.EMPTY,
-    (State.FIRST_TRIAL,  Event.MARK_GOOD): State.STEADY,
-    (State.FIRST_TRIAL,  Event.ROLLBACK):  State.EMPTY,
-    (State.STEADY,       Event.INSTALL):   State.STAGED,
-    (State.STEADY,       Event.ROLLBACK):  State.STEADY,
-    (State.STAGED,       Event.INSTALL):   State.STAGED,
-    (State.STAGED,       Event.ACTIVATE):  State.TRIAL,
-    (State.STAGED,       Event.ROLLBACK):  State.STEADY,
-    (State.TRIAL,        Event.MARK_GOOD): State.STEADY,
-    (State.TRIAL,        Event.ROLLBACK):  State.STEADY,
+TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
+    (SlotState.EMPTY,        SlotEvent.INSTALL):   SlotState.FIRST_STAGED,
+    (SlotState.FIRST_STAGED, SlotEvent.INSTALL):   SlotState.FIRST_STAGED,
+    (SlotState.FIRST_STAGED, SlotEvent.ACTIVATE):  SlotState.FIRST_TRIAL,
+    (SlotState.FIRST_STAGED, SlotEvent.ROLLBACK):  SlotState.EMPTY,
+    (SlotState.FIRST_TRIAL,  SlotEvent.MARK_GOOD): SlotState.STEADY,
+    (SlotState.FIRST_TRIAL,  SlotEvent.ROLLBACK):  SlotState.EMPTY,
+    (SlotState.STEADY,       SlotEvent.INSTALL):   SlotState.STAGED,
+    (SlotState.STEADY,       SlotEvent.ROLLBACK):  SlotState.STEADY,
+    (SlotState.STAGED,       SlotEvent.INSTALL):   SlotState.STAGED,
+    (SlotState.STAGED,       SlotEvent.ACTIVATE):  SlotState.TRIAL,
+    (SlotState.STAGED,       SlotEvent.ROLLBACK):  SlotState.STEADY,
+    (SlotState.TRIAL,        SlotEvent.MARK_GOOD): SlotState.STEADY,
+    (SlotState.TRIAL,        SlotEvent.ROLLBACK):  SlotState.STEADY,
 }  # fmt: skip
 
-ON_TRIAL = (State.FIRST_TRIAL, State.TRIAL)
-_STAGED = (State.FIRST_STAGED, State.STAGED)
+ON_TRIAL = (SlotState.FIRST_TRIAL, SlotState.TRIAL)
+_STAGED = (SlotState.FIRST_STAGED, SlotState.STAGED)
 
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot. `digest` identifies its whole bundle; `good` means that it was marked good."""
+    """The version in a slot.
+
+    `digest` identifies the whole bundle; `good` means that the version was marked good.
+    """
 
     release: int
     digest: str
@@ -71,7 +77,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialEnd:
     """The end of a trial, in seconds of the boot clock of `boot_id`."""
 
     boot_id: str
@@ -95,25 +101,31 @@ class RolledBackVersion:
 
 
 @dataclass(frozen=True)
-class SlotState:
-    """The slots of one model. `ratchet` is the highest release ever marked good.
+class Slots:
+    """The slots of one model.
 
-    `limits` are the limits of the trial in progress. `rolled_back` is the last version that was rolled back; it is
-    dropped when another version is marked good.
+    Attributes:
+        state: The state of the slots.
+        live_slot: The slot of the version that serves; None if no version serves.
+        a, b: The version in each slot.
+        trial: The end of the trial in progress.
+        ratchet: The highest release that was ever marked good.
+        limits: The limits of the trial in progress.
+        rolled_back: The last version that was rolled back; None after another version was marked good.
     """
 
-    state: State = State.EMPTY
+    state: SlotState = SlotState.EMPTY
     live_slot: str | None = None
     a: Version | None = None
     b: Version | None = None
-    trial: Trial | None = None
+    trial: TrialEnd | None = None
     ratchet: int = 0
     limits: TrialLimits | None = None
     rolled_back: RolledBackVersion | None = None
 
     @property
     def spare_slot(self) -> str:
-        """The slot that does not serve; `a` if nothing serves."""
+        """The slot whose version does not serve; `a` if no version serves."""
         return "b" if self.live_slot == "a" else "a"
 
     @property
@@ -136,7 +148,7 @@ class SlotState:
     def version(self, slot: str | None) -> Version | None:
         return None if slot is None else getattr(self, slot)
 
-    def with_slot(self, slot: str, version: Version | None) -> SlotState:
+    def with_slot(self, slot: str, version: Version | None) -> Slots:
         return replace(self, a=version) if slot == "a" else replace(self, b=version)
 
     def why_expired(self, clock: BootClock) -> str:
@@ -144,7 +156,7 @@ class SlotState:
         if self.trial is not None and self.trial.boot_id != clock.boot_id:
             return "the device was restarted in the middle of the trial"
         if self.limits is not None and self.limits.passed:
-            return f"all limits held, but the host did not confirm it within {self.limits.confirm_s:g} s"
+            return f"all limits held, but the host did not confirm the version within {self.limits.confirm_s:g} s"
         if self.limits is not None:
             return "its limits could not be judged before the trial was over"
         return "the trial was not confirmed in time"
@@ -153,43 +165,52 @@ class SlotState:
         return {"format": FORMAT, **asdict(self), "state": self.state.value}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> SlotState:
-        """Read `as_json`, and ignore keys of a newer runtime.
+    def from_json(cls, value: dict[str, Any]) -> Slots:
+        """Return the slots in JSON values, and ignore the keys that a newer runtime added.
 
-        After the trial of a newer runtime failed, this runtime must read the newer runtime's file. Raises ValueError,
-        KeyError or TypeError.
+        After the failed trial of a newer runtime, this runtime must read the file of the newer runtime. Raises
+        ValueError, KeyError or TypeError.
         """
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value["live_slot"] not in (None, *SLOT_NAMES):
             raise ValueError(f"live_slot is {value['live_slot']!r}")
-        slots, limits = from_json(cls, {**value, "limits": None}), value["limits"]
+        slots = from_json(cls, {**value, "limits": None})
+        limits = value["limits"]
         return slots if limits is None else replace(slots, limits=_limits(limits))
 
 
 def step(
-    before: SlotState,
-    event: Event,
+    before: Slots,
+    event: SlotEvent,
     *,
-    trial: Trial | None = None,
+    trial: TrialEnd | None = None,
     limits: TrialLimits | None = None,
     version: Version | None = None,
     reason: str = "",
     now_s: float = 0.0,
-) -> SlotState:
-    """Return the state after `event`. Pure, so that tests can check each row of the table as data.
+) -> Slots:
+    """Return the slots after `event`. Pure, so that tests can check each row of the table as data.
 
-    INSTALL needs `version`, ACTIVATE `trial` and `limits`, ROLLBACK `reason` and `now_s` (wall clock). Raises
-    TransitionRefused, whose message names what to do instead.
+    Raises TransitionRefused, whose message names the next step, if the table does not allow `event` now.
+
+    Args:
+        before: The slots before the event.
+        event: The event; the other arguments belong to one event each.
+        trial: ACTIVATE: the end of the trial.
+        limits: ACTIVATE: the limits of the trial.
+        version: INSTALL: the installed version.
+        reason: ROLLBACK: the reason, for messages.
+        now_s: ROLLBACK: the wall-clock time, in seconds since 1970.
     """
     after = TRANSITIONS.get((before.state, event))
     if after is None:
         raise TransitionRefused(f"cannot {event.value} while the model is {before.state.value}; {_ADVICE[event]}")
-    if event is Event.INSTALL:
+    if event is SlotEvent.INSTALL:
         return replace(before.with_slot(before.spare_slot, version), state=after)
-    if event is Event.ACTIVATE:
+    if event is SlotEvent.ACTIVATE:
         return replace(before, state=after, live_slot=before.spare_slot, trial=trial, limits=limits)
-    if event is Event.MARK_GOOD:
+    if event is SlotEvent.MARK_GOOD:
         return _marked_good(before, after)
     served = None if before.staged else before.live
     rolled_back = replace(_rolled_back(before, after), limits=None)
@@ -199,7 +220,7 @@ def step(
     return replace(rolled_back, rolled_back=rolled_back_version)
 
 
-def _marked_good(before: SlotState, after: State) -> SlotState:
+def _marked_good(before: Slots, after: SlotState) -> Slots:
     version = before.live
     assert before.live_slot is not None  # a trial always has a live slot, and a version in it
     assert version is not None
@@ -208,30 +229,30 @@ def _marked_good(before: SlotState, after: State) -> SlotState:
     return replace(good, state=after, trial=None, limits=None, rolled_back=None, ratchet=ratchet)
 
 
-def _rolled_back(before: SlotState, after: State) -> SlotState:
+def _rolled_back(before: Slots, after: SlotState) -> Slots:
     if before.staged:  # the staged version does not serve yet: drop it
         return replace(before.with_slot(before.spare_slot, None), state=after)
     assert before.live_slot is not None  # in all other states, a version serves
-    if before.state is State.FIRST_TRIAL:
+    if before.state is SlotState.FIRST_TRIAL:
         return replace(before.with_slot(before.live_slot, None), state=after, live_slot=None, trial=None)
     if before.spare is None or not before.spare.good:
         raise TransitionRefused("there is no earlier good version for a rollback; deploy one")
     live_slot = before.spare_slot
-    if before.state is State.TRIAL:  # a version that failed its trial is not kept
+    if before.state is SlotState.TRIAL:  # a version that failed its trial is not kept
         before = before.with_slot(before.live_slot, None)
     return replace(before, state=after, live_slot=live_slot, trial=None)
 
 
 _ADVICE = {
-    Event.INSTALL: "mark the version on trial good or roll it back first",
-    Event.ACTIVATE: "install a bundle first",
-    Event.MARK_GOOD: "only a version on trial can be marked good: activate it first",
-    Event.ROLLBACK: "there is nothing to roll back",
+    SlotEvent.INSTALL: "mark the version on trial good or roll it back first",
+    SlotEvent.ACTIVATE: "install a bundle first",
+    SlotEvent.MARK_GOOD: "only a version on trial can be marked good: activate it first",
+    SlotEvent.ROLLBACK: "there is nothing to roll back",
 }
 
 
 def _limits(value: Any) -> TrialLimits:
-    """Return the limits. Limits that only a newer runtime can judge count as a watch that was cut off."""
+    """Return the limits. If only a newer runtime can judge the limits, return a watch that was cut off."""
     try:
         return from_json(TrialLimits, value)
     except Mistyped:

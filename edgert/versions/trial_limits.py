@@ -19,19 +19,23 @@ WATCH_S = 60.0  # the time of the watch, if none is given
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
 REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples fill up to this number
 COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
-COMPARED_FEW = 300  # fewer answers hardly distinguish similar versions (docs/deploying.md)
-BROKEN_CHECKS_MAX = 3  # a limit that is broken so often in a row ends the watch; a single outlier does not
+COMPARED_FEW = 300  # with fewer answers, agreement hardly distinguishes similar versions (docs/deploying.md)
+BROKEN_CHECKS_MAX = 3  # so many checks in a row with a broken limit end the watch; a single outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
 
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """The limits of a trial: `bounds` by name, and the time of the watch.
+    """The limits of a trial, the time of the watch, and the progress of the watch.
 
-    The watch starts when the version serves. When the limits have held for the whole watch, the device itself marks an
-    `unattended` trial good. Else the host has `confirm_s` to do so. `started` (the watch) and `passed` record the
-    progress.
+    Attributes:
+        bounds: The bound of each limit by the limit's name.
+        watch_s: The time for which the limits must hold, from the moment the version serves.
+        unattended: Whether the device itself marks the version good when all limits have held.
+        confirm_s: The time that the host otherwise has to mark the version good.
+        started: Whether the watch has started.
+        passed: Whether all limits have held for the whole watch.
     """
 
     bounds: dict[str, float]
@@ -63,7 +67,7 @@ class TrialLimits:
         return [*limits, "--watch", duration_text(self.watch_s), *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: TrialLimits) -> bool:
-        """Return whether both have the same requirements; their progress does not count."""
+        """Return whether `self` and `other` have the same requirements; the progress does not count."""
         return (self.bounds, self.watch_s, self.unattended) == (other.bounds, other.watch_s, other.unattended)
 
     def described(self) -> str:
@@ -71,15 +75,22 @@ class TrialLimits:
         kinds = [(_KINDS[name], value) for name, value in self.bounds.items()]
         limits = [f"{kind.name} {'<=' if kind.is_highest else '>='} {kind.text(value)}" for kind, value in kinds]
         marked = ", marked good by the device itself" if self.unattended else ""
-        return f"{', '.join(limits) or 'no end of the worker'} over {self.watch_s:g} s{marked}"
+        return f"{', '.join(limits) or 'the worker must not end'} over {self.watch_s:g} s{marked}"
 
 
 @dataclass(frozen=True)
 class Readings:
     """Figures that a device measured while the version on trial served.
 
-    `requests` counts all requests, `failed` the refused or failed ones, `golden` those that EdgeRT itself sent.
-    `compared` counts the answers that were compared with answers of the old version, `agreed` those that agreed.
+    Attributes:
+        requests: The number of all requests.
+        failed: The number of requests that were refused or failed.
+        golden: The number of golden samples, which EdgeRT itself sent.
+        p99_ms: The latency that 99 % of the answers did not exceed.
+        memory_mb: The worker's memory.
+        temp_c: The device's temperature; None if it is unknown.
+        compared: The number of answers that were compared with answers of the previous version.
+        agreed: The number of compared answers that agreed.
     """
 
     requests: int = 0
@@ -125,10 +136,16 @@ class Readings:
 
 
 class _Kind(NamedTuple):
-    """A kind of limit: the highest value that is allowed, or the lowest.
+    """A kind of limit.
 
-    `read` returns the measured value, None if it is not known. Before the end of the watch, the value counts only if
-    it `is_certain`.
+    Attributes:
+        name: The name of the limit.
+        is_highest: Whether the limit is the highest allowed value; otherwise, it is the lowest.
+        is_share: Whether the value is a share from 0 to 1.
+        unit: The unit in messages.
+        meaning: The meaning, for messages.
+        read: Returns the measured value; None if it is not known.
+        is_certain: Returns whether a broken limit counts before the end of the watch.
     """
 
     name: str
@@ -195,7 +212,7 @@ LIMIT_NAMES = tuple(_KINDS)
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken limit. `value` is None if it could not be measured."""
+    """A broken limit. `value` is None if the device could not measure it."""
 
     name: str
     value: float | None
@@ -204,7 +221,10 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the broken limits: during the watch only those that are certain, at the end all."""
+    """Return the broken limits. Before the end of the watch, only certain values count.
+
+    At the end, a limit that could not be measured is also broken.
+    """
     reasons = []
     for name, limit in limits.bounds.items():
         kind = _KINDS[name]
@@ -220,14 +240,14 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
 
 
 def doubt(limits: TrialLimits, readings: Readings) -> str:
-    """Return a warning about an agreement of only few answers, "" if there are enough."""
+    """Return a warning if the agreement is that of only few answers, else ""."""
     if "agreement" not in limits.bounds or not COMPARED_MIN <= readings.compared < COMPARED_FEW:
         return ""
     return f"only {readings.compared} answers were compared for agreement, too few to distinguish similar versions"
 
 
 def parse_limits(words: Iterable[str]) -> dict[str, float | None]:
-    """Parse `NAME=VALUE` words; None stands for `NAME=off`. Raises ConfigInvalid."""
+    """Parse words of the form `NAME=VALUE`. `NAME=off` gives None. Raises ConfigInvalid."""
     limits: dict[str, float | None] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -238,7 +258,10 @@ def parse_limits(words: Iterable[str]) -> dict[str, float | None]:
 
 
 def limit_value(name: str, given: str | float) -> float | None:
-    """Parse the bound of limit `name`, shares also as `99%`; return None for `off`. Raises ConfigInvalid."""
+    """Parse the bound of the limit `name`. A share may also have the form `99%`. `off` gives None.
+
+    Raises ConfigInvalid.
+    """
     if given == OFF:
         _check(name, 0.5)
         return None
@@ -251,7 +274,7 @@ def limit_value(name: str, given: str | float) -> float | None:
     _check(name, value)
     if percent and not _KINDS[name].is_share:
         unit = _KINDS[name].unit
-        raise ConfigInvalid(f"limit {name}: {text!r} is a share; give a number{f' of{unit}' if unit else ''}")
+        raise ConfigInvalid(f"limit {name}: {text!r} is a percentage; give a number{f' of{unit}' if unit else ''}")
     return value
 
 
@@ -271,7 +294,7 @@ def _not_measured(name: str, readings: Readings) -> str:
             f"agreement could not be judged: {readings.compared} answers were compared, {COMPARED_MIN} are needed "
             f"({readings.described()}): watch for longer, or omit this limit"
         )
-    return f"{name} could not be measured ({readings.described()}): watch for longer, or leave this limit out"
+    return f"{name} could not be measured ({readings.described()}): watch for longer, or omit this limit"
 
 
 def _percent(share: float) -> str:

@@ -1,6 +1,6 @@
 """The keys that this device trusts: those of its key folder, except those that a channel revoked.
 
-STATE/revoked_keys.json    ids of revoked keys; a bootstrap with such a key does not make it trusted again
+STATE/revoked_keys.json    the ids of revoked keys; a bootstrap does not make such a key trusted again
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KEYS_MAX = 1024
 
 
 def trusted_keys(state: StateDir) -> Keyring:
-    """Return the keys of the device. Revoked keys are in the list of damaged keys, with the reason."""
+    """Return the trusted keys of the device. The keyring lists revoked keys as damaged, with the reason."""
     ring, revoked = read_keyring(state.keys), revoked_keys(state)
     revoked_files = {
         path: f"key {key.key_id} in {path} was revoked by a channel"
@@ -44,5 +44,5 @@ def revoke(state: StateDir, key_ids: Iterable[str]) -> None:
     if after == before:
         return
     if len(after) > KEYS_MAX:
-        raise StorageFailed(f"channels revoked more than {KEYS_MAX} keys: set this device up again")
+        raise StorageFailed(f"channels revoked more than {KEYS_MAX} keys, the limit: bootstrap this device again")
     store_file(state.revoked_keys, json.dumps(sorted(after)).encode())

@@ -27,7 +27,7 @@ from edgert.worker_link import link
 
 def main() -> None:
     """Run `python -m edgert.worker.fork_server`."""
-    end = link.inherited()
+    end = link.inherited_end()
     _import_engines()
     while (received := link.receive(end)) is not None:
         message, descriptors = received
@@ -57,7 +57,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
             return
     except OSError as error:  # too little memory or too many processes; without `started`, no version counts as faulty
         with contextlib.suppress(OSError):
-            link.send(worker_end, link.failed(DeviceError(f"no worker can be started: {error.strerror}")))
+            link.send(worker_end, link.failure_message(DeviceError(f"no worker can be started: {error.strerror}")))
         worker_end.close()
         return
     end.close()

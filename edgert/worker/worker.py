@@ -64,7 +64,7 @@ TRIAL_SHARE = 0.25  # the previous version also answers this share of the reques
 
 def main() -> None:
     """Run `python -m edgert.worker.worker`."""
-    run(link.inherited())
+    run(link.inherited_end())
 
 
 def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
@@ -87,7 +87,7 @@ def _serve(end: socket.socket) -> int:
     if received is None:
         return 0
     order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
-    state = StateDir(Path(order.state))
+    state = StateDir(Path(order.state_dir))
     prefer_for_oom(500)  # when memory runs out, the kernel ends a worker before the supervisor
     with contextlib.suppress(OSError):  # `ps` and `top` show the model
         Path("/proc/self/comm").write_text(order.model)
@@ -97,10 +97,10 @@ def _serve(end: socket.socket) -> int:
         model = load_model(version, state, config, lambda line: link.send(end, {"op": "progress", "line": line[:500]}))
         worker = Worker(order, state, config, _watched(model, page))
     except EdgeRTError as error:
-        link.send(end, link.failed(error))
+        link.send(end, link.failure_message(error))
         return 1
     except Exception as error:  # noqa: BLE001  # any failure of an engine or the disk must reach `edgertd status`
-        link.send(end, link.failed(EngineFailed(f"{type(error).__name__} while loading: {error}")))
+        link.send(end, link.failure_message(EngineFailed(f"{type(error).__name__} while loading: {error}")))
         return 1
     worker.start(end)
     worker.attend(end)
@@ -233,7 +233,7 @@ class Worker:
         before = self._probes.snapshot().totals.requests
         try:
             with GoldenClient(self._model.version, self._state, self._config) as client:
-                count = client.ask_many(int(message["count"]), float(message["for_s"]))
+                count = client.infer_many(int(message["count"]), float(message["for_s"]))
         except EdgeRTError as error:  # no samples: a limit that was not measured counts as broken
             log(f"{self._model.version.manifest.model}: cannot send the golden samples: {error.message}")
             count = 0

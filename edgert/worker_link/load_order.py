@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """The version to load: its slot's `folder` and required `digest`, the state folder, the boot's id.
+    """The version that a worker must load.
 
-    If the worker must compare answers with the previous version, `previous` is that version's folder and digest.
+    `folder` is the slot of the version, and `digest` the required digest of its manifest. `boot` is the id of the
+    daemon's run. If the worker must compare its answers with the previous version, `previous` has the folder and the
+    digest of the previous version.
     """
 
     model: str
     folder: str
     digest: str
-    state: str
+    state_dir: str
     boot: str
     previous: tuple[str, str] | None = None

@@ -1,10 +1,11 @@
-"""The run page: the worker notes its current engine runs on the page, and the supervisor reads it.
+"""The run page: the worker notes its current engine runs on it, and the supervisor reads the page.
 
-It is one page of memory that both processes map. Each session has two machine words. The first word is the start time
-of the session's last run; the second gets the same value when that run ends. So the words differ while a run is in
-progress. A run costs the worker two stores and one read of the clock, without a system call or a thread. The supervisor
-detects a stuck worker even if the worker holds Python's lock. CLOCK_MONOTONIC is the same in all processes. On a 32-bit
-processor the supervisor may read an incomplete word, so it reads the word twice before it acts.
+The run page is one page of memory that both processes map. Each session has two machine words. The first word is the
+start time of the session's last run; the second gets the same value when that run ends. So the words differ while a run
+is in progress. A run costs the worker two stores and one read of the clock, without a system call or a thread. The
+worker need not answer, so the supervisor detects a stuck worker even while an engine holds Python's lock.
+CLOCK_MONOTONIC is the same in all processes. On a 32-bit processor the supervisor may read an incomplete word, so it
+reads the word twice before it acts.
 """
 
 from __future__ import annotations
@@ -85,4 +86,5 @@ class _WatchedSession:
             return watched_run
 
         # A closure is faster than attributes of `self`, and every request runs it.
-        self.run, self.release_memory = watched(session.run), watched(session.release_memory)
+        self.run = watched(session.run)
+        self.release_memory = watched(session.release_memory)

@@ -70,6 +70,6 @@ def test_a_clock_that_was_never_set_makes_no_expired_bundle_valid(device: Device
 def test_a_clock_that_is_set_back_makes_no_expired_bundle_valid(device: Device) -> None:
     written_in_1970(device)
     then_s = expiry_time("2026-11-22T08:00:00Z")
-    LatestTime(device.state, lambda: then_s, lambda: True).keep()  # by the daemon, while the clock was right
+    LatestTime(device.state, lambda: then_s, lambda: True).store_clock()  # by the daemon, while the clock was right
     with pytest.raises(BundleExpired, match="it is 2026-11-22T08:00:00Z"):
         keep(device, device.bundle(release=1, expires="2026-11-21T00:00:00Z"), now_s=0.0)

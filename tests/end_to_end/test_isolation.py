@@ -83,7 +83,7 @@ def test_a_fault_costs_its_own_requests_only(request: pytest.FixtureRequest, fau
     assert (state["state"], state["crashes"]) == ("ready", 1)
     crashed = events(pair, "crashed")
     assert [(event["model"], event["crashes"]) for event in crashed] == [("echo", 1)]
-    assert ("longer than 4 s" in crashed[0]["reason"]) == fault.startswith("hang")
+    assert ("its limit of 4 s" in crashed[0]["reason"]) == fault.startswith("hang")
 
 
 def test_an_engine_that_refuses_a_run_keeps_its_worker(pair: Device) -> None:
@@ -292,9 +292,9 @@ class OneService:
                 if received is None:
                     self._workers.remove(worker)
                     worker.link.close()
-                    self.service.ended(worker)
+                    self.service.handle_end(worker)
                 else:
-                    self.service.received(worker, received[0])
+                    self.service.handle_message(worker, received[0])
         self.service.tick()
 
     def until(self, true: Callable[[], bool], what: str) -> None:

@@ -22,7 +22,7 @@ from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.claims import Claims, claiming
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, State
+from edgert.versions.slots import Slots, SlotState
 from edgert.versions.trial_limits import (
     COMPARED_FEW,
     COMPARED_MIN,
@@ -96,7 +96,7 @@ def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotSt
 
 def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
     """Why `release` was rolled back, once that is so and the previous version serves again."""
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     returned = store.read().rolled_back
     assert returned is not None, "it was kept"
     assert returned.release == release
@@ -133,7 +133,7 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
     device: Device,
 ) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_share": 0.0}, 0.5, unattended=True))
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     assert (store.read().rolled_back, store.read().ratchet) == (None, release)
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
     assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
@@ -175,7 +175,7 @@ def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -
     assert "ann@desk" in device.run(*words, code=7)["error"]["message"]
     device.run("unclaim", token)
     with claiming(device.state, "echo", "a benchmark"), pytest.raises(DeployUnderWay, match="a benchmark"):
-        Claims(device.state, "d-test").take("echo", "ann@desk", 60.0)
+        Claims(device.state, "d-test").acquire("echo", "ann@desk", 60.0)
     assert device.run(*words)["results"][0]["runs"] > 0
     assert device.run("status")["claims"] == []
 
@@ -209,7 +209,7 @@ def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(de
     with store.locked():
         assert device.sync("echo")["release"] == release
         device.serving()  # by now it has tried to
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     assert (store.read().rolled_back, store.read().ratchet) == (None, release)
 
 
@@ -235,7 +235,7 @@ def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: D
 class ReadLate(SlotStore):
     """Slots that are read once the watch has ended."""
 
-    def read(self) -> SlotState:
+    def read(self) -> Slots:
         def ended() -> bool:
             limits = SlotStore.read(self).limits
             return limits is None or limits.passed
@@ -269,7 +269,7 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
         told = device.run("trial", "echo", "--wait", code=9)["error"]["message"]
         assert told.endswith("was cut off" if limits else "was not confirmed in time")
         slots = store.read()
-        assert (slots.state, slots.live.release) == (State.STEADY, 1)  # type: ignore[union-attr]
+        assert (slots.state, slots.live.release) == (SlotState.STEADY, 1)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("rebooted", [False, True], ids=["daemon-killed", "power-cut"])
@@ -382,12 +382,12 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
     assert outcome.error.code == DeviceUnreachable.code
     assert ("keeps it if all limits hold" in outcome.error.message) is unattended
     store = SlotStore(device.state.models / "echo")
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     slots = store.read()
     assert (slots.ratchet > before) is unattended
     if slots.rolled_back is not None:
         told = device.run("trial", "echo", "--digest", slots.rolled_back.digest, code=9)["error"]["message"]
-        assert "all limits held, but the host did not confirm it within 10 s" in told
+        assert "all limits held, but the host did not confirm the version within 10 s" in told
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
-from edgert.versions.slots import State
+from edgert.versions.slots import SlotState
 
 STALE_MS = 15 * 60_000  # a device that sends no report for longer is stale
 EVENTS_MS = 90 * 86_400_000  # how far back events count
@@ -138,7 +138,7 @@ def _newest_failures(events: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...
 
 
 def _on_trial(device: Mapping[str, Any], model: str) -> bool:
-    return device["deploy"].get(f"{model}_state") in (State.TRIAL.value, State.FIRST_TRIAL.value)
+    return device["deploy"].get(f"{model}_state") in (SlotState.TRIAL.value, SlotState.FIRST_TRIAL.value)
 
 
 def _device_release(

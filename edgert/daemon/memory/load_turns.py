@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgert.daemon.memory.memory_budget import MemoryBudget
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Overloaded
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 TURN_S = 10.0  # a longer load, such as a TensorRT build, does not delay others
 ROOM_RETRY_S = 0.05
@@ -18,17 +18,24 @@ ROOM_S_MAX = 10.0  # the longest wait for memory after a client requested the mo
 
 @dataclass(frozen=True)
 class _Wait:
-    """A model that waits for memory; the next attempt is at `again_at_s`."""
+    """The wait of a model for memory. The next attempt to load the model is at `again_at_s`."""
 
     since_s: float
     again_at_s: float
 
 
 class LoadTurns:
-    """Admits loads of `services` in turn, each if `budget` has memory for it.
+    """Admits loads of `services` in turn, each if `budget` has memory for the model.
 
-    Models that clients request load first, then pinned ones. A model needs no turn if a command waits for it, if it is
-    on trial, or if it serves while its next version loads. If a model must wait, `tick` calls its `sync` later.
+    Models that clients requested load first, then pinned models. Some loads need no turn: those that a command waits
+    for, those of a version on trial, and those of a model whose old version still serves. If a model must wait, `tick`
+    calls the `sync` of its service later.
+
+    Args:
+        services: The service of each model by the model's name.
+        budget: The memory that all models share.
+        clock: Monotonic seconds.
+        at_once: The number of models that may load at the same time; by default, one for each processor.
     """
 
     def __init__(
@@ -38,16 +45,18 @@ class LoadTurns:
         clock: Callable[[], float],
         at_once: int | None = None,
     ) -> None:
-        self._services, self._budget, self._clock = services, budget, clock
+        self._services = services
+        self._budget = budget
+        self._clock = clock
         self._at_once = at_once or len(os.sched_getaffinity(0))
         self._queued: set[str] = set()  # models that wait for a turn
         self._waits: dict[str, _Wait] = {}  # models that wait for memory
 
-    def admit(self, service: ModelService, slots: SlotState) -> bool:
-        """Return whether `service` may load its live version now; if not, `tick` tries again.
+    def admit(self, service: ModelService, slots: Slots) -> bool:
+        """Return whether `service` may load its live version now. If not, `tick` tries again.
 
-        Raises Unavailable for a version that never fits into the memory budget, Overloaded if other models have used
-        the memory for too long.
+        Raises Unavailable if the version never fits into the memory budget. Raises Overloaded if other models have used
+        the memory for ROOM_S_MAX.
         """
         model = service.model
         self._queued.discard(model)
@@ -60,7 +69,7 @@ class LoadTurns:
         now_s = self._clock()
         since_s = now_s if wait is None else wait.since_s
         if now_s >= max(since_s, service.requested_at_s or since_s) + ROOM_S_MAX:
-            raise Overloaded("there is no memory for this model: other models use it", retry_after_s=1.0)
+            raise Overloaded("there is no memory for this model, because other models use it", retry_after_s=1.0)
         self._waits[model] = _Wait(since_s, now_s + ROOM_RETRY_S)
         return False
 

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from edgert.daemon.memory.worker_sizes import LearnedSizes, estimated_mb
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Unavailable
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 
 IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded
 
 
 class MemoryBudget:
-    """Divides `limit_mb` among `services`; 0 sets no limit and switches measurements off.
+    """Divides the memory for models among `services`.
 
-    `forks` tells whether the next worker is a fork.
+    Args:
+        limit_mb: The memory for all models; with 0, there is no limit, and nothing is measured.
+        sizes: The sizes of workers that served here before.
+        services: The service of each model by the model's name.
+        clock: Monotonic seconds, the same clock as that of the workers' run pages.
+        forks: Returns whether the next worker is a fork.
     """
 
     def __init__(
@@ -27,14 +32,17 @@ class MemoryBudget:
         clock: Callable[[], float],
         forks: Callable[[], bool],
     ) -> None:
-        self._limit_mb, self._sizes, self._services, self._clock = limit_mb, sizes, services, clock
+        self._limit_mb = limit_mb
+        self._sizes = sizes
+        self._services = services
+        self._clock = clock
         self._forks = forks
 
-    def admit(self, service: ModelService, slots: SlotState) -> bool:
-        """Return whether `service` may load its live version now; if not, start to unload other models.
+    def admit(self, service: ModelService, slots: Slots) -> bool:
+        """Return whether `service` may load its live version now. If not, start to unload other models.
 
-        An older version of the same model that still serves does not count, because a swap must not stop the model.
-        Raises Unavailable for a version that needs more memory than the pinned models leave of the budget.
+        The memory of the model's old version does not count, because the old version serves until the new version is
+        ready. Raises Unavailable if the version needs more memory than the pinned models leave of the budget.
         """
         version = slots.live
         if not self._limit_mb or version is None:
@@ -48,8 +56,7 @@ class MemoryBudget:
                 f"release {version.release} of {service.model} needs {known_mb:.0f} MB, "
                 f"but the pinned models leave {left_mb:.0f} MB of the budget: raise memory_mb in config.toml"
             )
-        # The need is only estimated, so it is no reason to refuse. If it is too low, `loaded` unloads other models
-        # later.
+        # An estimate is no reason to refuse a version. If the estimate is too low, `loaded` unloads other models later.
         need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots), self._forks()))
         return self._make_room(need_mb, reservations, service.model)
 
@@ -73,7 +80,7 @@ class MemoryBudget:
         return room.now
 
     def _reservations(self, asking: ModelService | None = None) -> list[Reservation]:
-        """Return the memory of all workers. From the service `asking`, only workers that end count."""
+        """Return the memory of all workers. Of the service `asking`, only workers that end count."""
         return [each for service in self._services.values() for each in self._reservations_of(service, asking)]
 
     def _reservations_of(self, service: ModelService, asking: ModelService | None) -> list[Reservation]:
@@ -96,7 +103,10 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One worker's part of the budget. A `leaving` worker frees its part soon; a `fixed` one stays loaded."""
+    """One worker's part of the budget.
+
+    A `leaving` worker frees its part soon; a `fixed` worker stays loaded.
+    """
 
     model: str
     mb: float
@@ -107,7 +117,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is memory now; if not, the models to unload (none: wait)."""
+    """Whether there is memory `now`. If not, `unload` names the models to unload; if it is empty, wait."""
 
     now: bool
     unload: tuple[str, ...] = ()
@@ -116,8 +126,8 @@ class Room:
 def make_room(need_mb: float, limit_mb: float, reservations: Sequence[Reservation], now_s: float) -> Room:
     """Decide how `need_mb` fits under `limit_mb` beside `reservations`.
 
-    The least recently used models are unloaded first, and as few as possible. If even all of them would not free enough
-    memory, none is unloaded.
+    The least recently used models are unloaded first, and as few models as possible. If all of them together would not
+    free enough memory, no model is unloaded.
     """
     staying = [each for each in reservations if not each.leaving]
     if need_mb <= limit_mb - sum(each.mb for each in reservations):

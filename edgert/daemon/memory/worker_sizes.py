@@ -12,7 +12,7 @@ from edgert.durable import replace_file
 # The memory of a worker with its engine's code and without its model: as a separate program, and as a fork, which
 # shares most of it (decision 24).
 PROGRAM_MB, FORK_MB = 40.0, 12.0
-LEARNED_SHARE = 0.05  # a smaller relative change of the size is not written
+LEARNED_SHARE = 0.05  # a size is stored again if it changed by more than this share
 
 
 class LearnedSizes:
@@ -23,7 +23,7 @@ class LearnedSizes:
         self._known: dict[str, float] = {}
 
     def of(self, digest: str) -> float | None:
-        """Return the size of a worker with the version `digest`, or None if it never served here."""
+        """Return the size of a worker with the version `digest`; None if this version never served here."""
         if digest not in self._known:
             try:
                 self._known[digest] = float(json.loads(self._path(digest).read_bytes())["worker_mb"])
@@ -49,7 +49,7 @@ class LearnedSizes:
 
 
 def estimated_mb(folder: Path, forked: bool) -> float:
-    """Return an estimate in MB for a version that never served here: the size of its files and a worker."""
+    """Return an estimate in MB for a version that never served here: its files in `folder`, and a worker."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,18 +1,19 @@
 """Serves the live version of one model.
 
-The service follows the model's slots: `sync` reads them and starts a worker for the live version. A new version loads
-in its own worker while the old version serves. When the new worker is ready, it receives new connections, and the old
-worker tells its clients to reconnect. A worker whose memory exceeds its limit is replaced in the same way.
+The service follows the model's slots: `sync` reads the slots and starts a worker for the live version. A new version
+loads in its own worker while the old version serves. When the new worker is ready, it receives new connections, and the
+old worker tells its clients to reconnect. If the memory of a worker exceeds its limit, the service replaces the worker
+in the same way.
 
-If a worker ends unexpectedly, the service restarts it after a pause that grows. After CRASHES_MAX ends in a row, the
-service rolls the model back. If no good version is left that it trusts, it quarantines the model: restarts then follow
-after long pauses.
+If a worker ends unexpectedly, the service starts the next worker after a pause that grows. After CRASHES_MAX crashes in
+a row, the service rolls the model back. If no good version is left, or each good version also failed, the service
+quarantines the model: the pauses between restarts are then long.
 
-With a memory budget, a model loads when the first client requests it, and is unloaded when another model needs the
-memory.
+With a memory budget, a model loads when the first client requests it. The service unloads the model when another model
+needs the memory.
 
-Most events end in `sync`, which may be called at any time. Some parts act at their own times: `restarts` (the next
-restart), `trial`, and `slot_writer` (changes to repeat because the slots are busy). Two more are in
+Most methods end in `sync`, which may be called at any time. Some parts act at their own times: `restarts` (the next
+restart), `trial`, and `slot_writer` (changes to repeat because the slots are busy). Two other parts are in
 `edgert/daemon/workers`: `worker_set` (the processes) and `watchdog`. All methods run on the supervisor's thread.
 """
 
@@ -28,7 +29,7 @@ from edgert.config import DeviceConfig
 from edgert.daemon.model.model_state import RETRY_S, ModelState, unavailable
 from edgert.daemon.model.restarts import Restarts
 from edgert.daemon.model.slot_writer import SlotWriter
-from edgert.daemon.model.trial import Trial
+from edgert.daemon.model.trial import LimitsHeld, SlotsChanged, Trial, TrialExpired, TrialFailed, TrialResult
 from edgert.daemon.model.trial_watch import previous_version
 from edgert.daemon.timed import Timed, soonest_s
 from edgert.daemon.workers.watchdog import Watchdog
@@ -38,7 +39,7 @@ from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, Tr
 from edgert.log import log
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, Version
+from edgert.versions.slots import Slots, Version
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
@@ -49,46 +50,56 @@ Settled = Callable[[EdgeRTError | None], None]
 
 
 class ModelService:
-    """Serves the live version of one model. `report` reports an event of the model (name, fields).
+    """Serves the live version of one model.
 
-    `admit` returns whether a version may load now. If it returns False, it calls `sync` later; it raises if the version
-    cannot load soon. `start_worker` starts a worker, and passes its messages to `received` and its end to `ended`.
-    `clock` is monotonic seconds, the same as the workers' run pages.
+    Args:
+        model: The name of the model.
+        state_dir: The folder with the slots.
+        config: The configuration of the device.
+        boot: The id of the daemon's run.
+        report: Reports an event of the model in telemetry. Its arguments are the event's name and fields.
+        admit: Returns whether the live version may load now. If it returns False, it calls `sync` later. It raises if
+            the version cannot load soon.
+        clock: Monotonic seconds, the same clock as that of the workers' run pages.
+        start_worker: Starts a worker. Passes the worker's messages to `handle_message` and its end to `handle_end`.
     """
 
     def __init__(
         self,
         model: str,
-        state: StateDir,
+        state_dir: StateDir,
         config: DeviceConfig,
         boot: str,
         report: Callable[[str, dict[str, Any]], None],
-        admit: Callable[[ModelService, SlotState], bool],
+        admit: Callable[[ModelService, Slots], bool],
         clock: Callable[[], float],
         start_worker: StartWorker,
     ) -> None:
-        self.model, self.pinned = model, config.model(model).pinned
-        self.store = SlotStore(state.models / model, remembers=True)
+        self.model = model
+        self.pinned = config.model(model).pinned
+        self.store = SlotStore(state_dir.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        self.wanted = self.pinned or not config.serving.memory_mb  # whether to load without a client's request
+        self.wanted = (
+            self.pinned or not config.serving.memory_mb
+        )  # whether to load the model without a request of a client
         self.requested_at_s: float | None = None  # the time of the last request that was refused
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
-        self._report, self._admit, self._clock = report, admit, clock
-        self._order = partial(LoadOrder, model, state=str(state.root), boot=boot)
+        self._report = report
+        self._admit = admit
+        self._clock = clock
+        self._order = partial(LoadOrder, model, state_dir=str(state_dir.root), boot=boot)
         self.workers = WorkerSet(clock, start_worker)
         self._watchdog = Watchdog(config.serving, self.workers, clock, self._recycle)
         self._restarts = Restarts(clock, self._restart)
         self._slot_writer = SlotWriter(clock)
-        self.trial = Trial(
-            model, self.store, self._slot_writer, clock, self._roll_back, self._rolled_back, self.sync, report
-        )
+        self.trial = Trial(model, self.store, self._slot_writer, clock, self._act_on_trial)
         self._parts: list[Timed] = [self._restarts, self._slot_writer, self.trial, self.workers, self._watchdog]
 
-    # --- events -------------------------------------------------------------------------------
+    # --- inputs -------------------------------------------------------------------------------
 
     def sync(self, settled: Settled | None = None) -> None:
-        """Serve the live version; call `settled` with None once it serves, else with the error."""
+        """Serve the live version. Call `settled` with None once the version serves, else with the error."""
         if settled is not None:
             self._waiting.append(settled)
             self._restarts.distrusted.clear()  # a command chose the version
@@ -102,7 +113,7 @@ class ModelService:
             return
         self._restarts.cancel()
         self.trial.follow(slots)
-        if self.store.fault is not None:  # the slots could not record a rollback on a full or read-only disk
+        if self.store.fault is not None:  # a rollback is not yet written, because the disk was full or read-only
             self._slot_writer.attempt("record the rollback", self.store.record)
         serving, loading = self.workers.serving, self.workers.loading
         if loading is not None and not loading.runs(slots.live):
@@ -115,10 +126,11 @@ class ModelService:
         elif self.workers.loading is None:
             self._bring_up(slots, slots.live)
 
-    def connect(self, client: socket.socket, **asked: bool) -> None:
-        """Pass a client's connection to the worker that serves. Raises EdgeRTError if none serves.
+    def connect(self, client: socket.socket, **flags: bool) -> None:
+        """Pass a client's connection to the worker that serves. Raises EdgeRTError if no worker serves.
 
-        The hello may request `shared` memory or a `session` of requests that continue each other. A `probe` is a check.
+        `flags` are those of the hello: `shared` for shared memory, `session` for requests that continue each other,
+        and `probe` for a check.
         """
         worker = self.workers.serving
         if worker is None:
@@ -128,29 +140,29 @@ class ModelService:
                 self.sync()
             raise unavailable(self.model, self.state, self.fault, self._restarts.crashes, self._restarts.in_s())
         try:
-            link.send(worker.link, {"op": "connection", **asked}, (client.fileno(),))
+            link.send(worker.link, {"op": "connection", **flags}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(
-                f"model {self.model} accepts no more connections now: try again", retry_after_s=0.5
+                f"model {self.model} receives too many connections at once: try again", retry_after_s=0.5
             ) from error
         except OSError as error:  # the worker has just ended; the loop will notice this
             raise Unavailable(f"model {self.model} is restarting: try again", retry_after_s=RETRY_S) from error
         worker.connected_at_s = self._clock()
 
-    def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """Handle a worker's message. Raises ValueError, KeyError or TypeError for a malformed one."""
+    def handle_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """Handle a worker's message. Raises ValueError, KeyError or TypeError for a malformed message."""
         op = message["op"]
-        worker.received(message, self._clock())
+        worker.handle_message(message, self._clock())
         if op == "ready" and worker is self.workers.loading:
             self._switch(worker)
         elif op == "progress":
             log(f"model {self.model}: {worker.progress}")
         elif op in ("figures", "golden_sent"):
-            self.trial.received(worker, message)
+            self.trial.handle_message(worker, message)
 
-    def ended(self, worker: WorkerProcess) -> None:
+    def handle_end(self, worker: WorkerProcess) -> None:
         """Handle the end of a worker's process, whose link is closed."""
-        end = worker.reaped()
+        end = worker.wait_for_end()
         was_loading = worker is self.workers.loading
         if not self.workers.remove(worker):
             return
@@ -175,7 +187,10 @@ class ModelService:
         return soonest_s(self._parts)
 
     def unload(self, reason: str) -> None:
-        """Release this model's memory for another model. It loads again when a client requests it."""
+        """End the worker, to free its memory for another model.
+
+        The model loads again when a client requests it.
+        """
         worker = self.workers.serving
         if worker is not None:
             self.workers.retire()
@@ -183,7 +198,7 @@ class ModelService:
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
-        """Stop with the daemon: every worker answers its current requests and refuses new ones."""
+        """Stop with the daemon: every worker answers its current requests and refuses new requests."""
         self._idle = ModelState.STOPPING
         self.workers.abandon()  # a worker that loads has no clients
         self.workers.retire(final=True)
@@ -192,7 +207,7 @@ class ModelService:
         self.trial.stop()
         self._settle(Unavailable("the daemon is stopping"))
 
-    # --- state --------------------------------------------------------------------------------
+    # --- the model's state --------------------------------------------------------------------
 
     @property
     def needs_turn(self) -> bool:
@@ -201,7 +216,7 @@ class ModelService:
 
     @property
     def pauses(self) -> bool:
-        """Whether a restart is planned after a pause; no earlier attempt is allowed."""
+        """Whether a restart is planned after a pause. Until then, no load may start."""
         return self._restarts.due_s() is not None
 
     @property
@@ -217,7 +232,8 @@ class ModelService:
 
     def status(self) -> ServingStatus:
         worker, loading = self.workers.serving, self.workers.loading
-        fault, restart_in_s = self.fault or self.trial.fault or self.store.fault, self._restarts.in_s()
+        fault = self.fault or self.trial.fault or self.store.fault
+        restart_in_s = self._restarts.in_s()
         return ServingStatus(
             state=self.state.value,
             fault=None if fault is None else fault.message,
@@ -240,12 +256,12 @@ class ModelService:
 
     # --- loading ------------------------------------------------------------------------------
 
-    def _bring_up(self, slots: SlotState, version: Version) -> None:
-        """Load `version` if it may load now and there is memory."""
+    def _bring_up(self, slots: Slots, version: Version) -> None:
+        """Load `version` if the model is wanted and `admit` allows the load."""
         if not self.wanted and not (self.trial.in_progress or self.workers.serving):
             self._serve_none(ModelState.UNLOADED)
             return
-        self._restarts.starts(version.digest)
+        self._restarts.note_start(version.digest)
         try:
             if not self._admit(self, slots):
                 self._idle = ModelState.WAITING
@@ -257,7 +273,7 @@ class ModelService:
         self._start(slots, version)
 
     def _refuse(self, version: Version, fault: EdgeRTError) -> None:
-        """Do not load `version` until the next request of a client."""
+        """Do not load `version`, which `admit` refused with `fault`, until the next request of a client."""
         is_same = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
@@ -271,7 +287,7 @@ class ModelService:
         self._settle(fault)
 
     def _serve_none(self, idle: ModelState) -> None:
-        """Serve no version for now. If there is a fault, clients receive it as the reason."""
+        """Serve no version for now. If there is a fault, clients receive the fault as the reason."""
         self._idle = ModelState.FAILED if self.fault else idle
         self._settle(None)
 
@@ -279,13 +295,14 @@ class ModelService:
         """Start the next worker, now or once the slots can be read."""
 
         def follow() -> None:
-            self.store.read()  # if this fails, the slot writer tries again; `sync` would wait for a command
+            self.store.read()  # if this read fails, the slot writer tries again; `sync` would not
             self.sync()
 
         self._slot_writer.attempt("restart", follow)
 
-    def _start(self, slots: SlotState, version: Version) -> None:
-        folder, previous = str(self.store.live_folder(slots)), previous_version(self.store, slots)
+    def _start(self, slots: Slots, version: Version) -> None:
+        folder = str(self.store.live_folder(slots))
+        previous = previous_version(self.store, slots)
         order = self._order(folder, version.digest, previous=previous)
         try:
             self.workers.start(order, version)
@@ -303,23 +320,35 @@ class ModelService:
         self.trial.begin(worker)
 
     def _recycle(self, worker: WorkerProcess) -> bool:
-        """Load the live version again in a new worker, to replace the old one; return whether this started."""
+        """Load the live version in a new worker, which will replace `worker`; return whether the load started."""
         try:
             slots = self.store.read()
             if not worker.runs(slots.live) or not self._admit(self, slots):
                 return False
         except EdgeRTError:
             return False
-        mb, limit_mb = round(worker.mb, 1), self._watchdog.limit_mb
+        mb = round(worker.mb, 1)
+        limit_mb = self._watchdog.limit_mb
         self._report("recycled", {"release": worker.version.release, "memory_mb": mb, "limit_mb": limit_mb})
         self._start(slots, worker.version)
         return True
 
+    def _act_on_trial(self, result: TrialResult) -> None:
+        match result:
+            case LimitsHeld(kept, fields):
+                self._report("kept" if kept else "limits_held", fields)
+            case TrialFailed(version, reason, fields):
+                self._roll_back(version, reason, fields)
+            case TrialExpired(version, reason):
+                self._rolled_back(version, reason, {})
+            case SlotsChanged():
+                self.sync()
+
     # --- failures -----------------------------------------------------------------------------
 
     def _crashed(self, version: Version, fault: EdgeRTError, *, served_s: float = 0.0, blamed: bool = True) -> None:
-        """Restart, roll back (if it is `blamed`) or quarantine a version whose worker ended."""
-        self._restarts.crashed(version.digest, served_s)
+        """Restart a version whose worker ended, or roll back from it. Do not roll back unless it is `blamed`."""
+        self._restarts.note_crash(version.digest, served_s)
         self.fault = fault
         fields = {"release": version.release, "reason": fault.message, "crashes": self._restarts.crashes}
         self._report("crashed", fields)
@@ -336,12 +365,15 @@ class ModelService:
     def _roll_back(
         self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None, *, of_trial: bool = True
     ) -> None:
-        """Roll back from `version`, now or once the slots can change. The event also contains `fields`."""
+        """Roll back from `version`, now or once the slots can change.
+
+        The telemetry event also contains `fields`.
+        """
 
         def change() -> None:
             try:
                 if not self.store.fail(version.digest, fault.message, self._restarts.distrusted, of_trial=of_trial):
-                    self.fault = None  # a command has already changed the live version
+                    self.fault = None  # a command has already made another version live
                     self.sync()
                     return
             except TransitionRefused:

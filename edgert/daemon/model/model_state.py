@@ -10,33 +10,42 @@ RETRY_S = 0.1  # a client's pause before its next attempt while a model loads
 
 
 class ModelState(str, Enum):
-    """The state of one model: the first three have a worker; the others explain why there is none.
+    """The state of one model.
 
-    No state depends on the state before it, so there is no table of transitions (decision 30).
+    In the first three states, the model has a worker. The other states explain why not. No state depends on the
+    previous state, so there is no table of transitions (decision 30).
     """
 
     SERVING = "ready"
-    DEGRADED = "degraded"  # it serves, but not on its first engine
+    DEGRADED = "degraded"  # the model serves, but not on its first engine
     LOADING = "loading"  # a version loads, and none serves
     STOPPED = "stopped"  # no version is live
-    UNLOADED = "unloaded"  # it loads when a client requests it
-    WAITING = "waiting"  # it waits for memory that other models use, or until others have loaded
-    RESTARTING = "restarting"  # its worker ended; the next starts after a pause
-    QUARANTINED = "quarantined"  # too many workers ended; the next starts after a long pause
-    FAILED = "failed"  # it does not load, and no restart is planned
+    UNLOADED = "unloaded"  # the model loads when a client requests it
+    WAITING = "waiting"  # the model waits for memory that other models use, or until other models have loaded
+    RESTARTING = "restarting"  # the worker ended; the next worker starts after a pause
+    QUARANTINED = "quarantined"  # too many workers ended; the next worker starts after a long pause
+    FAILED = "failed"  # the model does not load, and no restart is planned
     STOPPING = "stopping"  # the daemon stops
 
 
 def unavailable(
     model: str, state: ModelState, fault: EdgeRTError | None, crashes: int, restart_in_s: float | None
 ) -> EdgeRTError:
-    """Return the error of a model that does not answer, with the pause before a client's next attempt."""
+    """Return the error for clients of a model that does not serve, with the pause before a retry.
+
+    Args:
+        model: The name of the model.
+        state: The reason why no worker serves.
+        fault: The last error of the model, if there is one.
+        crashes: The number of workers that ended in a row.
+        restart_in_s: The time until the next restart; None if no restart is planned.
+    """
     if state is ModelState.STOPPING:
         return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
     if state is ModelState.STOPPED:
         return ModelNotFound(f"no version of model {model} is live: deploy one")
     if state is ModelState.QUARANTINED and fault is not None:
-        message = f"model {model} is quarantined, it failed {crashes} times in a row: {fault.message}"
+        message = f"model {model} is quarantined, because it failed {crashes} times in a row: {fault.message}"
         return Unavailable(message, retry_after_s=max(RETRY_S, restart_in_s or 0.0))
     if state is ModelState.FAILED and fault is not None:
         return Unavailable(f"model {model} does not load: {fault.message}")

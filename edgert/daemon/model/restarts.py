@@ -12,24 +12,26 @@ QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # the pauses after CRAS
 
 
 class Restarts:
-    """Counts the crashes of one version in a row. Calls `restart` after a pause that grows with the count.
+    """Counts the crashes of one version in a row.
 
-    `distrusted` holds the digests of versions that failed since a command last chose a version.
+    Calls `restart` after a pause that grows with their number. `distrusted` has the digests of the versions that failed
+    since a command last chose a version.
     """
 
     def __init__(self, clock: Callable[[], float], restart: Callable[[], None]) -> None:
         self.distrusted: set[str] = set()
-        self._clock, self._restart = clock, restart
+        self._clock = clock
+        self._restart = restart
         self._backoff = Backoff((*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S))
         self._digest = ""
         self._due_s: float | None = None
 
-    def starts(self, digest: str) -> None:
+    def note_start(self, digest: str) -> None:
         """Note that a worker with the version `digest` starts. Crashes of another version do not count."""
         if digest != self._digest:
             self._backoff.reset()
 
-    def crashed(self, digest: str, served_s: float = 0.0) -> None:
+    def note_crash(self, digest: str, served_s: float = 0.0) -> None:
         """Note that a worker with the version `digest` ended, after it served for `served_s`."""
         if served_s > STABLE_S or digest != self._digest:
             self._backoff.reset()
@@ -55,7 +57,7 @@ class Restarts:
         self._due_s = None
 
     def in_s(self) -> float | None:
-        """Return the time until the next restart; None if none is planned."""
+        """Return the time until the next restart; None if no restart is planned."""
         return None if self._due_s is None else max(0.0, self._due_s - self._clock())
 
     def tick(self) -> None:

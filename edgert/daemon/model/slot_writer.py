@@ -11,9 +11,9 @@ STORAGE_RETRY_S = 5.0  # a full disk stays full for longer
 
 
 class SlotWriter:
-    """Makes a change now, or later if it fails.
+    """Makes a change of the slots now, or later if the change fails.
 
-    Each change reads the slots first, so that an outdated change does nothing.
+    Each change is a function that reads the slots first, so that an outdated change does nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -21,9 +21,9 @@ class SlotWriter:
         self._pending: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def attempt(self, name: str, change: Callable[[], None]) -> EdgeRTError | None:
-        """Make the change and drop a pending one of that name; return the error if it failed.
+        """Make the change, instead of a pending change of the same name.
 
-        If the slots are busy or the disk is full, `tick` tries again.
+        Return the error if the change failed. If the slots are busy or the disk is full, `tick` tries again.
         """
         self._pending.pop(name, None)
         try:
@@ -43,7 +43,7 @@ class SlotWriter:
                 self.attempt(name, change)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on the clock; None while nothing is pending."""
+        """Return the time when `tick` is due, on the clock; None while no change is pending."""
         return min((at_s for at_s, _ in self._pending.values()), default=None)
 
     def clear(self) -> None:

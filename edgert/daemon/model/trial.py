@@ -1,14 +1,14 @@
-"""The trial of one model: its end, and the consequences of its limits.
+"""The trial of one model: its time, and the watch of its limits.
 
-`Trial` follows the slots, and starts a `TrialWatch` if the trial has limits. It acts on the result of the watch: it
-keeps the version, waits for the host, or starts a rollback.
+`Trial` follows the slots, and starts a `TrialWatch` if the trial has limits. `Trial` passes each result to one
+function: the limits held, the trial failed, or its time has passed. The caller acts on the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgert.checks.trial_status import TrialStatus
 from edgert.daemon.model.slot_writer import SlotWriter
@@ -17,16 +17,43 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import DeviceError, EdgeRTError, HealthCheckFailed, SlotsBusy, TransitionRefused
 from edgert.log import log
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import CUT_OFF, SlotState, Version
+from edgert.versions.slots import CUT_OFF, Slots, Version
+
+
+class LimitsHeld(NamedTuple):
+    """All limits held, and the slots record this. `kept` tells whether the device marked the version good."""
+
+    kept: bool
+    fields: dict[str, Any]  # of the telemetry event
+
+
+class TrialFailed(NamedTuple):
+    """A limit did not hold, or the watch was cut off. The version must be rolled back."""
+
+    version: Version
+    reason: EdgeRTError
+    fields: dict[str, Any]  # of the telemetry event
+
+
+class TrialExpired(NamedTuple):
+    """The time of the trial has passed. The slots are already rolled back from `version`."""
+
+    version: Version
+    reason: EdgeRTError
+
+
+class SlotsChanged(NamedTuple):
+    """The time of the trial has passed, but a command has already changed the slots.
+
+    They must be read again.
+    """
+
+
+TrialResult = LimitsHeld | TrialFailed | TrialExpired | SlotsChanged
 
 
 class Trial:
-    """The trial of one model. All methods run on the supervisor's thread.
-
-    `roll_back` ends the trial of a version (version, reason, fields of the event). When a trial's time has passed,
-    `Trial` ends the trial and calls `rolled_back` with the same arguments. If a command has already ended the trial, it
-    calls `sync` instead. `report` reports an event.
-    """
+    """The trial of one model. All methods run on the supervisor's thread. `act` receives each result."""
 
     def __init__(
         self,
@@ -34,21 +61,21 @@ class Trial:
         store: SlotStore,
         slot_writer: SlotWriter,
         clock: Callable[[], float],
-        roll_back: Callable[[Version, EdgeRTError, dict[str, Any]], object],
-        rolled_back: Callable[[Version, EdgeRTError, dict[str, Any]], object],
-        sync: Callable[[], object],
-        report: Callable[[str, dict[str, Any]], None],
+        act: Callable[[TrialResult], None],
     ) -> None:
-        self._model, self._store, self._slot_writer, self._clock = model, store, slot_writer, clock
-        self._roll_back, self._rolled_back, self._sync, self._report = roll_back, rolled_back, sync, report
+        self._model = model
+        self._store = store
+        self._slot_writer = slot_writer
+        self._clock = clock
+        self._act = act
         self.in_progress = False
         self._ends_at_s: float | None = None
-        self.fault: EdgeRTError | None = None  # why a trial could not end although its time has passed
+        self.fault: EdgeRTError | None = None  # the reason why the trial could not end after its time
         self._watch: TrialWatch | None = None
         self._last: TrialStatus | None = None  # the result of the last watch
         self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
 
-    def follow(self, slots: SlotState) -> None:
+    def follow(self, slots: Slots) -> None:
         """Update the trial from the slots."""
         self._ends_at_s = None
         self.in_progress = slots.on_trial
@@ -63,11 +90,14 @@ class Trial:
         """Start to watch the limits, if the trial of `worker`'s version has limits."""
         self._watch, self._unwatched = None, worker
         error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
-        if error is not None:  # without a watch, the trial ends with a rollback
-            log(f"model {self._model}: its limits are not watched yet: {error.message}")
+        if error is not None:  # a trial with limits that are never watched ends with a rollback
+            log(f"model {self._model}: the trial limits are not watched yet: {error.message}")
 
     def is_of(self, version: Version) -> bool:
-        """Return whether `version` is on trial. If the slots cannot be read, return True, so nothing starts."""
+        """Return whether `version` is on trial.
+
+        If the slots cannot be read, return True. The caller then rolls back, and the rollback reads the slots again.
+        """
         try:
             slots = self._store.read()
         except EdgeRTError:
@@ -78,10 +108,10 @@ class Trial:
         """Return whether a watch of the limits on `worker` is in progress or planned."""
         return worker is self._unwatched or (self._watch is not None and worker is self._watch.worker)
 
-    def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """Handle a worker's message about its figures."""
+    def handle_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """Handle a worker's message `figures` or `golden_sent`."""
         if self._watch is not None and worker is self._watch.worker:
-            self._watch.received(message, self._clock())
+            self._watch.handle_message(message, self._clock())
             self._conclude(self._watch)
 
     def count_golden(self, samples: int) -> None:
@@ -115,7 +145,7 @@ class Trial:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
-        """Return the status of the watch, or the result of the last watch; None if there was none."""
+        """Return the status of the watch, or the result of the last watch; None before the first watch."""
         return self._last if self._watch is None else self._watch.status(self._clock())
 
     def _begin(self, worker: WorkerProcess) -> None:
@@ -131,21 +161,22 @@ class Trial:
         if begun:
             self._watch = TrialWatch(limits, worker, self._clock())
         else:
-            self._roll_back(worker.version, HealthCheckFailed(CUT_OFF), {})
+            self._act(TrialFailed(worker.version, HealthCheckFailed(CUT_OFF), {}))
 
     def _conclude(self, watch: TrialWatch) -> None:
-        """Act once on the result of the watch."""
+        """Handle the result of the watch, once."""
         if not watch.over or watch.concluded:
             return
         watch.concluded = True
         self._last = watch.status(self._clock())
-        release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
+        release = watch.worker.version.release
+        watched_s = watch.watched_s(self._clock())
         fields = {"release": release, "watched_s": round(watched_s, 1), **event_fields(watch.readings)}
         if watch.finding is not None:
             self._watch = None
             broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
             reason = HealthCheckFailed(f"{watch.finding.message}; watched for {watched_s:.0f} s")
-            self._roll_back(watch.worker.version, reason, {**fields, **broke})
+            self._act(TrialFailed(watch.worker.version, reason, {**fields, **broke}))
         else:
             self._slot_writer.attempt("pass the limits", partial(self._pass, watch, fields))
 
@@ -159,13 +190,13 @@ class Trial:
             return
         self._watch = None
         self.follow(slots)
-        self._report("kept" if watch.limits.unattended else "limits_held", fields)
+        self._act(LimitsHeld(watch.limits.unattended, fields))
 
     def _expire(self) -> None:
         slots = self._store.read()
         ended = self._store.expire_trial(wait=False)
         self.fault = None
         if ended and slots.live is not None:
-            self._rolled_back(slots.live, DeviceError(slots.why_expired(self._store.clock)), {})
+            self._act(TrialExpired(slots.live, DeviceError(slots.why_expired(self._store.clock))))
         else:
-            self._sync()
+            self._act(SlotsChanged())

@@ -1,11 +1,11 @@
 """Measures a version on trial and judges its limits.
 
-A `TrialWatch` starts when the version on trial serves. After each period it requests the worker's figures, measures the
-worker's memory and the device's temperature, and compares all of them with the limits (edgert.versions.trial_limits). A
-limit that is broken BROKEN_CHECKS_MAX times in a row ends the watch at once; at the end, one broken limit is enough. If
-apps sent too few requests for a p99 or an error rate, the worker first sends golden samples to itself, through the
-socket like an app. The trial fails if the worker ends or hangs during the watch (`ModelService.ended`) or is replaced
-(`Trial`).
+A `TrialWatch` starts when the version on trial serves. After each period, the watch requests the worker's figures, and
+measures the worker's memory and the device's temperature. It compares all these values with the limits
+(edgert.versions.trial_limits). If limits are broken in BROKEN_CHECKS_MAX comparisons in a row, the watch ends at once.
+In the last comparison, one broken limit is enough. If apps sent too few requests for a p99 or an error rate, the worker
+first sends golden samples to itself, through the socket like an app. If the worker ends during the
+watch, the trial also fails (`ModelService.handle_end`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert import machine
 from edgert.checks.trial_status import TrialPhase, TrialStatus
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import Slots
 from edgert.versions.trial_limits import (
     BROKEN_CHECKS_MAX,
     FILL_S_MAX,
@@ -38,9 +38,13 @@ FILL_GRACE_S = 30.0  # the time that golden samples may take in addition to FILL
 
 
 class TrialWatch:
-    """Watches `worker` from `now_s` on (monotonic).
+    """Watches the limits of a trial. `tick` and `handle_message` set the result: `phase` and `finding`.
 
-    `phase` and `finding` are the result of `tick` and `received`.
+    Args:
+        limits: The limits, and the time of the watch.
+        worker: The worker of the version on trial.
+        now_s: The start of the watch, in monotonic seconds.
+        temp_c: Returns the temperature of the device; None if it is unknown.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class TrialWatch:
         now_s: float,
         temp_c: Callable[[], float | None] = machine.temp_c,
     ) -> None:
-        self.limits, self.worker = limits, worker
+        self.limits = limits
+        self.worker = worker
         self.phase = TrialPhase.WATCHING
         self.finding: Broken | None = None
         self.concluded = False  # whether `Trial` has acted on the result
@@ -74,7 +79,7 @@ class TrialWatch:
         return self.phase in (TrialPhase.HELD, TrialPhase.BROKEN)
 
     def tick(self, now_s: float) -> None:
-        """Request figures if this is due; fail a worker that has sent no figures for too long."""
+        """Request figures if they are due. If the worker has sent no figures for too long, the trial fails."""
         if self.over or now_s < self._due_s:
             return
         self._due_s = now_s + self._period_s
@@ -87,11 +92,11 @@ class TrialWatch:
             self._break(Broken("worker", None, SILENT_S_MAX, message))
 
     def count_golden(self, samples: int) -> None:
-        """Count golden samples of a command."""
+        """Count golden samples that a command sent."""
         self._golden += samples
 
-    def received(self, message: dict[str, Any], now_s: float) -> None:
-        """Handle the worker's figures, or its message that the golden samples are answered."""
+    def handle_message(self, message: dict[str, Any], now_s: float) -> None:
+        """Handle the worker's message `figures` or `golden_sent`."""
         if self.over:
             return
         self._received_s = now_s
@@ -143,13 +148,14 @@ class TrialWatch:
 
     def status(self, now_s: float) -> TrialStatus:
         left_s = round(max(0.0, self._ends_s - now_s), 1)
-        release, readings = self.worker.version.release, self.readings
+        release = self.worker.version.release
+        readings = self.readings
         few = doubt(self.limits, readings) if self.phase is TrialPhase.HELD else ""
         return TrialStatus(release, self.phase, left_s, readings, readings.described(), few)
 
 
 def event_fields(readings: Readings) -> dict[str, Any]:
-    """Return the readings by their names in telemetry; some differ from the names of limits."""
+    """Return the readings by their names in telemetry. Some names differ from the names of the limits."""
     figures = {
         "p99_ms": readings.p99_ms if readings.answered else None,
         "error_rate": readings.error_share,
@@ -159,8 +165,8 @@ def event_fields(readings: Readings) -> dict[str, Any]:
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.memory_mb, **rounded}
 
 
-def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:
-    """Return folder and digest of the good version to compare with, if a limit needs a comparison."""
+def previous_version(store: SlotStore, slots: Slots) -> tuple[str, str] | None:
+    """Return the folder and the digest of the previous version if a limit needs it; else None."""
     spare = slots.spare
     if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
         return None

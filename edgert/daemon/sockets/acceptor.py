@@ -1,9 +1,10 @@
 """The acceptor: accepts new connections and reads exactly the hello of each.
 
-Usually the hello has arrived when the acceptor accepts the connection. Otherwise the connection is pending, with a
-deadline. If too many connections are pending, the acceptor drops the oldest, so that a flood of silent connections
-excludes no client. The rate of accepts is limited, so that a flood does not take the processors from connected clients.
-Further connections wait in the kernel's queue. If that queue is full, a client waits 2 s.
+Usually the hello arrives before the acceptor accepts the connection. Otherwise the connection is pending until the
+hello arrives or a deadline passes. If too many connections are pending, the acceptor drops the oldest pending
+connection. So a flood of silent connections excludes no client. The rate of accepts is limited, so a flood does not
+take the processors from connected clients. Further connections wait in the kernel's queue. If that queue is full, a
+client waits 2 s.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ACCEPTS_PER_S_MAX = 2000.0
 BURST_MAX = 512  # accepts at once without the rate limit, because a model's clients reconnect together after a swap
 FLOOD_PAUSE_S = 0.01
 ACCEPT_PAUSE_S = 0.1  # the pause if the process is out of descriptors or memory
-PASSED_ON = "passed on"  # the result of each event of the acceptor
-# Apps send the same hello repeatedly, and most hellos are at most this long: each such hello is parsed once.
+PASSED_ON = "passed on"  # the callbacks of the acceptor return this: no other part of the daemon is due
+# Apps often send the same hello. The acceptor parses a hello of at most this size once, and keeps its content.
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
@@ -47,13 +48,17 @@ class Acceptor:
         route: Callable[[socket.socket, dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
+        self._serving = serving
+        self._selector = selector
+        self._route = route
+        self._clock = clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
         self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, because a new buffer costs 9 µs
         self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which must not be changed
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
-        self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
+        self._allowed = float(BURST_MAX)
+        self._allowed_at_s = clock()
 
     def accept(self, listener: socket.socket) -> str:
         """Accept the connections in the queue; return PASSED_ON."""
@@ -78,10 +83,10 @@ class Acceptor:
         return PASSED_ON
 
     def tick(self) -> None:
-        """Drop connections whose deadline has passed."""
+        """Drop pending connections whose deadline has passed, and end a pause that is over."""
         now_s = self._clock()
         while self._pending and (oldest := next(iter(self._pending.values()))).until_s < now_s:
-            self._drop(oldest, ProtocolError(f"no hello arrived within {HELLO_S_MAX:.0f} s"))
+            self._drop(oldest, ProtocolError(f"no hello arrived within {HELLO_S_MAX:.0f} s: send a HELLO frame first"))
         if self._paused is not None and now_s >= self._resume_at_s:
             listener, self._paused = self._paused, None
             self._selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
@@ -105,7 +110,10 @@ class Acceptor:
     def _add(self, pending: _PendingHello) -> None:
         if len(self._pending) >= PENDING_MAX:
             oldest = next(iter(self._pending.values()))
-            self._drop(oldest, Overloaded("too many connections that send no hello", retry_after_s=0.5))
+            self._drop(
+                oldest,
+                Overloaded(f"{PENDING_MAX} connections send no hello, the limit: connect again", retry_after_s=0.5),
+            )
         self._pending[pending.sock] = pending
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
@@ -115,7 +123,7 @@ class Acceptor:
         return PASSED_ON
 
     def _read(self, pending: _PendingHello) -> bool:
-        """Read the bytes of the hello that have arrived; return whether the connection was routed or closed."""
+        """Read the bytes that have arrived; return whether the connection was passed on or closed."""
         hello: dict[str, Any] | EdgeRTError | None
         try:
             hello = pending.read()
@@ -133,7 +141,7 @@ class Acceptor:
         elif not is_allowed(pending.sock, self._serving):
             reject(
                 pending.sock,
-                NotAllowed("this user may not connect: see allow_uids and allow_gids in the device's config.toml"),
+                NotAllowed("this user may not connect: add it to allow_uids or allow_gids in the device's config.toml"),
             )
         else:
             self._spare_buffer = pending.frames
@@ -155,7 +163,10 @@ class _PendingHello:
     def __init__(
         self, sock: socket.socket, until_s: float, frames: FrameBuffer, kept_hellos: dict[bytes, dict[str, Any]]
     ) -> None:
-        self.sock, self.until_s, self.frames, self._kept_hellos = sock, until_s, frames, kept_hellos
+        self.sock = sock
+        self.until_s = until_s
+        self.frames = frames
+        self._kept_hellos = kept_hellos
         self._first_bytes = b""  # at most KEPT_HELLO_BYTES
 
     def read(self) -> dict[str, Any] | None:
@@ -194,9 +205,10 @@ def reject(client: socket.socket, error: EdgeRTError) -> None:
 
 
 def is_allowed(sock: socket.socket, serving: ServingConfig) -> bool:
-    """Return whether the user or a group of the connected process, as the kernel reports them, is allowed.
+    """Return whether the user of the connected process, or a group of this user, is allowed.
 
-    Root and the daemon's own user are always allowed, because they can read its memory anyway.
+    The kernel reports user and groups. Root and the daemon's own user are always allowed, because they can read the
+    daemon's memory anyway.
     """
     if not (serving.allow_uids or serving.allow_gids):
         return True
@@ -213,6 +225,6 @@ def _other_groups(sock: socket.socket) -> list[int]:
     groups = array.array("I")
     try:
         groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * groups.itemsize))
-    except OSError:  # the kernel is older than 4.13, or there are too many groups
+    except OSError:  # the kernel is older than 4.13, or the user has too many groups
         return []
     return groups.tolist()

@@ -13,7 +13,7 @@ from typing import Any
 from edgert.errors import EdgeRTError, ProtocolError
 from edgert.protocol.control import LINE_BYTES_MAX, error_answer
 
-CONTROL_S_MAX = 5.0
+CONTROL_S_MAX = 5.0  # the longest time from the connection to the complete request
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class ControlClient:
     data: bytearray = field(default_factory=bytearray)
 
     def reply(self, value: dict[str, Any]) -> None:
-        """Send the answer and close."""
+        """Send the answer and close the connection."""
         with contextlib.suppress(OSError):  # the command has ended
             self.sock.setblocking(True)
             self.sock.settimeout(1.0)
@@ -42,7 +42,9 @@ class ControlServer:
         handle: Callable[[ControlClient, dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._selector, self._handle, self._clock = selector, handle, clock
+        self._selector = selector
+        self._handle = handle
+        self._clock = clock
         self._waiting: set[ControlClient] = set()
 
     def accept(self, listener: socket.socket) -> None:

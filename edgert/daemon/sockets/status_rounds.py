@@ -1,4 +1,4 @@
-"""Answers of `status`: each waits for the figures of the workers, for at most STATUS_S_MAX."""
+"""Answers the command `status` when the figures of all workers have arrived, or after STATUS_S_MAX."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ STATUS_S_MAX = 1.0
 
 @dataclass(eq=False)
 class _Round:
-    """One `status` that waits for figures."""
+    """One command `status` that waits for figures of workers.
+
+    `expected` is the number of workers that must answer.
+    """
 
     client: ControlClient
     ends_at_s: float
-    asked: int = 0
+    expected: int = 0
     answers: dict[str, tuple[LoadedStatus, WorkerFigures]] = field(default_factory=dict)
 
 
@@ -40,12 +43,15 @@ class StatusRounds:
         read_only: Callable[[], bool] = lambda: False,
     ) -> None:
         self._read_only = read_only
-        self._boot, self._limit_mb, self._services, self._clock = boot, limit_mb, services, clock
+        self._boot = boot
+        self._limit_mb = limit_mb
+        self._services = services
+        self._clock = clock
         self._rounds: dict[int, _Round] = {}
         self._number = 0
 
     def begin(self, client: ControlClient) -> None:
-        """Request figures from every worker that serves."""
+        """Request figures from every worker that serves, for the answer to `client`."""
         self._number += 1
         started = self._rounds[self._number] = _Round(client, self._clock() + STATUS_S_MAX)
         for service in self._services.values():
@@ -53,18 +59,18 @@ class StatusRounds:
                 worker.measure()
                 with contextlib.suppress(OSError):
                     link.send(worker.link, {"op": "stats", "id": self._number})
-                    started.asked += 1
-        if not started.asked:
+                    started.expected += 1
+        if not started.expected:
             self._finish(self._number)
 
-    def received(self, model: str, message: dict[str, Any]) -> None:
+    def handle_message(self, model: str, message: dict[str, Any]) -> None:
         """Handle a worker's figures. Raises ValueError, KeyError or TypeError for a malformed message."""
         current = self._rounds.get(message["id"])
         if current is None:
             return
         loaded = from_json(LoadedStatus, message["loaded"])
         current.answers[model] = loaded, from_json(WorkerFigures, message["figures"])
-        if len(current.answers) == current.asked:
+        if len(current.answers) == current.expected:
             self._finish(message["id"])
 
     def tick(self) -> None:

@@ -1,8 +1,9 @@
-"""Removes files that hosts left in `STATE/incoming` because they died or lost the connection.
+"""Removes files that hosts left in `STATE/incoming`, because the host stopped or lost the connection.
 
-A host can resume an interrupted transfer for PARTIAL_S_MAX after its last byte. Other files there belong to commands
-that take a few minutes. Ages depend on the wall clock, which may jump by years on a device without a battery. So a file
-stays while the clock is not synchronized, and until it has not changed for WATCHED_S_MIN on the monotonic clock.
+A host can resume an interrupted transfer for PARTIAL_S_MAX after its last byte. Other files in this folder belong to
+commands that take a few minutes. The age of a file depends on the wall clock, which may jump by years on a device
+without a battery. So no file is removed while the wall clock is not synchronized. A file must also
+have stayed unchanged for WATCHED_S_MIN on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class IncomingFolder:
         for path in self._entries():
             try:
                 stat = path.lstat()
-            except OSError:  # a command has just removed it
+            except OSError:  # a command has just removed the file
                 continue
             known = (path.name, stat.st_size, stat.st_mtime)
             seen[known] = self._seen.get(known, now_s)

@@ -8,18 +8,37 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from edgert.durable import locked
 from edgert.errors import DeviceError, StorageFailed
 from edgert.state_dir import StateDir
 
 
-@contextlib.contextmanager
-def sole_daemon(state: StateDir) -> Iterator[int | None]:
-    """Lock the state folder's pid file while the block runs; yield the inode of that file.
+@dataclass(frozen=True)
+class PidFile:
+    """The pid file that this daemon locks. `inode` is None if read-only storage has no such file."""
 
-    On read-only storage without that file, lock the folder of the models and yield None. Raises DeviceError if
-    another daemon runs.
+    path: Path
+    inode: int | None
+
+    def is_there(self) -> bool:
+        """Return whether the locked file still exists, not only a new file at the same path."""
+        try:
+            return self.inode is None or self.path.stat().st_ino == self.inode
+        except FileNotFoundError:
+            return False
+        except OSError:  # a faulty disk is no reason to stop serving
+            return True
+
+
+@contextlib.contextmanager
+def sole_daemon(state: StateDir) -> Iterator[PidFile]:
+    """Lock the state folder's pid file while the block runs, and yield the file.
+
+    On read-only storage without a pid file, lock the folder of the models. Raises DeviceError if another daemon runs,
+    and StorageFailed.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -31,20 +50,24 @@ def sole_daemon(state: StateDir) -> Iterator[int | None]:
             else:
                 state.make()
                 file = stack.enter_context(locked(state.pid, wait_s=0))
-                descriptor, text = file.fileno(), f"{os.getpid()}\n".encode()
+                descriptor = file.fileno()
+                text = f"{os.getpid()}\n".encode()
                 with contextlib.suppress(OSError):  # the disk is full, but only the lock matters
                     file.write(text)
                     file.truncate(len(text))
         except BlockingIOError as error:
-            raise DeviceError(f"a daemon already runs on {state.root}; stop it with: edgertd stop") from error
+            raise DeviceError(f"a daemon already runs on {state.root}: stop this daemon with edgertd stop") from error
         except OSError as error:
             raise StorageFailed(f"cannot lock {state.pid}: {error.strerror}") from error
         status = os.fstat(descriptor)
-        yield status.st_ino if stat.S_ISREG(status.st_mode) else None
+        yield PidFile(state.pid, status.st_ino if stat.S_ISREG(status.st_mode) else None)
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors to the hard limit. The workers inherit it; each client needs one."""
+    """Raise the limit of descriptors to the hard limit.
+
+    Workers inherit this limit; each client needs a descriptor.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

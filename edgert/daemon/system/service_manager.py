@@ -1,4 +1,4 @@
-"""Messages to systemd (sd_notify(3)), and a check: does systemd run the daemon of a state folder?"""
+"""Sends messages to systemd (sd_notify(3)), and finds the systemd manager that runs a daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def notify(message: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return the period of WATCHDOG=1, half the manager's time-out; None if it expects none."""
+    """Return the period of the message WATCHDOG=1, half of systemd's time-out; None without a time-out."""
     try:
         ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         period_us = int(os.environ["WATCHDOG_USEC"]) / 2
@@ -33,16 +33,18 @@ def watchdog_s() -> float | None:
 
 
 def manager_of(state: Path, *, active: bool = False) -> str | None:
-    """Return `systemctl` or `systemctl --user` if its unit runs the daemon of a state folder, else None.
+    """Return `systemctl` or `systemctl --user` if its unit runs the daemon of `state`, else None.
 
-    With `active`, a unit that is only enabled does not count, because it starts the daemon at the next boot.
+    With `active`, a unit that is only enabled does not count, because it starts the daemon only at the next boot.
     """
     if not os.path.isdir("/run/systemd/system"):
         return None
-    return next((manager for manager in ("systemctl", "systemctl --user") if _keeps(manager, state, active)), None)
+    return next(
+        (manager for manager in ("systemctl", "systemctl --user") if _runs_daemon(manager, state, active)), None
+    )
 
 
-def _keeps(manager: str, state: Path, active: bool) -> bool:
+def _runs_daemon(manager: str, state: Path, active: bool) -> bool:
     words = [*manager.split(), "show", UNIT, "--property=ExecStart,ActiveState,UnitFileState"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}  # SSH and `su` do not always set it
     try:

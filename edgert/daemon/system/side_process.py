@@ -1,7 +1,7 @@
 """A process beside the workers: the forwarder, the HTTP server, or a round of the follower.
 
-No request on the local socket waits for this process, so the supervisor restarts it after a pause that grows. Its
-standard input is a pipe that closes when the supervisor dies; then the process also ends.
+No request on the local socket waits for this process, so the supervisor restarts the process after a pause that
+grows. The standard input of the process is a pipe that closes when the supervisor dies. The process then also ends.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ STOP_S_MAX = 5.0
 
 
 class SideProcess:
-    """Keeps `command` running until `stop`. `clock` is monotonic seconds.
+    """Keeps `command` running until `stop`. All methods run on the supervisor's thread.
 
-    With `round_pause_s` the command makes rounds: after a run without an error, the next starts in `round_pause_s()`
-    seconds. Its output is dropped. All methods run on the supervisor's thread. `selector` reports the end of the
-    process, or `tick` without a pidfd.
+    Args:
+        name: The name of the process in the log.
+        command: The program and its arguments.
+        selector: Reports the end of the process. On a kernel without pidfd, `tick` checks the process instead.
+        clock: Monotonic seconds.
+        pause_s_max: The longest pause before a restart.
+        round_pause_s: If given, each run of the command is a round whose output is dropped. After a round without an
+            error, the next round starts in `round_pause_s()` seconds.
     """
 
     def __init__(
@@ -41,12 +46,15 @@ class SideProcess:
         round_pause_s: Callable[[], float] | None = None,
     ) -> None:
         self._round_pause_s = round_pause_s
-        self._name, self._command, self._selector, self._clock = name, command, selector, clock
+        self._name = name
+        self._command = command
+        self._selector = selector
+        self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._backoff = Backoff(doubling(min(PAUSE_S_MIN, pause_s_max), pause_s_max), STABLE_S, clock)
         self._due_s: float | None = None
-        self._wanted_in_s: float | None = None
+        self._start_in_s: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -70,14 +78,14 @@ class SideProcess:
             self._due_s = self._clock() + CHECK_S
 
     def start_in(self, pause_s: float) -> None:
-        """Start the process after a pause. If the process still runs, the pause starts when it ends."""
+        """Start the process after a pause. If the process still runs, the pause starts when the process ends."""
         if self._process is None:
             self._due_s = self._clock() + pause_s
         else:
-            self._wanted_in_s = pause_s
+            self._start_in_s = pause_s
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on `clock`; None if there is nothing to do."""
+        """Return the time when `tick` is due, on `clock`; None for never."""
         return self._due_s
 
     def tick(self) -> None:
@@ -108,18 +116,18 @@ class SideProcess:
             self._due_s = self._clock() + CHECK_S
             return
         self._forget()
-        if self._wanted_in_s is not None:
-            self._due_s, self._wanted_in_s = self._clock() + self._wanted_in_s, None
+        if self._start_in_s is not None:
+            self._due_s, self._start_in_s = self._clock() + self._start_in_s, None
         elif self._round_pause_s is not None and code == 0:
             self._backoff.reset()
             self._due_s = self._clock() + self._round_pause_s()
         else:
             self._plan_restart(f"ended with {code}", quiet=code == AGAIN)
 
-    def _plan_restart(self, what: str, *, quiet: bool = False) -> None:
+    def _plan_restart(self, ending: str, *, quiet: bool = False) -> None:
         pause_s = self._backoff.failed()
         if not quiet:
-            log(f"{self._name} {what}; next start in {pause_s:.0f} s")
+            log(f"{self._name} {ending}; next start in {pause_s:.0f} s")
         self._due_s = self._clock() + pause_s
 
     def _forget(self) -> None:

@@ -1,8 +1,8 @@
-"""Starts workers as forks of one fork server if that saves memory and works, else as programs.
+"""Starts workers as forks of one fork server if this saves memory and is possible, else as programs.
 
-`edgert.worker.fork_server` is the server's process, and the parent of the workers. So the daemon holds a pidfd of each
-worker, to kill the worker and to detect its end. It requests the exit code from the server. Workers continue if their
-server is killed; the next worker gets a new server.
+The parent of the workers is the fork server (edgert.worker.fork_server), not the daemon. So the daemon holds a pidfd of
+each worker, to kill the worker and to detect its end. The daemon requests the exit code from the fork server. If the
+fork server is killed, its workers continue, and the next worker gets a new fork server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork needs millisecon
 
 
 class Process(Protocol):
-    """A worker's process; `wait` returns the exit code if known, or raises subprocess.TimeoutExpired."""
+    """A worker's process. `wait` returns the exit code or None, or raises subprocess.TimeoutExpired."""
 
     @property
     def pid(self) -> int: ...
@@ -34,10 +34,13 @@ class Process(Protocol):
 
 
 class WorkerStarter:
-    """Starts workers, on the supervisor's thread. `pays` returns whether a fork server saves memory."""
+    """Starts workers, on the supervisor's thread.
 
-    def __init__(self, pays: Callable[[], bool] = lambda: True) -> None:
-        self._pays = pays
+    `saves_memory` returns whether a fork server saves memory.
+    """
+
+    def __init__(self, saves_memory: Callable[[], bool] = lambda: True) -> None:
+        self._saves_memory = saves_memory
         self._forks = _has_pidfd()
         self._server: ForkServer | None = None
 
@@ -47,16 +50,19 @@ class WorkerStarter:
             try:
                 return self._running().fork(end)
             except (ValueError, OSError) as error:
-                log(f"no fork server ({error}): this worker starts on its own")
+                log(f"no fork server ({error}): this worker starts as a separate program")
         return start_alone(end)
 
     @property
     def forks(self) -> bool:
         """Whether the next worker is a fork."""
-        return self._forks and self._pays()
+        return self._forks and self._saves_memory()
 
     def abandon(self) -> None:
-        """Kill a server that has started no worker yet; this also ends the workers that wait for the server."""
+        """Kill a fork server that has started no worker yet.
+
+        The links of the workers that wait for it then close.
+        """
         if self._server is not None and not self._server.forked:
             self._server.process.kill()
 
@@ -68,11 +74,14 @@ class WorkerStarter:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None while none runs."""
+        """The server's process id; None while no server runs."""
         return None if self._server is None else self._server.process.pid
 
     def _running(self) -> ForkServer:
-        """Return the server. Raises ValueError if it can never run, OSError if it cannot be started now."""
+        """Return a running server.
+
+        Raises ValueError if no server can ever run here, OSError if none can start now.
+        """
         if self._server is not None and (code := self._server.process.poll()) is not None:
             served = self._server.forked
             self.close()
@@ -85,7 +94,7 @@ class WorkerStarter:
 
 
 class ForkServer:
-    """One run of the server. `forked` tells whether it has started a worker."""
+    """One run of the fork server. `forked` tells whether this run has started a worker."""
 
     def __init__(self) -> None:
         self.forked = False
@@ -128,7 +137,9 @@ class ForkedProcess:
 
     def __init__(self, server: ForkServer) -> None:
         self.pid = 0
-        self._server, self._pidfd, self._killed = server, -1, False
+        self._server = server
+        self._pidfd = -1
+        self._killed = False
 
     def started(self, pid: int) -> None:
         """Set the process id. Raises ValueError for a second call, OSError if the process has ended."""

@@ -1,4 +1,4 @@
-"""Limits the run time and memory of the worker that serves: kills or replaces it.
+"""Kills or replaces the worker that serves if an engine run or the worker's memory exceeds its limit.
 
 `edgert/daemon/model/` starts the next worker: after a kill by the rules of `restarts.py`, or at once as a replacement.
 """
@@ -19,7 +19,7 @@ RECYCLE_PAUSE_S = 60.0
 
 
 class Watchdog:
-    """Watches the worker of `workers` that serves. `replace` returns whether a replacement loads."""
+    """Watches the worker of `workers` that serves. `replace` returns whether it started a replacement."""
 
     def __init__(
         self,
@@ -30,7 +30,9 @@ class Watchdog:
     ) -> None:
         self.limit_mb = config.worker_mb_max
         self._run_s_max = config.run_s_max or float("inf")
-        self._workers, self._clock, self._replace = workers, clock, replace
+        self._workers = workers
+        self._clock = clock
+        self._replace = replace
         self._due_s = 0.0
         self._replaced_at_s: float | None = None
 
@@ -50,7 +52,7 @@ class Watchdog:
         now_s, worker = self._clock(), self._workers.serving
         if worker is None or now_s < self._due_s:
             return
-        if self._outgrown(worker, now_s) and self._workers.loading is None and self._replace(worker):
+        if self._needs_replacement(worker, now_s) and self._workers.loading is None and self._replace(worker):
             self._replaced_at_s = now_s
         self.plan()
 
@@ -58,12 +60,16 @@ class Watchdog:
         """Return the time when `tick` is due, on the clock; None if no worker serves."""
         return None if self._workers.serving is None else self._due_s
 
-    def _outgrown(self, worker: WorkerProcess, now_s: float) -> bool:
-        """Kill a worker that exceeds its limits; return whether its memory requires a replacement."""
+    def _needs_replacement(self, worker: WorkerProcess, now_s: float) -> bool:
+        """Kill a worker that is stuck or far beyond its memory limit; return whether it needs a replacement."""
         if self._runs_too_long(worker, now_s) or not self.limit_mb or worker.measure() <= self.limit_mb:
             return False
         if worker.mb > self.limit_mb * MEMORY_HARD_SHARE:
-            worker.kill(now_s, EngineFailed(f"the worker used {worker.mb:.0f} MB; {self.limit_mb:g} MB are allowed"))
+            message = (
+                f"the worker used {worker.mb:.0f} MB, more than {MEMORY_HARD_SHARE:g} times its limit of "
+                f"{self.limit_mb:g} MB, so the daemon killed it: use a smaller model, or raise [serving] worker_mb_max"
+            )
+            worker.kill(now_s, EngineFailed(message))
             return False
         return self._replaced_at_s is None or now_s - self._replaced_at_s > RECYCLE_PAUSE_S
 
@@ -71,5 +77,9 @@ class Watchdog:
         since = worker.page.running_since_s()
         if since is None or now_s - since <= self._run_s_max or worker.page.running_since_s() != since:
             return False
-        worker.kill(now_s, EngineFailed(f"an engine run took longer than {self._run_s_max:g} s, its limit"))
+        message = (
+            f"an engine run exceeded its limit of {self._run_s_max:g} s, so the daemon killed the worker: "
+            "use a faster model, or raise [serving] run_s_max"
+        )
+        worker.kill(now_s, EngineFailed(message))
         return True

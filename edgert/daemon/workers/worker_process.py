@@ -27,10 +27,24 @@ EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the 
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker process. `loaded` is None until the worker is ready.
+    """A worker process. All times are monotonic seconds.
 
-    `mb` is the last measurement of its memory (0: none). Its load may take `load_s_max` from `started_s` on. `progress`
-    is the last line of a long load.
+    Attributes:
+        process: The process, or the fork that the fork server starts.
+        link: The daemon's end of the link.
+        page: The run page, on which the worker notes its engine runs.
+        version: The version that the worker loads or serves.
+        started_s: The start of the process.
+        serves_since_s: The time when the worker began to serve; None before that.
+        stop_by_s: The time when the worker must have ended; None unless the worker was told to stop.
+        killed_at_s: The time of the kill; None unless the worker was killed.
+        loaded: The worker's description of the loaded version; None until the worker is ready.
+        failure: The reason of the worker's end, if it is known.
+        mb: The last measurement of the memory; 0 before the first measurement.
+        connected_at_s: The time of the last connection.
+        load_s_max: The longest time from the start until the worker is ready.
+        progress: The last progress line of a long load.
+        alarms: The names of the worker's current alarms.
     """
 
     process: Process
@@ -47,7 +61,7 @@ class WorkerProcess:
     connected_at_s: float = 0.0
     load_s_max: float = LOAD_S_MAX
     progress: str = ""
-    alarms: tuple[str, ...] = ()  # raised by the worker
+    alarms: tuple[str, ...] = ()
 
     @classmethod
     def start(
@@ -71,7 +85,7 @@ class WorkerProcess:
             link.send(ours, to_json(order), (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 
-    def received(self, message: dict[str, Any], now_s: float) -> None:
+    def handle_message(self, message: dict[str, Any], now_s: float) -> None:
         """Handle the worker's message about itself.
 
         Raises ValueError, KeyError or TypeError for a malformed message, OSError if its process has ended.
@@ -105,7 +119,10 @@ class WorkerProcess:
         return self.stop_by_s is not None or self.killed_at_s is not None
 
     def stop(self, *, final: bool, now_s: float) -> None:
-        """Tell the worker to finish its requests and to end; `final` tells its clients that the daemon stops."""
+        """Tell the worker to finish its requests and to end.
+
+        With `final`, its clients learn that the daemon stops.
+        """
         if self.stop_by_s is not None:
             return
         self.stop_by_s = now_s + STOP_S_MAX
@@ -120,8 +137,8 @@ class WorkerProcess:
         self.killed_at_s = self.killed_at_s or now_s
         self.process.kill()
 
-    def reaped(self) -> str:
-        """Wait for the end of a process whose link has closed; return a description of the end."""
+    def wait_for_end(self) -> str:
+        """Wait for the end of the process, whose link has closed; return a description of the end."""
         try:
             code = self.process.wait(EXIT_S_MAX)
         except subprocess.TimeoutExpired:
@@ -133,7 +150,7 @@ class WorkerProcess:
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def measure(self) -> float:
-        """Measure the memory and return it in MB; the last value if the process has ended."""
+        """Measure the memory of the process; return the MB, or the last value if the process has ended."""
         self.mb = process_mb(self.process.pid) or self.mb
         return self.mb
 

@@ -21,7 +21,8 @@ class WorkerSet:
         self.serving: WorkerProcess | None = None
         self.loading: WorkerProcess | None = None
         self._ending: list[WorkerProcess] = []
-        self._clock, self._start = clock, start
+        self._clock = clock
+        self._start = start
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
@@ -54,7 +55,7 @@ class WorkerSet:
             self.loading = None
 
     def remove(self, worker: WorkerProcess) -> bool:
-        """Remove a worker whose process has ended; return whether its end was unexpected."""
+        """Remove a worker whose process has ended; return whether this end was unexpected."""
         if worker is self.serving:
             self.serving = None
         elif worker is self.loading:
@@ -68,7 +69,7 @@ class WorkerSet:
         """Kill each worker that loads or ends for too long."""
         now_s, loading = self._clock(), self.loading
         if loading is not None and now_s > loading.started_s + loading.load_s_max:
-            message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s"
+            message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s, its limit"
             loading.kill(now_s, EngineFailed(message))
         for worker in self._ending:
             if worker.stop_by_s is not None and now_s > worker.stop_by_s:

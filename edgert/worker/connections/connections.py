@@ -78,22 +78,22 @@ class Connections:
 
     def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
         """Serve `sock` in its own thread, or refuse it; `shared` means that its client can use shared memory."""
-        why = ", the limit ([serving] connections_max), and none has more than its share"
-        has_room = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
-        if not has_room:
-            why = ", and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
+        reason = "the limit, and no client has more than its share: raise [serving] connections_max"
+        has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
+        if not has_descriptor:
+            reason = "and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
         with self._lock:
             peer = Peer.of(sock)
-            if has_room and not self._stopping and self._admission.admit(sock, peer):
+            if has_descriptor and not self._stopping and self._admission.admit(sock, peer):
                 self._set_switch()
                 try:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
                     return
                 except RuntimeError:
-                    why = ", and the limit of threads is reached: see TasksMax of the unit"
+                    reason = "and the limit of threads is reached: raise TasksMax of the unit"
                     self._admission.release(sock)
                     self._set_switch()
-        error = Overloaded(f"{len(self)} clients are connected{why}", retry_after_s=0.5)
+        error = Overloaded(f"{len(self)} clients are connected, {reason}", retry_after_s=0.5)
         with contextlib.suppress(OSError):
             sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
         sock.close()

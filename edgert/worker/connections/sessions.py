@@ -46,12 +46,12 @@ class Sessions:
         Raises Overloaded, which names the limit, and RequestError for a model without state or windows.
         """
         name, form, serving = self.manifest.model, self._form, self._serving
-        if not form.keeps:
+        if not form.has_memory:
             raise RequestError(f"model {name} has no state and no windows: send its requests without a session")
         if form.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
             raise RequestError(
-                f"a session of model {name} keeps up to {form.size_bytes} bytes, which must fit a frame of at most "
-                f"{self._frame_bytes_max}: raise frame_mb under [serving] in config.toml"
+                f"a session of model {name} needs up to {form.size_bytes} bytes of memory, but a frame has at most "
+                f"{self._frame_bytes_max} bytes, and a session must fit a frame: raise [serving] frame_mb"
             )
         with self._lock:
             if self.count >= serving.sessions_max:

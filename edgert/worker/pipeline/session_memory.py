@@ -71,7 +71,7 @@ class MemoryForm:
         self.size_bytes = sum(math.prod((length, *array.shape[1:])) * array.itemsize for array, length in sizes)
 
     @property
-    def keeps(self) -> bool:
+    def has_memory(self) -> bool:
         """Whether a request of this model can depend on those before it."""
         return bool(self._inputs) or self.pre is not None
 

@@ -24,7 +24,7 @@ THREADS = 1  # more threads would take more cores from the live engine
 
 def main() -> None:
     """Run `python -m edgert.worker.shadow.shadow_process`."""
-    end = link.inherited()
+    end = link.inherited_end()
     _lower_priority()
     with contextlib.suppress(OSError):  # the worker has ended
         _serve(end)
@@ -76,7 +76,7 @@ def _open(order: dict[str, Any]) -> Any:
     from edgert.versions.installed import first_working, load_version
     from edgert.worker.shadow.agreement import compare, scores_output
 
-    state = StateDir(Path(order["state"]))
+    state = StateDir(Path(order["state_dir"]))
     version = load_version(Path(order["folder"]), order["digest"], read_config(state))
     options = EngineOptions(threads=THREADS, cache_dir=state.cache)
 

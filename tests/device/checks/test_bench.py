@@ -1,4 +1,4 @@
-"""`edgertd bench`: it refuses a folder that is not one of its own, and times what can be loaded."""
+"""`edgertd bench` refuses a folder that is not a work folder, and measures each artifact that loads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp
 
 
 def test_runs_of_microseconds_are_counted_one_by_one(tmp_path: Path) -> None:
-    """As many as fit into the time, each at the same cost: a sum over all after each takes minutes."""
+    """As many runs as the time allows, each at the same cost. A sum over all runs after each run would take minutes."""
     ticks = count(0.0, RUN_S)
     work = read_work(folder_of_null(tmp_path))
     (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks)).results
@@ -78,7 +78,7 @@ def test_measuring_ends_early_once_the_figure_is_known_and_not_while_it_differs(
 
 
 def folder_of_null(folder: Path, *before: dict[str, str]) -> Path:
-    """Write a work folder with a model of the null engine behind the artifacts `before`."""
+    """Write a work folder with the artifacts `before`, and a model of the null engine after them."""
     spec = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
     (folder / "a.null").write_text(json.dumps({"op": "copy"}))
     np.save(folder / "x.npy", np.zeros((1, 2), np.float32))

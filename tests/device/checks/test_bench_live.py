@@ -1,4 +1,4 @@
-"""A benchmark through the socket: it measures each answer, and its failures end it."""
+"""A benchmark through the socket measures each answer, and ends at a failure."""
 
 from __future__ import annotations
 

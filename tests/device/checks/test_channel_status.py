@@ -1,4 +1,4 @@
-"""The record that the follower keeps for the daemon and for `edgertd status`."""
+"""The status that the follower stores for the daemon and for `edgertd status`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = ChannelStatus(
 
 def test_a_status_is_read_back_and_one_of_another_channel_counts_no_more(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    write_channel_status(state, KEPT)  # lost for want of a folder
+    write_channel_status(state, KEPT)  # lost, because the folder is missing
     assert read_channel_status(state, CONFIG) == ChannelStatus("oci://r/x", "canary")
     state.follow.mkdir()
     write_channel_status(state, KEPT)

@@ -1,4 +1,4 @@
-"""Golden samples through the daemon's socket: against a daemon, and against one that refuses."""
+"""Golden samples through the daemon's socket, sent to a daemon that answers and to a daemon that refuses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def test_samples_are_answered_as_an_apps_requests_and_a_refused_one_counts_as_as
         with GoldenClient(version, device.state, config) as client:
             assert client.served()["release"] == version.manifest.release
             for sample in client.samples:
-                assert np.array_equal(client.ask(sample)[0], sample[0])
-            assert client.ask_many(5, for_s=60.0) == 5
-            assert client.ask_many(5, for_s=0.0) == 0
+                assert np.array_equal(client.infer(sample)[0], sample[0])
+            assert client.infer_many(5, for_s=60.0) == 5
+            assert client.infer_many(5, for_s=0.0) == 0
         assert check_served("echo", store, device.state, config)["samples"] == len(client.samples)
         with GoldenClient(version, device.state, config) as client:
             device.stop()
-            assert client.ask_many(3, for_s=60.0) == 3
+            assert client.infer_many(3, for_s=60.0) == 3

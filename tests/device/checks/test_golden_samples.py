@@ -1,4 +1,4 @@
-"""Golden samples: what counts as the same answers, and samples that prove nothing."""
+"""Golden samples: which answers count as equal, and which samples prove nothing."""
 
 from __future__ import annotations
 

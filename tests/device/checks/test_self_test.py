@@ -1,4 +1,4 @@
-"""`edgertd self-test`: a runtime judges itself against the models that lie there, without a daemon."""
+"""`edgertd self-test`: a runtime checks itself with the installed models, without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statuses: what a device reports is the same on the host, and anything else is one clear error."""
+"""Statuses: the host reads the same values that the device reports; any other JSON is one clear error."""
 
 from __future__ import annotations
 

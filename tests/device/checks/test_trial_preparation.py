@@ -1,4 +1,4 @@
-"""Which limits of a trial this device can judge."""
+"""The limits of a trial that this device can measure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.text_rules import TOKENIZER, Text
-from edgert.checks.trial_preparation import fit_for, other_inputs_or_answers
+from edgert.checks.trial_preparation import measurable_limits, tensor_difference
 from edgert.config import read_config
 from edgert.errors import TransitionRefused
 from edgert.tensors import TensorSpec
@@ -21,7 +21,7 @@ LIMITS = TrialLimits({"agreement": 0.9, "p99_ms": 5.0}, 60.0)
 
 
 def prepared(device: Device, store: SlotStore) -> tuple[dict[str, float], tuple[str, ...]]:
-    limits, left_out = fit_for(LIMITS, store, read_config(device.state))
+    limits, left_out = measurable_limits(LIMITS, store, read_config(device.state))
     return limits.bounds, left_out
 
 
@@ -37,7 +37,7 @@ def test_agreement_is_left_out_for_a_first_version_and_refused_for_one_that_cann
         device.stage(release=2)
         assert prepared(device, store) == (LIMITS.bounds, ())
         device.stage(release=3, item_shape=(5,))
-        with pytest.raises(TransitionRefused, match=r"release 3 has other inputs than release 1.*leave the limit"):
+        with pytest.raises(TransitionRefused, match=r"releases 1 and 3 differ in inputs.*omit the limit"):
             prepared(device, store)
 
 
@@ -51,13 +51,13 @@ def of_text(manifest: Manifest, sha256: str, max_tokens: int = 4) -> Manifest:
 
 
 def test_versions_with_other_tokens_for_a_text_cannot_be_compared() -> None:
-    """The version before gets the tokens of the version on trial."""
+    """The earlier version gets the tokens that the version on trial computed."""
     with a_device(started=False) as device:
         store = device.stage()
         store.activate(60)
         manifest = load_live(store, read_config(device.state)).manifest
     before = of_text(manifest, "0" * 64)
-    assert other_inputs_or_answers(before, of_text(manifest, "0" * 64)) == ""
-    assert other_inputs_or_answers(before, of_text(manifest, "0" * 64, max_tokens=3)) == "text"
-    assert other_inputs_or_answers(before, of_text(manifest, "1" * 64)) == "text (its tokenizer)"
-    assert other_inputs_or_answers(before, replace(before, text=None)) == "text"
+    assert tensor_difference(before, of_text(manifest, "0" * 64)) == ""
+    assert tensor_difference(before, of_text(manifest, "0" * 64, max_tokens=3)) == "text"
+    assert tensor_difference(before, of_text(manifest, "1" * 64)) == "the tokenizer"
+    assert tensor_difference(before, replace(before, text=None)) == "text"

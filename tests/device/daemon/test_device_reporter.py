@@ -1,4 +1,4 @@
-"""The device's messages: one is lost where the system gives no thread, and the daemon goes on."""
+"""The device's messages: if no thread can be started, one message is lost, and the daemon continues."""
 
 from __future__ import annotations
 

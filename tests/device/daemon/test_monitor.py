@@ -1,4 +1,4 @@
-"""The monitor: starts the daemon again, and ends when it should."""
+"""The monitor restarts the daemon, and ends in the right cases."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from edgert.daemon.monitor import has_lost_its_monitor
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
-# As `python -m edgert.daemon.monitor`, but for a daemon that passes for one that ran for long as soon as it has begun.
+# Like `python -m edgert.daemon.monitor`, but each daemon counts as stable as soon as it starts.
 KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep())"
-# One whose pause before the next start is longer than any test.
+# A monitor whose pause before the next start is longer than any test.
 PAUSING = f"from edgert.daemon import monitor; monitor.PAUSE_S_MIN = monitor.PAUSE_S_MAX = 3600.0; {KEEP}"
 
-# One that is told to end at each of the first calls that its pause makes.
+# A monitor that gets SIGTERM at each of the first calls in its pause.
 TOLD_AT_EACH_CALL = f"""
 import os, signal, sys
 from edgert.daemon import monitor
@@ -50,7 +50,7 @@ def monitor(device: Device) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def pausing_monitor(device: Device) -> Iterator[subprocess.Popen[bytes]]:
-    """A monitor that pauses, as its daemon was killed."""
+    """A monitor that pauses, because its daemon was killed."""
     for monitor in running(device, PAUSING):
         kill_daemon(device)
         wait_until(lambda: "next start in" in device.log(), "it has noticed")
@@ -154,7 +154,7 @@ def test_told_to_end_at_any_moment_of_its_pause_it_ends(device: Device) -> None:
 def test_start_has_the_monitor_of_a_killed_daemon_start_the_next_one(
     device: Device, pausing_monitor: subprocess.Popen[bytes]
 ) -> None:
-    """A second monitor would keep a second daemon, which could not run, and bring it up after `edgertd stop`."""
+    """A second monitor would start a second daemon, which cannot run, and restart it even after `edgertd stop`."""
     pid = device.run("start")["pid"]
     assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(pausing_monitor.pid)
     assert device.run("stop") == {"stopped": True, "pid": pid}
@@ -169,7 +169,7 @@ def test_stop_ends_the_monitor_of_a_killed_daemon(device: Device, pausing_monito
 def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     configured = device.state.config.read_text()
     kill_daemon(device)
-    device.state.config.write_text("no TOML")  # as a disk that takes nothing, it passes
+    device.state.config.write_text("no TOML")  # a fault that ends later, like a full disk
     wait_until(lambda: "edgertd ended with 4" in device.log(), "a start has failed")
     device.state.config.write_text(configured)
     wait_until(device.daemon_pid, "the daemon runs again")

@@ -1,4 +1,4 @@
-"""What the supervisor obeys on its control socket; tests/end_to_end/test_daemon.py has what it does for apps."""
+"""The supervisor's answers on its control socket. For apps, see tests/end_to_end/test_daemon.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is regular is due again later, whatever it did; of several parts the first counts."""
+"""A regular part is due again after its period; of several parts, the earliest due time counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower and a registry: what it fetches, installs and tries, with real commands and a real daemon."""
+"""The follower fetches from a registry, installs and tries releases, with real commands and a real daemon."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_expired_channel_raises_an_alarm_that_stands_until_there_is_a_newer_s
     events = Events()
     follower = following(device, registry.address, events)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
-    follower.ask_registry()
+    follower.query_registry()
     late = following(device, registry.address, events, now_s=4102444800.0)  # in 2100
     for _ in range(2):
         assert "expired at 2099" in followed(late)[0]

@@ -1,4 +1,4 @@
-"""The follower's record, which is whole or missing."""
+"""The follower's record is either complete or missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgert.bundle.channel import Statement, sign_statement
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.follow.record import CHANNELS_MAX, Record, RecordStore, Tried
+from edgert.follow.record import CHANNELS_MAX, Attempt, Record, RecordStore
 from edgert.state_dir import StateDir
 
 TIMES = ("2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z")
@@ -18,7 +18,7 @@ def statement(channel: str = "stable", counter: int = 1) -> Statement:
 
 def test_a_record_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> None:
     records = RecordStore(StateDir(tmp_path))
-    record = Record({"stable": 7}, "oci://r/x stable", "sha256:ab", {"digits": Tried("a", "why")})
+    record = Record({"stable": 7}, "oci://r/x stable", "sha256:ab", {"digits": Attempt("a", "why")})
     records.write(record)
     assert records.read() == record
     (tmp_path / "follow" / "record.json").write_bytes(b'{"counters": 5}')
@@ -35,12 +35,12 @@ def test_the_kept_statement_is_verified_each_time_it_is_read(tmp_path: Path, sig
 
 
 def test_each_channel_has_its_own_counter_which_outlives_a_visit_to_another() -> None:
-    record = Record().accepting(statement("stable", 7), "s", "m").accepting(statement("canary", 2), "c", "n")
+    record = Record().with_statement(statement("stable", 7), "s", "m").with_statement(statement("canary", 2), "c", "n")
     assert record.counters == {"stable": 7, "canary": 2}
     for number in range(CHANNELS_MAX):
-        record = record.accepting(statement(f"c{number}"), "s", "m")
+        record = record.with_statement(statement(f"c{number}"), "s", "m")
     assert len(record.counters) == CHANNELS_MAX
 
 
 def test_a_model_that_the_channel_has_no_more_is_forgotten() -> None:
-    assert Record(tried={"digits": Tried("a")}).accepting(statement(), "s", "m").tried == {}
+    assert Record(tried={"digits": Attempt("a")}).with_statement(statement(), "s", "m").tried == {}

@@ -1,4 +1,4 @@
-"""The follower changes the runtime, waits or refuses; tests/end_to_end has whole changes."""
+"""The follower changes the runtime, waits or refuses. Complete changes are in tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgert.config import read_config
 from edgert.durable import locked
 from edgert.environment import RuntimeOutcome, RuntimeResult, home_of
 from edgert.errors import ChannelInvalid, DaemonUnreachable
-from edgert.follow.decision import Do
-from edgert.follow.record import RecordStore, Tried
-from edgert.follow.runtime import RuntimesHere, decide_runtime
+from edgert.follow.decision import Action
+from edgert.follow.record import Attempt, RecordStore
+from edgert.follow.runtime import InstalledRuntimes, decide_runtime
 from edgert.names import RUNTIME
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.install import install
@@ -42,7 +42,7 @@ def registry() -> Iterator[HostileRegistry]:
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    """A device with a HOME, whose daemon does not run, in a folder that every user may enter."""
+    """A device with a HOME in a folder that every user may enter. Its daemon does not run."""
     device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
     device.folder.chmod(0o755)
     device.prepare()
@@ -63,53 +63,59 @@ def offer(device: Device, registry: HostileRegistry) -> str:
 
 
 @pytest.mark.parametrize(
-    ("here", "tried", "newest", "do", "says"),
+    ("runtimes", "tried", "newest", "action", "says"),
     [
-        (RuntimesHere(FIRST), None, 0, Do.FETCH, "is wanted"),
-        (RuntimesHere(NEW), None, 0, Do.NOTHING, "is live"),
-        (RuntimesHere(NEW, NEW), Tried("a"), 0, Do.WAIT, "is on trial"),
-        (RuntimesHere(OTHER, OTHER), None, 0, Do.WAIT, "waits for another trial"),
+        (InstalledRuntimes(FIRST), None, 0, Action.FETCH, "is wanted"),
+        (InstalledRuntimes(NEW), None, 0, Action.NOTHING, "is live"),
+        (InstalledRuntimes(NEW, NEW), Attempt("a"), 0, Action.WAIT, "is on trial"),
+        (InstalledRuntimes(OTHER, OTHER), None, 0, Action.WAIT, "waits for another trial"),
         (
-            RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "slow")),
-            Tried("a"),
+            InstalledRuntimes(FIRST, "", RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "slow")),
+            Attempt("a"),
             0,
-            Do.NOTHING,
+            Action.NOTHING,
             "it was rolled back (slow)",
         ),
         (
-            RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "slow")),
+            InstalledRuntimes(FIRST, "", RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "slow")),
             None,
             0,
-            Do.FETCH,
+            Action.FETCH,
             "is wanted",
         ),
-        (RuntimesHere(FIRST), Tried("a", "it is bad"), 0, Do.NOTHING, "it is bad"),
-        (RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.RUNNING, NEW)), Tried("a"), 0, Do.FETCH, "is wanted"),
+        (InstalledRuntimes(FIRST), Attempt("a", "it is bad"), 0, Action.NOTHING, "it is bad"),
         (
-            RuntimesHere(OTHER, "", RuntimeOutcome(RuntimeResult.KEPT, OTHER)),
-            Tried("a"),
+            InstalledRuntimes(FIRST, "", RuntimeOutcome(RuntimeResult.RUNNING, NEW)),
+            Attempt("a"),
+            0,
+            Action.FETCH,
+            "is wanted",
+        ),
+        (
+            InstalledRuntimes(OTHER, "", RuntimeOutcome(RuntimeResult.KEPT, OTHER)),
+            Attempt("a"),
             4,
-            Do.NOTHING,
+            Action.NOTHING,
             "another runtime became live here",
         ),
         (
-            RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.KEPT, NEW)),
-            Tried("a"),
+            InstalledRuntimes(FIRST, "", RuntimeOutcome(RuntimeResult.KEPT, NEW)),
+            Attempt("a"),
             0,
-            Do.NOTHING,
+            Action.NOTHING,
             "another runtime became live here",
         ),
     ],
 )
 def test_what_is_done_follows_from_what_is_there(
-    here: RuntimesHere, tried: Tried | None, newest: int, do: Do, says: str
+    runtimes: InstalledRuntimes, tried: Attempt | None, newest: int, action: Action, says: str
 ) -> None:
-    decision = decide_runtime(ENTRY, NEW, here, tried, newest)
-    assert (decision.do, says in decision.text) == (do, True), decision
+    decision = decide_runtime(ENTRY, NEW, runtimes, tried, newest)
+    assert (decision.action, says in decision.text) == (action, True), decision
 
 
 def test_a_halted_runtime_is_not_begun() -> None:
-    assert decide_runtime(replace(ENTRY, halted=True), NEW, RuntimesHere(FIRST), None, 0).do is Do.NOTHING
+    assert decide_runtime(replace(ENTRY, halted=True), NEW, InstalledRuntimes(FIRST), None, 0).action is Action.NOTHING
 
 
 def test_a_runtime_has_no_trial_limits() -> None:
@@ -173,7 +179,7 @@ def test_a_runtime_that_the_follower_may_not_change_is_refused(device: Device, r
     try:
         follower = following(device, registry.address, events, home=home(device))
         for _ in range(2):
-            assert "so the follower may not change it: change it with edgert bootstrap" in followed(follower)[0]
+            assert "so the follower cannot change it: run edgert bootstrap" in followed(follower)[0]
     finally:
         if os.getuid() == 0:
             os.seteuid(0)

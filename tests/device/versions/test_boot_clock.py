@@ -1,4 +1,4 @@
-"""The boot clock: an end time is valid in its own boot only."""
+"""The boot clock: an end time is valid only in its own boot."""
 
 from __future__ import annotations
 

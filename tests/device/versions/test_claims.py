@@ -1,4 +1,4 @@
-"""Claims keep deployments of one model apart, and never keep a device from taking the next one for good."""
+"""Claims separate deployments of one model, and no claim blocks a device for ever."""
 
 from __future__ import annotations
 
@@ -32,65 +32,65 @@ def claims(tmp_path: Path, clock: Clock) -> Claims:
 
 
 def test_the_second_is_refused_with_who_and_since_when(claims: Claims) -> None:
-    claims.take("mlp", "ann@desk", 60)
+    claims.acquire("mlp", "ann@desk", 60)
     with pytest.raises(
         DeployUnderWay, match=r"another deployment of mlp is in progress on board \(since 2.*, by ann@desk\)"
     ):
-        claims.take("mlp", "bob@desk", 60)
-    claims.take("other", "bob@desk", 60)
+        claims.acquire("mlp", "bob@desk", 60)
+    claims.acquire("other", "bob@desk", 60)
 
 
 def test_a_released_one_is_free_and_a_foreign_token_releases_nothing(claims: Claims) -> None:
-    first = claims.take("mlp", "ann@desk", 60)
+    first = claims.acquire("mlp", "ann@desk", 60)
     claims.release("mlp.0123")
     with pytest.raises(DeployUnderWay):
-        claims.take("mlp", "bob@desk", 60)
+        claims.acquire("mlp", "bob@desk", 60)
     claims.release(first.token)
     claims.release(first.token)
-    claims.take("mlp", "bob@desk", 60)
+    claims.acquire("mlp", "bob@desk", 60)
 
 
 def test_one_that_is_shown_lasts_and_one_that_is_not_runs_out(claims: Claims, clock: Clock) -> None:
-    first = claims.take("mlp", "ann@desk", 60)
+    first = claims.acquire("mlp", "ann@desk", 60)
     clock.time_s += 50
-    claims.show(first.token)
+    claims.renew(first.token)
     clock.time_s += 50
     with pytest.raises(DeployUnderWay, match="expires in 10 s"):
-        claims.take("mlp", "bob@desk", 60)
+        claims.acquire("mlp", "bob@desk", 60)
     clock.time_s += 10
-    second = claims.take("mlp", "bob@desk", 60)
+    second = claims.acquire("mlp", "bob@desk", 60)
     with pytest.raises(DeployUnderWay, match="expired; another deploy"):
-        claims.show(first.token)
-    claims.show(second.token)
+        claims.renew(first.token)
+    claims.renew(second.token)
 
 
 def test_one_that_ran_out_and_that_nobody_took_goes_on(claims: Claims, clock: Clock) -> None:
-    first = claims.take("mlp", "ann@desk", 60)
+    first = claims.acquire("mlp", "ann@desk", 60)
     clock.time_s += 500
-    claims.show(first.token)
+    claims.renew(first.token)
     with pytest.raises(DeployUnderWay):
-        claims.take("mlp", "bob@desk", 60)
+        claims.acquire("mlp", "bob@desk", 60)
 
 
 def test_one_for_no_number_of_seconds_keeps_nobody_away(claims: Claims) -> None:
-    claims.take("mlp", "ann@desk", math.nan)
-    claims.take("mlp", "bob@desk", 60)
+    claims.acquire("mlp", "ann@desk", math.nan)
+    claims.acquire("mlp", "bob@desk", 60)
 
 
 def test_a_reboot_ends_it(claims: Claims, clock: Clock) -> None:
-    claims.take("mlp", "ann@desk", 60)
+    claims.acquire("mlp", "ann@desk", 60)
     clock.boot_id = "next"
-    claims.take("mlp", "bob@desk", 60)
+    claims.acquire("mlp", "bob@desk", 60)
 
 
 def test_the_next_of_a_host_takes_the_place_of_its_dead_one(claims: Claims) -> None:
-    dead = claims.take("mlp", "ann@desk", 60)
-    claims.take("mlp", "ann@desk", 60, instead_of=dead.token)
+    dead = claims.acquire("mlp", "ann@desk", 60)
+    claims.acquire("mlp", "ann@desk", 60, instead_of=dead.token)
     with pytest.raises(DeployUnderWay):
-        claims.show(dead.token)
+        claims.renew(dead.token)
 
 
 def test_a_torn_claim_holds_nobody_up(claims: Claims, tmp_path: Path) -> None:
-    claims.take("mlp", "ann@desk", 60)
+    claims.acquire("mlp", "ann@desk", 60)
     (tmp_path / "claims" / "mlp.json").write_text("{")
-    claims.take("mlp", "bob@desk", 60)
+    claims.acquire("mlp", "bob@desk", 60)

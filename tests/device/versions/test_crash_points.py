@@ -1,4 +1,4 @@
-"""An operation on the slots may be cut short at any point: a whole version serves, and a retry succeeds."""
+"""After an operation on the slots is cut short at any point, a complete version serves, and a retry succeeds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Installing: what is refused, what is kept.
+"""An install refuses bad bundles, and keeps the live version.
 
-tests/device/versions/test_crash_points.py has what is left after a kill or a full disk.
+For kills and full disks during an install, see tests/device/versions/test_crash_points.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.installed import check_files, load_live, load_version
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import State
+from edgert.versions.slots import SlotState
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.devices import Device
 
@@ -57,7 +57,7 @@ def store_of(device: Device) -> SlotStore:
 
 
 def active_release(state: StateDir) -> int | None:
-    """The release that serves, after checking that every byte of it is there."""
+    """Check every byte of the live version, and return its release."""
     store = SlotStore(state.models / "echo")
     slots = store.read()
     if slots.live is None:
@@ -148,7 +148,7 @@ def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:
 def test_a_missing_engine_is_named_and_nothing_is_installed(device: Device) -> None:
     with pytest.raises(EngineMissing, match="tensorrt"):
         install_on(device, device.bundle(engine="tensorrt"))
-    assert store_of(device).read().state is State.EMPTY
+    assert store_of(device).read().state is SlotState.EMPTY
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
@@ -157,7 +157,7 @@ def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(de
     lines: list[str] = []
     install(bundle, device.state, read_config(device.state), lines.append)
     assert any("first cannot serve here" in line and "tensorrt is not installed" in line for line in lines)
-    assert store_of(device).read().state is State.FIRST_STAGED
+    assert store_of(device).read().state is SlotState.FIRST_STAGED
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
@@ -169,7 +169,7 @@ def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_p
 
 
 def test_an_installation_imports_no_numpy(device: Device) -> None:
-    """NumPy takes as long to import as all else that an installation does; on a small board half a second."""
+    """The import of NumPy takes as long as the rest of an install, half a second on a small board."""
     program = "import sys; from edgert.cli import main; print(main(), 'numpy' in sys.modules)"
     words = [sys.executable, "-c", program, "--state", str(device.state.root), "install", str(device.bundle())]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""An installed version: what is live, and the first artifact that works."""
+"""An installed version: the live version, and its first artifact that works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture
 def version(device: Device) -> InstalledVersion:
-    """A live version of two artifacts."""
+    """A live version with two artifacts."""
     store, config = SlotStore(device.state.models / "echo"), read_config(device.state)
     with pytest.raises(ModelNotFound, match="no version of model echo is live"):
         load_live(store, config)

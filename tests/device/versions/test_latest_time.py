@@ -1,4 +1,4 @@
-"""The latest time that a device has seen: what counts, and what is written how often."""
+"""The latest time that a device has seen: which times count, and how often a time is stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from edgert.bundle.expiry import expiry_time
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
-from edgert.versions.latest_time import CHECK_S, KEPT_S, LatestTime
+from edgert.versions.latest_time import CHECK_S, STORE_STEP_S, LatestTime
 from tests.support.devices import nothing_may_be_written
 
 NOW_S = expiry_time("2026-11-22T08:00:00Z")
@@ -27,7 +27,7 @@ class Clocks:
 
     def passes(self, seconds: float) -> None:
         self.wall_s += seconds
-        self.latest.keep()
+        self.latest.store_clock()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def clocks(tmp_path: Path) -> Clocks:
 
 def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
     assert clocks.latest.now_s() == NOW_S
-    clocks.latest.keep()
+    clocks.latest.store_clock()
     clocks.wall_s = 0.0
     assert clocks.latest.now_s() == NOW_S
     clocks.wall_s = NOW_S + 5
@@ -46,16 +46,16 @@ def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
 
 def test_a_clock_without_a_time_source_is_not_kept(clocks: Clocks) -> None:
     clocks.synced, clocks.wall_s = False, NOW_S * 2
-    clocks.latest.keep()
+    clocks.latest.store_clock()
     assert not clocks.kept.exists()
     clocks.wall_s = NOW_S
     assert clocks.latest.now_s() == NOW_S
 
 
 def test_it_is_written_once_a_day(clocks: Clocks) -> None:
-    clocks.latest.keep()
+    clocks.latest.store_clock()
     first = clocks.kept.read_bytes()
-    for _ in range(int(KEPT_S / CHECK_S)):
+    for _ in range(int(STORE_STEP_S / CHECK_S)):
         clocks.passes(CHECK_S)
         assert clocks.kept.read_bytes() == first
     clocks.passes(CHECK_S)
@@ -63,8 +63,8 @@ def test_it_is_written_once_a_day(clocks: Clocks) -> None:
 
 
 def test_an_earlier_time_is_not_kept(clocks: Clocks) -> None:
-    clocks.latest.saw(NOW_S)
-    clocks.latest.saw(NOW_S - 1)
+    clocks.latest.store(NOW_S)
+    clocks.latest.store(NOW_S - 1)
     clocks.wall_s = 0.0
     assert clocks.latest.now_s() == NOW_S
 
@@ -80,23 +80,23 @@ def test_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
 def test_a_damaged_record_is_as_none(clocks: Clocks, content: bytes) -> None:
     clocks.kept.write_bytes(content)
     assert clocks.latest.now_s() == NOW_S
-    clocks.latest.saw(NOW_S)
+    clocks.latest.store(NOW_S)
     assert b"2026" in clocks.kept.read_bytes()
 
 
 def test_a_full_disk_stops_an_install_but_not_the_daemon(clocks: Clocks) -> None:
     with nothing_may_be_written():
-        clocks.latest.keep()
+        clocks.latest.store_clock()
         with pytest.raises(StorageFailed, match="latest_time"):
-            clocks.latest.saw(NOW_S)
+            clocks.latest.store(NOW_S)
 
 
 def test_a_time_far_ahead_of_a_synchronized_clock_is_not_kept(clocks: Clocks) -> None:
-    """A host whose clock was years ahead signed it: the device would take no update for years."""
-    clocks.latest.saw(NOW_S + 10 * 365 * 86_400)
+    """A host with a clock years ahead signed the bundle. With its time, the device would accept no update for years."""
+    clocks.latest.store(NOW_S + 10 * 365 * 86_400)
     assert (clocks.latest.now_s(), clocks.kept.exists()) == (NOW_S, False)
-    clocks.latest.saw(NOW_S + 3600)
+    clocks.latest.store(NOW_S + 3600)
     assert clocks.latest.now_s() == NOW_S + 3600
-    clocks.synced = False  # a board without a battery: its clock may be years behind
-    clocks.latest.saw(NOW_S + 10 * 365 * 86_400)
+    clocks.synced = False  # the clock of a board without a battery may be years behind
+    clocks.latest.store(NOW_S + 10 * 365 * 86_400)
     assert clocks.latest.now_s() == NOW_S + 10 * 365 * 86_400

@@ -1,4 +1,4 @@
-"""The slots on disk: what each command leaves there, also after a reboot, a damaged file and a newer runtime."""
+"""The slots on disk after each command, after a reboot, with a damaged file, and after a newer runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.slot_store import NOT_WRITTEN, SlotStore
-from edgert.versions.slots import CUT_OFF, SlotState, State, Trial, Version
+from edgert.versions.slots import CUT_OFF, Slots, SlotState, TrialEnd, Version
 from edgert.versions.trial_limits import FILL_S_MAX, TrialLimits
 from tests.support.devices import nothing_may_be_written
 
@@ -52,7 +52,7 @@ def content(store: SlotStore) -> str:
 def test_a_trial_with_limits_is_marked_good_only_after_they_held(store: SlotStore) -> None:
     stage(store, ONE)
     store.activate(60.0, TrialLimits({"p99_ms": 8.0}, 600.0, confirm_s=60.0))
-    assert store.read().trial == Trial("boot-1", 1000.0 + 60.0 + 600.0 + FILL_S_MAX)
+    assert store.read().trial == TrialEnd("boot-1", 1000.0 + 60.0 + 600.0 + FILL_S_MAX)
     with pytest.raises(TransitionRefused, match="edgertd trial --wait"):
         store.mark_good()
     assert store.start_watch()
@@ -60,9 +60,9 @@ def test_a_trial_with_limits_is_marked_good_only_after_they_held(store: SlotStor
     with pytest.raises(TransitionRefused, match="no longer on trial"):
         store.pass_limits("another")
     store.pass_limits(ONE.digest)
-    assert store.read().trial == Trial("boot-1", 1000.0 + 60.0)
+    assert store.read().trial == TrialEnd("boot-1", 1000.0 + 60.0)
     marked = store.mark_good()
-    assert (marked.state, marked.limits, marked.rolled_back) == (State.STEADY, None, None)
+    assert (marked.state, marked.limits, marked.rolled_back) == (SlotState.STEADY, None, None)
 
 
 def test_a_trial_fails_for_the_version_that_is_on_trial_alone(store: SlotStore) -> None:
@@ -105,8 +105,8 @@ def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
         store.activate(trial_s)
     store.activate(60.0, TrialLimits({}, 10.0, confirm_s=1e9))
     store.pass_limits(ONE.digest)
-    assert store.read().trial == Trial("boot-1", 1000.0 + 86400)
-    assert Trial("boot-1", math.nan).over(store.clock)
+    assert store.read().trial == TrialEnd("boot-1", 1000.0 + 86400)
+    assert TrialEnd("boot-1", math.nan).over(store.clock)
 
 
 def test_limits_of_a_newer_runtime_that_this_one_cannot_judge_are_a_watch_that_was_cut_off(store: SlotStore) -> None:
@@ -149,12 +149,12 @@ def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
     store.activate(60)
     store.clock.boot_id = "boot-2"
     assert store.expire_trial()
-    assert store.read().state is State.EMPTY
+    assert store.read().state is SlotState.EMPTY
 
 
 def test_keys_that_a_newer_runtime_added_are_ignored(store: SlotStore) -> None:
-    """After its trial failed, the previous runtime reads this file again."""
-    before = SlotState(State.TRIAL, "b", ONE, TWO, Trial("boot-1", 2000.0), 1)
+    """When a newer runtime fails its trial, the previous runtime reads the newer runtime's file."""
+    before = Slots(SlotState.TRIAL, "b", ONE, TWO, TrialEnd("boot-1", 2000.0), 1)
     store.folder.mkdir(parents=True, exist_ok=True)
     store.commit(before)
     path = store.folder / "state.json"
@@ -215,11 +215,11 @@ def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path:
         assert json.loads((store.folder / "state.json").read_bytes())["state"] == "trial"
     assert store.fault is not None
     store.collect()
-    assert store.slot_folder("b").exists()  # the file still names it
+    assert store.slot_folder("b").exists()  # state.json still names this slot
     store.record()
     assert SlotStore(store.folder).read() == store.read()
     assert "could not" not in str(store.fault)
-    assert SlotStore(store.folder).read().state is State.STEADY
+    assert SlotStore(store.folder).read().state is SlotState.STEADY
 
 
 def test_a_roll_back_that_could_not_be_written_outlives_the_daemon(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_roll_back_that_could_not_be_written_outlives_the_daemon(tmp_path: Pat
     assert "could not be written" in str(again.fault)
     again.record()
     state = SlotStore(store.folder).read()
-    assert (state.state, state.live, again.fault) == (State.STEADY, replace(ONE, good=True), None)
+    assert (state.state, state.live, again.fault) == (SlotState.STEADY, replace(ONE, good=True), None)
     assert state.rolled_back is not None
     assert (state.rolled_back.release, state.rolled_back.reason) == (TWO.release, NOT_WRITTEN)
 
@@ -243,7 +243,7 @@ def test_a_version_that_failed_may_be_tried_once_more(tmp_path: Path) -> None:
     with nothing_may_be_written():
         store.rollback()
     stage(store, TWO)
-    assert store.activate(60).state is State.TRIAL
+    assert store.activate(60).state is SlotState.TRIAL
     assert SlotStore(store.folder).read().live == TWO
 
 

@@ -1,4 +1,4 @@
-"""Trial limits are read as people write them, and judged by what was measured."""
+"""Trial limits are parsed from people's notation, and judged by measurements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
         "p99_ms=-1": "a number from 0 up",
         "p99_ms=nan": "a number from 0 up",
         "agreement=99": "a share from 0 to 1, or a percentage",
-        "memory_mb=5%": "is a share; give a number of MB",
+        "memory_mb=5%": "is a percentage; give a number of MB",
     }.items():
         with pytest.raises(ConfigInvalid, match=re.escape(says)):
             parse_limits([word])

@@ -174,7 +174,7 @@ def test_a_deployment_during_a_trial_is_told_what_helps(edgert: Edgert, here: Pa
     device = ["--state", str(tmp_path / "dev")]
     assert edgertd([*device, "install", str(here / "echo-2.edgert")]) == 0
     assert edgertd([*device, "activate", "echo"]) == 0
-    token = Claims(StateDir(tmp_path / "dev"), "here").take("echo", "ann@desk", 600).token
+    token = Claims(StateDir(tmp_path / "dev"), "here").acquire("echo", "ann@desk", 600).token
     code, answer = edgert("deploy", here / "echo-3.edgert", "here")
     refused = answer["devices"][0]["error"] if code == 7 and "devices" in answer else answer["error"]
     assert (refused["code"], "by ann@desk" in refused["message"]) == ("device.deploy_under_way", True)

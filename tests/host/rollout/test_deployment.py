@@ -23,7 +23,7 @@ from edgert.errors import (
     StorageFailed,
     exit_code_of,
 )
-from edgert.versions.slots import State
+from edgert.versions.slots import SlotState
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport
@@ -65,7 +65,7 @@ def test_all_steps_in_their_order(bundle: Path, key: SigningKey) -> None:
     outcome = roll_out(bundle, device)
     assert (outcome.result, outcome.serving, outcome.error) == ("live", 2, None)
     assert device.done == ["install", "activate", "check", "mark-good"]
-    assert (device.slots.state, device.slots.ratchet) == (State.STEADY, 2)
+    assert (device.slots.state, device.slots.ratchet) == (SlotState.STEADY, 2)
 
 
 def test_a_dry_run_touches_nothing(bundle: Path, key: SigningKey) -> None:
@@ -83,7 +83,7 @@ def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: st
     assert f"at {verb} [device.health_check_failed]" in outcome.error.message
     assert "off by 3" in outcome.error.message
     assert "Release 1 is live again" in outcome.error.message
-    assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", State.STEADY, "a")
+    assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", SlotState.STEADY, "a")
 
 
 def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
@@ -91,7 +91,7 @@ def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: Signi
     outcome = roll_out(bundle, device)
     assert outcome.error is not None
     assert "Nothing is live now" in outcome.error.message
-    assert (outcome.serving, device.slots.state) == (None, State.EMPTY)
+    assert (outcome.serving, device.slots.state) == (None, SlotState.EMPTY)
 
 
 def test_a_model_that_goes_in_the_middle_or_is_damaged_is_distinguished(bundle: Path, key: SigningKey) -> None:
@@ -156,7 +156,7 @@ def test_a_link_that_dies_on_trial_says_that_the_trial_ends_by_itself(bundle: Pa
     assert error is not None
     assert error.code == "device.unreachable"
     assert "ends by itself after 60 s" in error.message
-    assert device.slots.state is State.TRIAL
+    assert device.slots.state is SlotState.TRIAL
 
 
 def test_a_deployment_cut_short_goes_on_where_it_stood(bundle: Path, key: SigningKey) -> None:
@@ -243,7 +243,7 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, exit_code_of([outcome.error])) == ("stopped", "deploy.interrupted", 130)
     assert device.done == done
-    assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (State.STEADY, "a", 1)
+    assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (SlotState.STEADY, "a", 1)
     assert device.claims == {}
     assert ("Release 1 is live" in outcome.error.message) == bool(done)
 

@@ -9,25 +9,25 @@ from typing import Any
 
 from edgert.bundle.signing import SigningKey
 from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
-from edgert.versions.slots import Event, SlotState, State, Version, step
+from edgert.versions.slots import SlotEvent, Slots, SlotState, Version, step
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 from edgert_deploy.rollout.request import read_offer
 
 BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
 _EVENTS = {
-    "install": Event.INSTALL,
-    "activate": Event.ACTIVATE,
-    "mark-good": Event.MARK_GOOD,
-    "rollback": Event.ROLLBACK,
+    "install": SlotEvent.INSTALL,
+    "activate": SlotEvent.ACTIVATE,
+    "mark-good": SlotEvent.MARK_GOOD,
+    "rollback": SlotEvent.ROLLBACK,
 }
 
 
 class SimulatedDevice:
     """Answers `edgertd` as a device; `faults[verb]` is raised there, or on the link if unreachable."""
 
-    def __init__(self, key: SigningKey, slots: SlotState | None = None, **faults: EdgeRTError) -> None:
-        self.key, self.slots = key, slots or SlotState()
+    def __init__(self, key: SigningKey, slots: Slots | None = None, **faults: EdgeRTError) -> None:
+        self.key, self.slots = key, slots or Slots()
         self.faults = {verb.replace("_", "-"): error for verb, error in faults.items()}
         self.done: list[str] = []
         self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
@@ -113,8 +113,8 @@ class SimulatedDevice:
             "disk_free_bytes": 10**10,
             "engines": {"null": "1"},
             "keys": [self.key.public.key_id],
-            "models": [] if (slots.state is State.EMPTY and not self.done) or self.hidden else [model],
+            "models": [] if (slots.state is SlotState.EMPTY and not self.done) or self.hidden else [model],
         }
 
 
-RELEASE_1 = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+RELEASE_1 = Slots(SlotState.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)

@@ -61,7 +61,7 @@ class FakeWorker(WorkerProcess):
         self.mb = self.now_mb
         return self.mb
 
-    def reaped(self) -> str:
+    def wait_for_end(self) -> str:
         return "killed by signal 11"
 
     def asked(self) -> list[str]:

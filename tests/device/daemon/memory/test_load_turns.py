@@ -1,4 +1,4 @@
-"""Models load in turn, those that clients ask for first, and each waits for memory for a while."""
+"""Models load in turn. Models that clients requested load first. Each model waits for memory for a limited time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgert.daemon.model.restarts import RESTART_PAUSES_S
 from edgert.errors import Unavailable
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, State, Version
+from edgert.versions.slots import Slots, SlotState, Version
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.stand_ins.workers import FakeWorker, connected, ready_message
 
-STEADY = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+STEADY = Slots(SlotState.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
 
 
 class World:
-    """Services with fake workers, of which two may load at once, and a clock."""
+    """Services with fake workers, and a clock. Two workers may load at once."""
 
     def __init__(self, folder: Path, limit_mb: float = 0) -> None:
         self.now_s = 1000.0
@@ -55,12 +55,12 @@ class World:
     def loaded(self, model: str) -> FakeWorker:
         worker = self.services[model].workers.loading
         assert isinstance(worker, FakeWorker)
-        self.services[model].received(worker, ready_message())
+        self.services[model].handle_message(worker, ready_message())
         self.turns.tick()
         return worker
 
     def ask(self, model: str) -> None:
-        """Let a client ask for a model that does not serve."""
+        """Let a client request a model that does not serve."""
         theirs, ours = connected()
         with theirs, ours, pytest.raises(Unavailable) as refused:
             self.services[model].connect(theirs)
@@ -73,7 +73,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Six models, all of which have been told to load."""
+    """Six models that must all load."""
     world = World(tmp_path)
     for model in "abcdef":
         world.add(model).sync()
@@ -110,7 +110,7 @@ def test_a_command_waits_for_no_turn(world: World) -> None:
 
 
 def test_a_model_that_is_removed_or_stopped_waits_no_more(world: World) -> None:
-    SlotStore(world.state.models / "c").commit(SlotState())
+    SlotStore(world.state.models / "c").commit(Slots())
     world.services["c"].sync()
     world.services["d"].stop()
     world.loaded("a")
@@ -124,7 +124,7 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     first, second = world.add("first"), world.add("second")
     world.ask("first")
     worker = world.loaded("first")
-    worker.run_page.since_s = world.now_s  # it is in use
+    worker.run_page.since_s = world.now_s  # the model is in use
     world.ask("second")
     assert (second.state, world.turns.due_s()) == ("waiting", world.now_s + ROOM_RETRY_S)
     world.wait(ROOM_S_MAX - 1)
@@ -137,7 +137,7 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     worker.run_page.since_s = None
     world.wait(IDLE_S_MIN)
     assert (first.state, second.state) == ("unloaded", "waiting")
-    first.ended(worker)
+    first.handle_end(worker)
     world.wait(ROOM_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("loading", None)
 
@@ -149,21 +149,21 @@ def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) ->
     world.ask("first")
     world.loaded("first").run_page.since_s = world.now_s
     world.ask("second")
-    second.store.commit(SlotState())
+    second.store.commit(Slots())
     second.sync()
     world.wait(ROOM_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("stopped", None)
 
 
 def with_a_next_version(tmp_path: Path) -> tuple[World, ModelService]:
-    """Two models that fill the memory, and the first, whose slots name a next version."""
+    """Two models that fill the memory. The slots of the first model name a next version."""
     world = World(tmp_path, limit_mb=21)
     first = world.add("first")
     world.add("second")
     for model in ("first", "second"):
         world.ask(model)
         world.loaded(model).run_page.since_s = world.now_s
-    first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
+    first.store.commit(Slots(SlotState.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
     return world, first
 
 
@@ -171,7 +171,7 @@ def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: P
     world, first = with_a_next_version(tmp_path)
     first.sync()
     assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)
-    first.ended(next(iter(first.workers)))
+    first.handle_end(next(iter(first.workers)))
     world.wait(ROOM_RETRY_S)
     assert (first.state, world.turns.due_s()) == ("restarting", None)
     world.now_s += RESTART_PAUSES_S[0]

@@ -1,4 +1,4 @@
-"""The budget admits a version, makes room for it, or refuses one that can never fit."""
+"""The budget admits a version, frees memory for a version, or refuses a version that can never fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, State, Version
+from edgert.versions.slots import Slots, SlotState, Version
 from tests.support.stand_ins.workers import ORDER, FakeWorker
 
 NOW = 1000.0
@@ -30,7 +30,7 @@ class World:
         self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0, lambda: forks)
 
     def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
-        """A model whose worker uses `mb`; 0 for none."""
+        """Return a model whose worker uses `mb`; with 0, the model has no worker."""
         workers = WorkerSet(lambda: 1000.0, lambda order, version, now_s: FakeWorker(version, now_s))
         if mb:
             worker = cast(FakeWorker, workers.start(ORDER, version_of(model)))
@@ -48,7 +48,7 @@ class World:
         return self.services[model]
 
     def admit(self, service: ModelService) -> bool:
-        return self.budget.admit(service, SlotState(State.STEADY, "a", a=version_of(service.model)))
+        return self.budget.admit(service, Slots(SlotState.STEADY, "a", a=version_of(service.model)))
 
 
 def version_of(model: str) -> Version:

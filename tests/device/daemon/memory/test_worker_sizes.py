@@ -1,4 +1,4 @@
-"""The sizes of workers: what is measured and remembered, and what is assumed before."""
+"""The sizes of workers: measured and stored sizes, and estimates before the first measurement."""
 
 from __future__ import annotations
 

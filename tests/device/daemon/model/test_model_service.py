@@ -21,13 +21,13 @@ from edgert.daemon.workers.worker_set import STUCK_S
 from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, Unavailable
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import Event, SlotState, State, Trial, Version, step
+from edgert.versions.slots import SlotEvent, Slots, SlotState, TrialEnd, Version, step
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.stand_ins.workers import FakeWorker, connected, figures_message, ready_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
-STEADY = SlotState(State.STEADY, "a", a=OLD, ratchet=1)
+STEADY = Slots(SlotState.STEADY, "a", a=OLD, ratchet=1)
 
 
 class World:
@@ -54,7 +54,7 @@ class World:
             self._start,
         )
 
-    def _admit(self, service: ModelService, slots: SlotState) -> bool:
+    def _admit(self, service: ModelService, slots: Slots) -> bool:
         if isinstance(self.room, EdgeRTError):
             raise self.room
         return self.room
@@ -65,8 +65,8 @@ class World:
         self.workers.append(FakeWorker(version, now_s, pid=len(self.workers) + 1))
         return self.workers[-1]
 
-    def slots(self, slots: SlotState) -> list[EdgeRTError | None]:
-        """Change the slots as a command does; what the command is told."""
+    def slots(self, slots: Slots) -> list[EdgeRTError | None]:
+        """Change the slots like a command; return the results that the command gets."""
         self.store.commit(slots)
         told: list[EdgeRTError | None] = []
         self.service.sync(told.append)
@@ -74,18 +74,18 @@ class World:
 
     def loaded(self) -> FakeWorker:
         """Let the last worker become ready."""
-        self.service.received(self.workers[-1], ready_message())
+        self.service.handle_message(self.workers[-1], ready_message())
         return self.workers[-1]
 
     def finish_loading(self) -> None:
         """Let the worker that loads become ready, if there is one."""
         if self.service.workers.loading is not None:
-            self.service.received(self.service.workers.loading, ready_message())
+            self.service.handle_message(self.service.workers.loading, ready_message())
 
     def end(self, which: int) -> None:
         """End one of the workers, if there is one."""
         if workers := list(self.service.workers):
-            self.service.ended(workers[which])
+            self.service.handle_end(workers[which])
 
     def serve(self) -> FakeWorker:
         """Serve the version OLD."""
@@ -120,17 +120,17 @@ def test_a_live_version_is_loaded_and_serves(world: World) -> None:
 
 def test_a_new_version_is_swapped_in_and_the_old_worker_is_retired(world: World) -> None:
     old = world.serve()
-    told = world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    told = world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     assert (world.service.state, told) == ("ready", [])
     new = world.loaded()
     assert (world.service.workers.serving, told, old.asked()) == (new, [None], ["stop"])
-    world.service.ended(old)
+    world.service.handle_end(old)
     assert list(world.service.workers) == [new]
 
 
 def test_a_load_that_is_out_of_date_is_killed(world: World) -> None:
     world.slots(STEADY)
-    world.slots(SlotState())
+    world.slots(Slots())
     assert (world.workers[0].killed, world.service.state) == (True, "stopped")
     theirs, ours = connected()
     with theirs, ours, pytest.raises(ModelNotFound):
@@ -139,7 +139,7 @@ def test_a_load_that_is_out_of_date_is_killed(world: World) -> None:
 
 def test_a_load_that_takes_too_long_is_killed_unless_it_progresses(world: World) -> None:
     world.slots(STEADY)
-    world.service.received(world.workers[0], {"op": "progress", "line": "builds a plan"})
+    world.service.handle_message(world.workers[0], {"op": "progress", "line": "builds a plan"})
     assert world.service.status().loading == "builds a plan"
     world.wait(LOAD_S_MAX + 1)
     assert not world.workers[0].killed
@@ -153,18 +153,18 @@ def test_a_load_that_takes_too_long_is_killed_unless_it_progresses(world: World)
 def test_crashes_lead_to_restarts_and_then_to_quarantine(world: World) -> None:
     worker = world.serve()
     for pause_s in RESTART_PAUSES_S:
-        world.service.ended(worker)
+        world.service.handle_end(worker)
         assert (world.service.state, world.service.status().retry_s) == ("restarting", round(pause_s, 1))
         world.wait(pause_s)
         worker = world.loaded()
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     assert (world.service.state, world.service.status().crashes) == ("quarantined", CRASHES_MAX)
     theirs, ours = connected()
-    with theirs, ours, pytest.raises(Unavailable, match="quarantined, it failed 3 times") as refused:
+    with theirs, ours, pytest.raises(Unavailable, match="quarantined, because it failed 3 times") as refused:
         world.service.connect(theirs)
     assert refused.value.retry_after_s == pytest.approx(QUARANTINE_PAUSES_S[0])
     world.wait(QUARANTINE_PAUSES_S[0])
-    world.service.ended(world.workers[-1])
+    world.service.handle_end(world.workers[-1])
     assert world.service.status().retry_s == QUARANTINE_PAUSES_S[1]
     world.wait(QUARANTINE_PAUSES_S[1])
     assert world.loaded() is world.service.workers.serving
@@ -173,16 +173,16 @@ def test_crashes_lead_to_restarts_and_then_to_quarantine(world: World) -> None:
 
 def test_a_worker_that_served_for_long_makes_crashes_forgotten(world: World) -> None:
     worker = world.serve()
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     world.wait(RESTART_PAUSES_S[0])
     worker = world.loaded()
     world.now_s += STABLE_S + 1
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     assert world.service.status().crashes == 1
 
 
 def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> None:
-    world.service.ended(world.serve())
+    world.service.handle_end(world.serve())
     file = world.store.folder / "state.json"
     slots = file.read_bytes()
     file.write_bytes(b"{")
@@ -194,9 +194,9 @@ def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> No
 
 
 def test_a_good_version_that_keeps_crashing_gives_way_to_the_one_before(world: World) -> None:
-    world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(CRASHES_MAX):
-        world.service.ended(world.loaded())
+        world.service.handle_end(world.loaded())
         world.wait(max(RESTART_PAUSES_S))
     assert "rolled_back" in world.names()
     assert (world.loaded().version, world.service.state) == (OLD, "ready")
@@ -204,14 +204,14 @@ def test_a_good_version_that_keeps_crashing_gives_way_to_the_one_before(world: W
 
 def test_a_version_on_trial_that_does_not_load_is_rolled_back_at_once(world: World) -> None:
     old = world.serve()
-    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.slots(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
     world.store.activate(60.0)
     told: list[EdgeRTError | None] = []
     world.service.sync(told.append)
-    world.service.ended(world.workers[-1])
+    world.service.handle_end(world.workers[-1])
     assert "ended: killed by signal 11" in str(told[0])
     assert (world.store.read().state, world.service.workers.serving, world.service.state) == (
-        State.STEADY,
+        SlotState.STEADY,
         old,
         "ready",
     )
@@ -219,34 +219,34 @@ def test_a_version_on_trial_that_does_not_load_is_rolled_back_at_once(world: Wor
 
 def test_while_the_slots_are_busy_a_rollback_is_tried_again(world: World) -> None:
     world.serve()
-    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.slots(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
     world.store.activate(60.0)
     world.service.sync()
     with world.store.locked():
-        world.service.ended(world.workers[-1])
-        assert world.store.read().state is State.TRIAL
+        world.service.handle_end(world.workers[-1])
+        assert world.store.read().state is SlotState.TRIAL
         world.wait(BUSY_RETRY_S)
     assert "rolled_back" not in world.names()
     world.wait(BUSY_RETRY_S)
-    assert world.store.read().state is State.STEADY
+    assert world.store.read().state is SlotState.STEADY
     assert world.names()[-1] == "rolled_back"
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(world: World, held: bool) -> None:
-    """The command changes the slots before it tells the daemon."""
+    """The command changes the slots before it notifies the daemon."""
     world.serve()
-    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.slots(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
     world.store.activate(60.0, TrialLimits({"memory_mb": 5.0}, 60.0))
     world.service.sync()
     worker = world.loaded()
     figures = [figures_message()] * BROKEN_CHECKS_MAX
     with world.store.locked():
         for message in figures if held else ():
-            world.service.received(worker, message)
-        world.store.commit(step(world.store.read(), Event.MARK_GOOD))
+            world.service.handle_message(worker, message)
+        world.store.commit(step(world.store.read(), SlotEvent.MARK_GOOD))
     for message in figures:
-        world.service.received(worker, message)
+        world.service.handle_message(worker, message)
     world.wait(BUSY_RETRY_S)
     assert world.store.read().live == replace(NEW, good=True)
     assert "rolled_back" not in world.names()
@@ -255,19 +255,19 @@ def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(wo
 
 
 def test_a_version_that_a_command_keeps_while_it_crashes_is_started_again(world: World) -> None:
-    world.slots(SlotState(State.FIRST_STAGED, a=NEW))
+    world.slots(Slots(SlotState.FIRST_STAGED, a=NEW))
     world.store.activate(60.0)
     world.service.sync()
     with world.store.locked():
-        world.service.ended(world.workers[-1])
-        world.store.commit(step(world.store.read(), Event.MARK_GOOD))
+        world.service.handle_end(world.workers[-1])
+        world.store.commit(step(world.store.read(), SlotEvent.MARK_GOOD))
     world.wait(BUSY_RETRY_S)
     assert (world.loaded().version.digest, world.service.state) == (NEW.digest, "ready")
 
 
 def test_a_trial_that_runs_out_is_rolled_back(world: World) -> None:
     world.serve()
-    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.slots(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
     world.store.activate(0.001)
     world.service.sync()
     world.loaded()
@@ -291,9 +291,9 @@ def test_a_worker_that_cannot_be_started_counts_as_a_crash(world: World) -> None
 
 
 def test_a_version_is_not_blamed_for_a_system_without_processes(world: World) -> None:
-    """However long it lasts, the live version stays live, and is started again."""
+    """However long the shortage lasts, the live version stays live, and its worker starts again."""
     world.cannot_start = True
-    world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(6):
         world.wait(QUARANTINE_PAUSES_S[-1])
     assert {name for name, _ in world.events} == {"crashed"}
@@ -352,7 +352,7 @@ def test_a_stopped_service_refuses_and_starts_nothing(world: World) -> None:
     theirs, ours = connected()
     with theirs, ours, pytest.raises(ShuttingDown):
         world.service.connect(theirs)
-    world.service.ended(worker)
+    world.service.handle_end(worker)
     assert (list(world.service.workers), world.service.due_s(), world.service.state) == ([], None, "stopping")
 
 
@@ -363,9 +363,9 @@ def test_any_order_of_events_leaves_a_state_that_is_true(tmp_path: Path, seed: i
     versions = [OLD, Version(2, "new", good=True)]
     choices: list[Callable[[], object]] = [
         lambda: world.slots(replace(STEADY, live_slot=chance.choice("ab"), a=OLD, b=versions[1])),
-        lambda: world.slots(SlotState()),
-        lambda: world.slots(SlotState(State.FIRST_TRIAL, "a", a=NEW, trial=Trial(world.store.clock.boot_id, 1e9))),
-        lambda: world.slots(SlotState(State.STEADY, "a", a=replace(OLD, digest=str(chance.random())))),
+        lambda: world.slots(Slots()),
+        lambda: world.slots(Slots(SlotState.FIRST_TRIAL, "a", a=NEW, trial=TrialEnd(world.store.clock.boot_id, 1e9))),
+        lambda: world.slots(Slots(SlotState.STEADY, "a", a=replace(OLD, digest=str(chance.random())))),
         world.finish_loading,
         lambda: world.end(0),
         lambda: world.end(-1),

@@ -1,4 +1,4 @@
-"""While a model does not serve, a client is told why and what to do."""
+"""While a model does not serve, clients get an error with the reason and the next step."""
 
 from __future__ import annotations
 

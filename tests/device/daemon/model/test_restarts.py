@@ -1,4 +1,4 @@
-"""Crashes count for one version, grow the pause before the next start, and are forgotten."""
+"""Crashes count for one version, make the pause before the next start longer, and expire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTA
 
 
 class World:
-    """A clock, and how often a worker was started."""
+    """A clock, and the number of restarts."""
 
     def __init__(self) -> None:
         self.now_s, self.starts = 100.0, 0
@@ -26,7 +26,7 @@ class World:
 def test_pauses_grow_and_the_last_one_repeats() -> None:
     restarts, pauses = World().restarts, []
     for count in range(1, 10):
-        restarts.crashed("d")
+        restarts.note_crash("d")
         pauses.append(restarts.plan())
         assert restarts.too_many is (count >= CRASHES_MAX)
     assert tuple(pauses[:7]) == RESTART_PAUSES_S + QUARANTINE_PAUSES_S
@@ -35,19 +35,19 @@ def test_pauses_grow_and_the_last_one_repeats() -> None:
 
 def test_another_version_and_a_stable_worker_begin_anew() -> None:
     restarts = World().restarts
-    restarts.crashed("d")
-    restarts.crashed("d", served_s=STABLE_S)
-    restarts.starts("d")
+    restarts.note_crash("d")
+    restarts.note_crash("d", served_s=STABLE_S)
+    restarts.note_start("d")
     assert restarts.crashes == 2
-    restarts.crashed("d", served_s=STABLE_S + 1)
+    restarts.note_crash("d", served_s=STABLE_S + 1)
     assert restarts.crashes == 1
-    restarts.starts("e")
+    restarts.note_start("e")
     assert restarts.crashes == 0
 
 
 def test_a_worker_is_started_once_after_the_pause_unless_that_is_cancelled() -> None:
     world = World()
-    world.restarts.crashed("d")
+    world.restarts.note_crash("d")
     pause_s = world.restarts.plan()
     assert world.restarts.due_s() == world.now_s + pause_s
     assert world.restarts.in_s() == pytest.approx(pause_s)

@@ -1,4 +1,4 @@
-"""A change of the slots succeeds at once, later, or fails for good."""
+"""A change of the slots succeeds at once, succeeds later, or fails finally."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
 
 
 class Change:
-    """Fails with the errors in turn, then succeeds."""
+    """A change that fails with each of the errors in turn, and then succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.calls = list(errors), 0

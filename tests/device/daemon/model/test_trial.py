@@ -1,4 +1,4 @@
-"""A trial begins a watch when it can, acts once on what the watch found, and ends when it runs out."""
+"""A trial begins a watch when the slots are free, passes its result on once, and ends when its time has passed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from edgert.daemon.model.slot_writer import BUSY_RETRY_S, SlotWriter
-from edgert.daemon.model.trial import Trial
-from edgert.errors import EdgeRTError
+from edgert.daemon.model.trial import LimitsHeld, SlotsChanged, Trial, TrialExpired, TrialFailed, TrialResult
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import CUT_OFF, SlotState, State, Version
+from edgert.versions.slots import CUT_OFF, Slots, SlotState, Version
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
 from tests.support.devices import wait_until
 from tests.support.stand_ins.workers import FakeWorker, figures_message
@@ -20,7 +19,7 @@ OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 
 
 class World:
-    """A trial of NEW with slots on disk and a clock of its own."""
+    """A trial of NEW, with slots on disk and an own clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 100.0
@@ -35,22 +34,27 @@ class World:
             self.store,
             self.writer,
             lambda: self.now_s,
-            self._roll_back,
-            lambda version, fault, fields: self.expired.append(fault.message),
-            lambda: self.expired.append(None),
-            lambda event, fields: self.events.append(event),
+            self._act,
         )
         self.worker = FakeWorker(NEW, self.now_s)
 
-    def _roll_back(self, version: Version, fault: EdgeRTError, fields: dict[str, Any]) -> None:
-        self.rolled_back.append((fault.message, fields))
+    def _act(self, result: TrialResult) -> None:
+        match result:
+            case LimitsHeld(kept):
+                self.events.append("kept" if kept else "limits_held")
+            case TrialFailed(_, reason, fields):
+                self.rolled_back.append((reason.message, fields))
+            case TrialExpired(_, reason):
+                self.expired.append(reason.message)
+            case SlotsChanged():
+                self.expired.append(None)
 
     def activate(self, limits: TrialLimits | None, trial_s: float = 60.0) -> None:
-        self.store.commit(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+        self.store.commit(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
         self.trial.follow(self.store.activate(trial_s, limits))
 
     def figures(self, **figures: Any) -> None:
-        self.trial.received(self.worker, figures_message(**figures))
+        self.trial.handle_message(self.worker, figures_message(**figures))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
@@ -77,7 +81,7 @@ def test_limits_that_held_wait_for_the_host(world: World) -> None:
     world.figures()
     assert (world.events, world.store.read().state, world.trial.watches(world.worker)) == (
         ["limits_held"],
-        State.TRIAL,
+        SlotState.TRIAL,
         False,
     )
     status = world.trial.status()
@@ -91,10 +95,10 @@ def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World)
     world.now_s += 10
     with world.store.locked():
         world.figures()
-        world.figures()  # what was found is acted on once
+        world.figures()  # a result is passed on once
         assert (world.events, world.trial.watches(world.worker)) == ([], True)
     world.wait(BUSY_RETRY_S)
-    assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], State.STEADY, False)
+    assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], SlotState.STEADY, False)
 
 
 def test_a_broken_limit_rolls_back_with_its_figures(world: World) -> None:
@@ -130,10 +134,10 @@ def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) ->
     wait_until(lambda: trial.over(world.store.clock), "the trial is over by the machine's clock", pause_s=0.001)
     with world.store.locked():
         world.wait(1.0)
-    assert (world.expired, world.store.read().state) == ([], State.TRIAL)
+    assert (world.expired, world.store.read().state) == ([], SlotState.TRIAL)
     world.wait(BUSY_RETRY_S)
     assert world.expired == ["the trial was not confirmed in time"]
-    assert world.store.read().state is State.STEADY
+    assert world.store.read().state is SlotState.STEADY
 
 
 def test_a_trial_that_a_command_ended_is_no_trial_any_more(world: World) -> None:

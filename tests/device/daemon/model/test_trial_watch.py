@@ -1,4 +1,4 @@
-"""A trial watch asks for figures, judges them, and fails a worker that reports none."""
+"""A trial watch requests figures, judges them, and fails a worker that reports no figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def worker() -> FakeWorker:
 
 
 def a_watch(worker: FakeWorker, thermometer: Callable[[], float | None] = lambda: 50.0, **bounds: float) -> TrialWatch:
-    """A watch of 60 s, which asks each second, from 0 s on."""
+    """Return a watch of 60 s that starts at 0 s and requests figures each second."""
     return TrialWatch(TrialLimits(bounds, 60.0), worker, 0.0, thermometer)
 
 
@@ -31,7 +31,7 @@ def test_a_limit_breaks_the_trial_when_it_is_broken_several_times_in_a_row(worke
         assert watch.phase is TrialPhase.WATCHING
         watch.tick(float(second))
         assert worker.asked() == ["figures"]
-        watch.received(figures(), float(second))
+        watch.handle_message(figures(), float(second))
     assert watch.phase is TrialPhase.BROKEN
     assert watch.finding is not None
     assert watch.finding.message.startswith("temp_c is 90 °C, the limit is at most 80 °C")
@@ -48,9 +48,9 @@ def test_a_worker_that_reports_no_figures_fails(worker: FakeWorker) -> None:
 
 def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
-    watch.received(figures(requests=REQUESTS_MIN, p99_ms=9.0), 30.0)
+    watch.handle_message(figures(requests=REQUESTS_MIN, p99_ms=9.0), 30.0)
     assert watch.phase is TrialPhase.WATCHING
-    watch.received(figures(requests=2 * REQUESTS_MIN, p99_ms=7.0), 60.0)
+    watch.handle_message(figures(requests=2 * REQUESTS_MIN, p99_ms=7.0), 60.0)
     assert (watch.phase, watch.finding, watch.watched_s(60.0)) == (TrialPhase.HELD, None, 60.0)
     status = watch.status(59.0)
     assert (status.release, status.phase, status.left_s, status.readings.requests) == (2, "held", 1.0, 200)
@@ -60,9 +60,9 @@ def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
 
 def test_an_agreement_of_few_answers_is_doubted_once_it_held(worker: FakeWorker) -> None:
     watch = a_watch(worker, agreement=0.99)
-    watch.received(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 30.0)
+    watch.handle_message(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 30.0)
     assert watch.status(30.0).doubt == ""
-    watch.received(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 60.0)
+    watch.handle_message(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 60.0)
     assert (watch.phase, watch.finding) == (TrialPhase.HELD, None)
     assert watch.status(60.0).doubt.startswith("only 25 answers were compared")
 
@@ -70,14 +70,14 @@ def test_an_agreement_of_few_answers_is_doubted_once_it_held(worker: FakeWorker)
 def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
     watch.count_golden(3)
-    watch.received(figures(requests=10), 60.0)
+    watch.handle_message(figures(requests=10), 60.0)
     assert (watch.phase, worker.asked()) == (TrialPhase.FILLING, ["send_golden"])
     assert watch.due_s is not None
     assert watch.due_s > FILL_S_MAX + FILL_GRACE_S
-    watch.received(figures(requests=50), 61.0)
+    watch.handle_message(figures(requests=50), 61.0)
     assert watch.phase is TrialPhase.FILLING
-    watch.received({"op": "golden_sent", "count": 90}, 70.0)
-    watch.received(figures(requests=100, p99_ms=1.0), 70.1)
+    watch.handle_message({"op": "golden_sent", "count": 90}, 70.0)
+    watch.handle_message(figures(requests=100, p99_ms=1.0), 70.1)
     assert (watch.phase, watch.readings.golden) == (TrialPhase.HELD, 93)
 
 

@@ -1,4 +1,4 @@
-"""The acceptor routes connections whose hello has arrived, and bounds the rest, on a clock that the test moves."""
+"""The acceptor passes connections on when their hello has arrived, and limits all other connections."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class World:
         sock.close()
 
     def connect(self, data: bytes = b"") -> socket.socket:
-        """A client that has sent `data`."""
+        """Return a client that has sent `data`."""
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(WAIT_S_MAX)
         client.connect(str(self._path))
@@ -70,7 +70,7 @@ class World:
 
 
 def error_of(client: socket.socket) -> str:
-    """The text of the error that the client is sent before its connection is closed."""
+    """Return the text of the error that the client receives before its connection closes."""
     return client.recv(4096)[wire.HEADER.size :].decode(errors="replace")
 
 
@@ -154,7 +154,7 @@ def test_of_too_many_silent_connections_the_oldest_is_dropped(world: World) -> N
     while len(world.clients) <= PENDING_MAX:
         world.connect()
         world.turn()
-    assert "too many connections that send no hello" in error_of(oldest)
+    assert "connections send no hello, the limit" in error_of(oldest)
     world.clients[1].sendall(hello())
     world.turn()
     assert world.routed == [HELLO]

@@ -1,4 +1,4 @@
-"""The control server answers each command once, and drops a connection that sends none."""
+"""The control server answers each command once, and drops a connection that sends no command."""
 
 from __future__ import annotations
 

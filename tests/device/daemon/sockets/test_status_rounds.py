@@ -1,4 +1,4 @@
-"""A status waits for the workers' figures, but not for ever."""
+"""The answer to `status` waits for the workers' figures, but only for a limited time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.statuses import LOADED, worker_figures
 
 
 class World:
-    """Two models, of which one serves; a command; and a clock that the test moves."""
+    """Two models, one of which serves, a command, and a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -61,7 +61,7 @@ def report(number: int) -> dict[str, Any]:
 def test_the_answer_has_the_figures_of_every_worker(world: World) -> None:
     world.rounds.begin(world.client)
     assert (world.worker.asked(), world.rounds.due_s()) == (["stats"], world.now_s + STATUS_S_MAX)
-    world.rounds.received("echo", report(1))
+    world.rounds.handle_message("echo", report(1))
     status = world.answer()
     echo = status.models["echo"].figures
     assert (echo and echo.requests.requests, status.models["idle"].figures) == (7, None)
@@ -74,10 +74,10 @@ def test_a_worker_that_does_not_answer_is_reported_without_figures(world: World)
     world.now_s += STATUS_S_MAX + 0.1
     world.rounds.tick()
     assert world.answer().models["echo"] == ServingStatus("ready")
-    world.rounds.received("echo", report(1))  # too late, and ignored
+    world.rounds.handle_message("echo", report(1))  # too late, and ignored
 
 
 def test_a_report_that_no_worker_sends_is_an_error(world: World) -> None:
     world.rounds.begin(world.client)
     with pytest.raises(ValueError, match="lacks 'engine'"):
-        world.rounds.received("echo", {**report(1), "loaded": {"release": 1, "digest": "d"}})
+        world.rounds.handle_message("echo", {**report(1), "loaded": {"release": 1, "digest": "d"}})

@@ -1,4 +1,4 @@
-"""Files that hosts left behind are removed in time, but no file that a resume can still use."""
+"""Files that hosts left behind are removed, unless a host can still resume their transfer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WALL_S = 1.8e9
 
 
 class Days:
-    """A folder with an interrupted transfer, a whole file and a folder; clocks that the test moves."""
+    """A folder with an interrupted transfer, a complete file and a folder, and clocks that the test moves."""
 
     def __init__(self, tmp_path: Path) -> None:
         tmp_path.mkdir(exist_ok=True)

@@ -46,7 +46,7 @@ def test_without_a_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch, addr
 def test_the_watchdog_is_fed_twice_in_its_period_and_only_by_its_process(
     monkeypatch: pytest.MonkeyPatch, period_us: str | None, pid: str | None, wanted_s: float | None
 ) -> None:
-    """A period of 0 would keep the daemon's loop busy for ever."""
+    """With a period of 0, the daemon's loop would never wait."""
     pid = str(os.getpid()) if pid == "ours" else pid
     for name, value in (("WATCHDOG_USEC", period_us), ("WATCHDOG_PID", pid)):
         if value is None:

@@ -1,4 +1,4 @@
-"""A process beside the workers is kept up, with growing pauses, and ends with whoever started it."""
+"""A process beside the workers is restarted, with growing pauses, and ends with the supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAYS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 
 
 class Loop:
-    """A supervisor's loop in small, with a clock of its own."""
+    """A small loop like that of the supervisor, with an own clock."""
 
     def __init__(self, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         self.now_s = 1000.0
@@ -93,7 +93,7 @@ def test_what_cannot_be_started_is_tried_again(loop: Loop) -> None:
 
 
 class Rounds(Loop):
-    """A loop whose process ends with `code` when it has nothing to do, and then rests for an hour."""
+    """Return a loop whose process makes one round per hour and ends with `code`."""
 
     def __init__(self, code: int, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__([], capsys)

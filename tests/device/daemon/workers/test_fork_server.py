@@ -1,4 +1,4 @@
-"""Workers are forks of one server; where that does not work, each is a program of its own."""
+"""Workers are forks of one server. If a fork is not possible, each worker is a separate program."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ START_S_MAX = 60.0  # the imports, on a busy machine
 
 
 class Starts:
-    """A starter, and the daemon's ends of its workers' links."""
+    """A starter, and the daemon's ends of the workers' links."""
 
     def __init__(self) -> None:
         self.starter = WorkerStarter()
         self.ends: list[socket.socket] = []
 
     def ask(self) -> Process:
-        """Ask for a worker, which waits for its order."""
+        """Start a worker, which waits for its order."""
         ours, theirs = link.pair()
         ours.settimeout(START_S_MAX)
         self.ends.append(ours)
@@ -67,11 +67,11 @@ def test_workers_come_of_one_server_with_one_thread_and_end_with_their_exit_code
     assert len(os.listdir(f"/proc/{starts.starter.pid}/task")) == 1
     with pytest.raises(subprocess.TimeoutExpired):
         first.wait(0.0)
-    starts.ends[0].close()  # without an order it ends in order
+    starts.ends[0].close()  # a worker without an order ends normally
     assert first.wait(START_S_MAX) == 0
     second.kill()
     assert second.wait(START_S_MAX) == -signal.SIGKILL
-    second.kill()  # it has ended: nothing happens
+    second.kill()  # the worker has already ended, so nothing happens
 
 
 def test_a_worker_that_is_killed_before_it_starts_ends_when_it_does(starts: Starts) -> None:
@@ -112,7 +112,7 @@ def test_a_server_that_never_gave_a_worker_is_not_started_again(
     alone = [starts.ask() for _ in range(2)]
     assert all(isinstance(each, subprocess.Popen) for each in alone)
     (logged,) = capsys.readouterr().err.splitlines()
-    assert logged.endswith(" no fork server (it ended with -9): this worker starts on its own")
+    assert logged.endswith(" no fork server (it ended with -9): this worker starts as a separate program")
     for end in starts.ends:
         end.close()
     assert [each.wait(START_S_MAX) for each in alone] == [0, 0]
@@ -121,7 +121,7 @@ def test_a_server_that_never_gave_a_worker_is_not_started_again(
 def test_a_server_with_a_second_thread_forks_nothing(
     starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A thread of a library may hold a lock while the process forks: a worker would wait for it for ever."""
+    """A thread of a library may hold a lock during the fork, and the worker would wait for this lock for ever."""
     thread = "import threading, time; threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()"
     (tmp_path / "sitecustomize.py").write_text(thread)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

@@ -1,4 +1,4 @@
-"""The watchdog ends runs that take too long and workers that outgrow their memory, on a clock that the test moves."""
+"""The watchdog kills workers with too long runs, and replaces workers with too much memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = Version(1, "d", good=True)
 
 
 class World:
-    """A worker that serves, its watchdog, and how often a replacement was asked for."""
+    """A worker that serves, its watchdog, and the number of requested replacements."""
 
     def __init__(self, **limits: Any) -> None:
         self.now_s, self.replaced = 0.0, 0
@@ -55,7 +55,7 @@ def test_a_run_that_takes_too_long_is_ended_on_time() -> None:
     assert not world.worker.killed
     world.until(13.1)
     assert world.worker.killed
-    assert "longer than 10 s" in str(world.worker.failure)
+    assert "exceeded its limit of 10 s" in str(world.worker.failure)
 
 
 def test_memory_over_the_limit_is_replaced_once_a_pause_and_killed_far_beyond() -> None:

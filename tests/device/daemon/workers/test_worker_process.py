@@ -1,4 +1,4 @@
-"""A worker process: what it may say of itself, and how it ends."""
+"""A worker process: its messages about itself, and its end."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def test_a_worker_gets_its_order_and_the_run_page() -> None:
     assert received is not None
     got.append((received[0], len(received[1])))
     assert (got[0][0]["model"], got[0][1]) == ("echo", 1)
-    assert worker.reaped() == "exit code 0"
+    assert worker.wait_for_end() == "exit code 0"
     worker.link.close()
     ends[0].close()
 
 
 def test_the_end_of_a_process_is_reported_by_its_code_or_signal() -> None:
     ended = running("sh", "-c", "exit 3")
-    assert ended.reaped() == "exit code 3"
+    assert ended.wait_for_end() == "exit code 3"
     killed = running("sleep", "600")
     why = DeviceError("it is stuck")
     killed.kill(1.0, why)
     killed.kill(2.0)
-    assert killed.reaped() == "killed by signal 9"
+    assert killed.wait_for_end() == "killed by signal 9"
     assert (killed.failure, killed.killed_at_s, killed.leaving) == (why, 1.0, True)
     for worker in (ended, killed):
         worker.link.close()
@@ -62,9 +62,9 @@ def test_the_end_of_a_process_is_reported_by_its_code_or_signal() -> None:
 
 def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> None:
     assert worker.load_s_max == LOAD_S_MAX
-    worker.received({"op": "progress", "line": "layer 1"}, 400.0)
+    worker.handle_message({"op": "progress", "line": "layer 1"}, 400.0)
     assert (worker.progress, worker.load_s_max) == ("layer 1", 300.0 + PROGRESS_S_MAX)
-    worker.received({"op": "progress", "line": "layer 2"}, 300.0)
+    worker.handle_message({"op": "progress", "line": "layer 2"}, 300.0)
     assert worker.load_s_max == 300.0 + PROGRESS_S_MAX
 
 
@@ -83,17 +83,17 @@ def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> 
     ids=str,
 )
 def test_a_message_that_no_worker_sends_is_an_error_of_its_values(worker: FakeWorker, message: dict[str, Any]) -> None:
-    """The supervisor kills a worker for these errors; any other would end the daemon."""
+    """The supervisor kills a worker for these errors. Any other error would end the daemon."""
     with pytest.raises((ValueError, KeyError, TypeError)):
-        worker.received(message, 100.0)
+        worker.handle_message(message, 100.0)
 
 
 def test_a_failure_is_an_error_of_ours_whatever_the_worker_sends(worker: FakeWorker) -> None:
-    worker.received(ready_message(), 100.0)
+    worker.handle_message(ready_message(), 100.0)
     assert worker.loaded is not None
-    worker.received({"op": "failed", "message": ["x"], "code": 7}, 100.0)
+    worker.handle_message({"op": "failed", "message": ["x"], "code": 7}, 100.0)
     assert (type(worker.failure), str(worker.failure)) == (EdgeRTError, "['x']")
-    worker.received(link.failed(EngineFailed("no memory")), 100.0)
+    worker.handle_message(link.failure_message(EngineFailed("no memory")), 100.0)
     assert (type(worker.failure), str(worker.failure)) == (EngineFailed, "no memory")
 
 

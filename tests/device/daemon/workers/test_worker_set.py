@@ -53,7 +53,7 @@ def test_a_load_is_killed_after_its_time_which_progress_extends(world: World) ->
     worker = world.start()
     assert world.set.due_s() == world.now_s + LOAD_S_MAX
     world.wait(LOAD_S_MAX)
-    worker.received({"op": "progress", "line": "builds a plan"}, world.now_s)
+    worker.handle_message({"op": "progress", "line": "builds a plan"}, world.now_s)
     world.wait(PROGRESS_S_MAX)
     assert (worker.killed, worker.progress) == (False, "builds a plan")
     world.wait(0.1)

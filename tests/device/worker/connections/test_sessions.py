@@ -60,7 +60,7 @@ def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) ->
 
 def test_a_memory_that_no_frame_could_move_is_refused(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="", item_shape=(10_000,))
-    with pytest.raises(RequestError, match=r"keeps up to 40000 bytes, which must fit a frame.*frame_mb"):
+    with pytest.raises(RequestError, match=r"needs up to 40000 bytes of memory.*must fit a frame.*frame_mb"):
         sessions(model, frame_mb=0.04).open()
     sessions(model, frame_mb=0.05).open()
 

@@ -33,7 +33,7 @@ def tensors(*shapes: tuple[int, ...]) -> list[WireTensor]:
 
 def test_a_model_without_state_and_steps_keeps_nothing(tmp_path: Path) -> None:
     found = form(tmp_path)
-    assert not found.keeps
+    assert not found.has_memory
     assert not found.in_turn
     assert found.size_bytes == 0
 
@@ -41,7 +41,7 @@ def test_a_model_without_state_and_steps_keeps_nothing(tmp_path: Path) -> None:
 def test_state_the_rest_of_a_signal_and_scores_are_kept_and_measured(tmp_path: Path) -> None:
     rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
     found = form(tmp_path, op="add", state_id="", rules=rules)
-    assert found.keeps
+    assert found.has_memory
     assert found.in_turn
     assert found.size_bytes == 8 * 4 + 8 * 4 + 2 * 8 * 4
     assert [array.shape for array in found.first.arrays] == [(1, 8), (2,), (0, 8)]
