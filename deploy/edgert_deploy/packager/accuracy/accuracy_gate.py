@@ -13,20 +13,8 @@ import numpy as np
 from edgert.bundle.manifest import Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
-from edgert_deploy.packager.accuracy.metrics import (
-    Cosine,
-    Decisions,
-    Top1Agreement,
-    TopK,
-    UserMetric,
-    by_chance,
-    by_value,
-    has_scores,
-    sqnr_db,
-)
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
-from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
-from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
+from edgert_deploy.packager.accuracy.metrics import Cosine, by_chance, by_value, has_scores, sqnr_db
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
 OF_OUTPUT = " of "  # in the name of a judgement's score
 ALIKE_DROP_MAX = 0.1  # upper limit of --max-drop in the check for a hold-out that is too uniform
@@ -70,7 +58,7 @@ class GateResult:
     accuracy: Accuracy
     limits: Limits
     groups: tuple[Group, ...] = ()
-    other_metrics: tuple[tuple[str, float | None, float], ...] = ()
+    other_metrics: tuple[OtherMetric, ...] = ()
     drop_interval: tuple[float, float] | None = None
     similarity_only: bool = False
 
@@ -115,7 +103,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     answers, reference = reference.judged(answers), reference.as_judged()
     rows = reference.all_rows
     # FP32's agreement with itself is 1, even if its answers contain NaN.
-    fp32 = 1.0 if isinstance(metric, Top1Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
+    fp32 = 1.0 if metric.is_agreement else metric.score(reference.answers, rows)
     accuracy = Accuracy(metric.name, len(rows), fp32, metric.score(answers, rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
     if reference.holdout.slices is not None:
@@ -147,7 +135,7 @@ def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Warn if FP32 gives almost equal answers to all samples: an artifact that ignores its input passes."""
     rows = reference.all_rows
-    if isinstance(metric, UserMetric) or len(rows) < 2:
+    if metric.has_own_unit or len(rows) < 2:
         return []
     median = [np.median(a, axis=0).astype(a.dtype) if a.dtype.kind == "f" else a[0] for a in reference.answers]
     same = [np.broadcast_to(each, a.shape) for each, a in zip(median, reference.answers, strict=True)]
@@ -170,16 +158,13 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
 
 
 def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
-    labelled = isinstance(metric, TopK | Top1Agreement | Decisions) and metric.name != "top5"
-    if labelled and has_scores(reference) and (found := by_chance(reference)) is not None:
-        instead = (
-            ""
-            if isinstance(metric, TopK)
-            else f"; the gate ignores these labels and compares with FP32 ({metric.name})"
+    if metric.checks_labels and has_scores(reference) and (found := by_chance(reference)) is not None:
+        ignored = (
+            f"; the gate ignores these labels and compares with FP32 ({metric.name})" if metric.is_agreement else ""
         )
         return [
             f"the FP32 source's own top-1 is {found[0]:.4f} on the hold-out, chance is {found[1]:.4f}: check that samples are "
-            f"prepared as for training, and that labels count from 0 in the model's order{instead}"
+            f"prepared as for training, and that labels count from 0 in the model's order{ignored}"
         ]
     if metric.is_similarity:
         return [
@@ -194,31 +179,15 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     if drops is None or not len(drops):
         return None
     low, high = drop_interval(drops)
-    if isinstance(metric, Top1Agreement | Decisions):  # the agreement with FP32 is at most 1
+    if metric.is_agreement:  # FP32's score is 1, so no artifact gains
         low = max(low, 0.0)
     # The score of embeddings may be their cosine, if it is lower.
     return min(low, drop), max(high, drop)
 
 
-def _other_metrics(
-    metric: Metric, reference: Reference, answers: Outputs
-) -> tuple[tuple[str, float | None, float], ...]:
+def _other_metrics(metric: Metric, reference: Reference, answers: Outputs) -> tuple[OtherMetric, ...]:
     """Compute the other metrics, for readers of the receipt."""
-    rows = reference.all_rows
-    others: list[tuple[str, float | None, float]] = []
-    if isinstance(metric, TopK) and reference.holdout.labels is not None:
-        other = TopK(reference, reference.holdout.labels, 1 if metric.name == "top5" else 5)
-        others.append((other.name, other.score(reference.answers, rows), other.score(answers, rows)))
-        others.append((Top1Agreement.name, None, Top1Agreement(reference).score(answers, rows)))
-    if isinstance(metric, ErrorRate):
-        other_rate = ErrorRate(reference, "characters" if metric.unit == "words" else "words")
-        others.append((other_rate.name, other_rate.score(reference.answers, rows), other_rate.score(answers, rows)))
-    if isinstance(metric, AnswerF1):
-        fp32, artifact = (metric.counts(a, rows) for a in (reference.answers, answers))
-        others.append(("precision", fp32.precision, artifact.precision))
-        others.append(("recall", fp32.recall, artifact.recall))
-    if isinstance(metric, Decisions) and len(metric.judgements) > 1:
-        others += [(name, 1.0, score) for name, score in metric.parts(answers, rows)]
-    if not isinstance(metric, Cosine):
-        others.append((Cosine.name, None, Cosine(reference).score(answers, rows)))
-    return (*others, ("sqnr_db", None, sqnr_db(reference.answers, answers)))
+    others = metric.others(answers)
+    if metric.name != Cosine.name:
+        others.append(OtherMetric(Cosine.name, None, Cosine(reference).score(answers, reference.all_rows)))
+    return (*others, OtherMetric("sqnr_db", None, sqnr_db(reference.answers, answers)))

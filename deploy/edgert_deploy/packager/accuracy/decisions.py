@@ -15,7 +15,6 @@ import numpy as np
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.processing.answers.ctc import by_step
-from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.fp32_agreement import (
     MAP_THRESHOLDS,
     SCORE_MIN,
@@ -35,6 +34,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     unit_vectors,
     value_agreement,
 )
+from edgert_deploy.packager.accuracy.reference import Reference
 
 Score = Callable[[Outputs, Outputs], float]
 
@@ -60,41 +60,26 @@ class Judgement:
     share: Callable[[Outputs, Outputs], Array] | None = None
 
 
-def judgements(
-    specs: Sequence[TensorSpec],
-    reference: Outputs,
-    *,
-    classes_named: bool = False,
-    detect: Detect | None = None,
-    image_size: tuple[int, int] | None = None,
-    ctc: Ctc | None = None,
-    inputs: Sequence[tuple[int, ...]] = (),
-) -> tuple[Judgement, ...]:
-    """Recognize each output by shape, FP32's values and the user's rules: one judgement or more.
-
-    `inputs` are the shapes of the inputs' samples. If these are known, only models with images can have boxes.
-    """
-    names = [spec.name for spec in specs]
-    unjudged = [
-        i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool
-    ]
+def judgements(reference: Reference) -> tuple[Judgement, ...]:
+    """Recognize each output by its shape, FP32's values and the user's rules: one judgement or more."""
+    names = [spec.name for spec in reference.specs]
+    answers = reference.answers
+    inputs = [array.shape[1:] for array in reference.holdout.inputs.values()]
+    unjudged = [i for i, array in enumerate(answers) if np.issubdtype(array.dtype, np.number) or array.dtype == bool]
     judged: list[Judgement] = []
-    detector = None
-    if detect is not None:
-        detector = _boxes(detect, [names.index(name) for name in detect.outputs], image_size or ANYWHERE)
-    elif not inputs or any(len(shape) == IMAGE_RANK for shape in inputs):
-        detector = _detector(names, reference, unjudged)
+    detector = _detector(reference, inputs, unjudged)
     if detector is not None:
         judged.append(detector)
         unjudged = [i for i in unjudged if names[i] not in detector.outputs]
-    if ctc is not None:
-        stated = names.index(ctc.output)
-        judged.append(_stated_texts(ctc, stated))
+    if reference.ctc is not None:
+        stated = names.index(reference.ctc.output)
+        judged.append(_stated_texts(reference.ctc, stated))
         unjudged = [i for i in unjudged if i != stated]
     steps = {length for shape in inputs if len(shape) < IMAGE_RANK for length in shape}
     for i in unjudged:
-        name = _recognized(reference[i], classes_named and _first_scores(reference) == i, steps)
-        if name == "neighbours" and reference[i].shape[1:] in inputs:
+        named = reference.classify is not None and _first_scores(answers) == i
+        name = _recognized(answers[i], named, steps)
+        if name == "neighbours" and answers[i].shape[1:] in inputs:
             name = "values"  # an output as long as an input is a signal, such as an autoencoder's reconstruction
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
@@ -199,7 +184,20 @@ def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgem
     return Judgement("boxes", rule.outputs, score)
 
 
-def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
+def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
+    """Return the judgement of boxes: by the user's rule, else by the shapes of outputs; None without boxes.
+
+    `inputs` are the shapes of the inputs' samples. Only a model with an image can have boxes that no rule states.
+    """
+    names = [spec.name for spec in reference.specs]
+    if (rule := reference.detect) is not None:
+        return _boxes(rule, [names.index(name) for name in rule.outputs], reference.image_size or ANYWHERE)
+    if inputs and all(len(shape) != IMAGE_RANK for shape in inputs):
+        return None
+    return _recognized_detector(names, reference.answers, left)
+
+
+def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
     """Return the judgement of a detector, known by its shapes: boxes and scores in one output or two."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:

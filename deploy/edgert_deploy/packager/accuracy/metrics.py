@@ -20,7 +20,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
 from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePrecision
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
@@ -68,7 +68,9 @@ class _Ranking(Metric):
     counts_samples = True
 
     def __init__(self, reference: Reference, labels: NDArray[Any], k: int = 1) -> None:
-        self._reference, self._labels, self._k = reference, labels, k
+        self._reference = reference
+        self._labels = labels
+        self._k = k
         self._index = scores_index(reference, labels)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
@@ -101,13 +103,26 @@ class TopK(_Ranking):
 
     def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
         super().__init__(reference, labels, k)
-        self.name, self.judged = f"top{k}", (self._index,)
+        self.name = f"top{k}"
+        self.judged = (self._index,)
+        self.checks_labels = k == 1
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        reference, rows = self._reference, self._reference.all_rows
+        other = TopK(reference, self._labels, 1 if self._k == 5 else 5)
+        agreement = Top1Agreement(reference)
+        return [
+            OtherMetric(other.name, other.score(reference.answers, rows), other.score(answers, rows)),
+            OtherMetric(agreement.name, None, agreement.score(answers, rows)),
+        ]
 
 
 class Top1Agreement(_Ranking):
     """The share of samples for which the artifact puts the same class first as FP32."""
 
     name = "top1_agreement"
+    is_agreement = True
+    checks_labels = True
 
     def __init__(self, reference: Reference) -> None:
         super().__init__(reference, reference.answers[scores_index(reference)].argmax(axis=1))
@@ -116,20 +131,15 @@ class Top1Agreement(_Ranking):
 class Decisions(Metric):
     """The decisions that apps read from each output, named as `boxes+values`; the worst output counts."""
 
+    is_agreement = True
+    checks_labels = True
+
     def __init__(self, reference: Reference) -> None:
-        self.judgements = judgements(
-            reference.specs,
-            reference.answers,
-            classes_named=reference.classify is not None,
-            detect=reference.detect,
-            image_size=reference.image_size,
-            ctc=reference.ctc,
-            inputs=[array.shape[1:] for array in reference.holdout.inputs.values()],
-        )
+        self.judgements = judgements(reference)
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
         self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
         self.is_similarity = all(judgement.name == "values" for judgement in self.judgements)
-        self._reference = reference.answers
+        self._reference = reference
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return min(score for _, score in self.parts(answers, rows))
@@ -138,16 +148,22 @@ class Decisions(Metric):
         """Return the drops of the judgement with the lowest score."""
         if not self.counts_samples:
             return None
-        share = min(self.judgements, key=lambda outputs: outputs.score(answers, self._reference)).share
-        return None if share is None else 1.0 - share(answers, self._reference)
+        reference = self._reference.answers
+        share = min(self.judgements, key=lambda judgement: judgement.score(answers, reference)).share
+        return None if share is None else 1.0 - share(answers, reference)
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
         """Return each judgement's score, as `boxes of output0`."""
-        got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference))
+        got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference.answers))
         return [
             (f"{judgement.name} of {', '.join(judgement.outputs)}", judgement.score(got, want))
             for judgement in self.judgements
         ]
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        if len(self.judgements) == 1:
+            return []
+        return [OtherMetric(name, 1.0, score) for name, score in self.parts(answers, self._reference.all_rows)]
 
 
 class _OtherOutputs(Decisions):
@@ -166,6 +182,7 @@ class Cosine(Metric):
     """The mean cosine to FP32's answers, of the worst output."""
 
     name = "cosine"
+    is_agreement = True
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference.answers
@@ -177,8 +194,12 @@ class Cosine(Metric):
 class UserMetric(Metric):
     """The user's own function; also by class if the hold-out has labels."""
 
+    has_own_unit = True
+
     def __init__(self, name: str, function: Callable[..., Any], reference: Reference) -> None:
-        self.name, self._function, self._reference = name, function, reference
+        self.name = name
+        self._function = function
+        self._reference = reference
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         holdout = self._reference.holdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,16 +62,34 @@ class Reference:
         return np.arange(len(self.answers[0]))
 
 
-class Metric(Protocol):
-    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
+class OtherMetric(NamedTuple):
+    """A metric that the receipt shows and the gate does not judge; `fp32` is None if FP32 has no value."""
 
-    `is_similarity`: the metric compares the answers with FP32's, not with the right answers. `judged` are the positions
-    of the outputs that the metric reads (empty: all); `other_outputs` judges the others.
+    name: str
+    fp32: float | None
+    artifact: float
+
+
+class Metric(Protocol):
+    """A metric of the gate: one number for the answers to some samples; a higher number is better.
+
+    Attributes:
+        name: The name in the receipt.
+        counts_samples: The score is a share of samples.
+        is_agreement: The score is the agreement with FP32, so FP32's own score is 1.
+        is_similarity: The metric compares values alone, because the outputs hold no decision that it knows.
+        has_own_unit: The score is in the user's own unit, so no drop of it is small or large in itself.
+        checks_labels: The gate warns if the labels give FP32 a top-1 no better than chance.
+        judged: The positions of the outputs that the metric reads; empty: all.
+        other_outputs: The metric of the other outputs; None if the gate does not judge them.
     """
 
     name: str
     counts_samples: bool = False
+    is_agreement: bool = False
     is_similarity: bool = False
+    has_own_unit: bool = False
+    checks_labels: bool = False
     judged: tuple[int, ...] = ()
     other_outputs: Metric | None = None
 
@@ -90,3 +108,7 @@ class Metric(Protocol):
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
         """Return each sample's loss against FP32, -1 to 1; None if the score is not a share of samples."""
         return None
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        """Return the related metrics that the receipt shows beside this one."""
+        return []

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.answers.ctc import CtcReader, text_of
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 
 
 class ErrorRate(Metric):
@@ -30,7 +30,9 @@ class ErrorRate(Metric):
                 f"--metric {metric} needs the true texts: give labels.csv beside the hold-out's files, with a line "
                 "`file,text` for each, or an array `transcript` in its .npz"
             )
-        self.name, self.unit = f"1-{metric}", unit
+        self.name = f"1-{metric}"
+        self._unit = unit
+        self._reference = reference
         self._split: Callable[[str], Sequence[str]] = str.split if unit == "words" else str.strip
         self._truth = [self._split(str(text)) for text in reference.holdout.transcripts]
         self._read = CtcReader(reference.ctc)
@@ -43,6 +45,11 @@ class ErrorRate(Metric):
         truth = [self._truth[row] for row in rows]
         errors = sum(edits(one, other) for one, other in zip(answered, truth, strict=True))
         return 1.0 - errors / max(1, sum(map(len, truth)))
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        reference, rows = self._reference, self._reference.all_rows
+        other = ErrorRate(reference, "characters" if self._unit == "words" else "words")
+        return [OtherMetric(other.name, other.score(reference.answers, rows), other.score(answers, rows))]
 
 
 UNITS = {"words": "wer", "characters": "cer"}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.answers.classify import NONE, Classifier
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 
 
 class Counts(NamedTuple):
@@ -63,9 +63,12 @@ class AnswerF1(Metric):
                 "in its .npz with the number of each window's recording"
             )
         none = [i for i, label in enumerate(rule.labels) if label in rule.none]
+        self._reference = reference
         self._truth = np.where(np.isin(labels, none), NONE, labels)
         self._recordings = reference.holdout.recordings
-        self._classifier, self._names, self._events = Classifier(rule), rule.labels, events
+        self._classifier = Classifier(rule)
+        self._names = rule.labels
+        self._events = events
         self._late = rule.smooth.windows - 1 if rule.smooth is not None else 0
         self._at = [spec.name for spec in reference.specs].index(rule.output)
 
@@ -91,6 +94,13 @@ class AnswerF1(Metric):
             int(c): self._names[c] if c < len(self._names) else str(c) for c in np.unique(self._truth) if c != NONE
         }
         return {name: np.flatnonzero(self._truth == number) for number, name in named.items()}
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        fp32, artifact = (self.counts(each, self._reference.all_rows) for each in (self._reference.answers, answers))
+        return [
+            OtherMetric("precision", fp32.precision, artifact.precision),
+            OtherMetric("recall", fp32.recall, artifact.recall),
+        ]
 
     def _answered(self, answers: Outputs) -> NDArray[np.int64]:
         lengths = None

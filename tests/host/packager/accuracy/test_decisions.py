@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,17 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     unit_vectors,
     value_agreement,
 )
+from edgert_deploy.packager.accuracy.reference import Reference
+from edgert_deploy.packager.samples.samples import CalibrationSet
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
 
 
-def judged(*outputs: Array, **stated: Any) -> tuple[Judgement, ...]:
-    specs = [TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs)]
-    return judgements(specs, list(outputs), **stated)
+def judged(*outputs: Array, inputs: Sequence[tuple[int, ...]] = (), **rules: Any) -> tuple[Judgement, ...]:
+    specs = tuple(TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs))
+    samples = {f"in{i}": np.zeros((len(outputs[0]), *shape), np.float32) for i, shape in enumerate(inputs)}
+    return judgements(Reference(specs, list(outputs), CalibrationSet(samples, None), **rules))
 
 
 def softmax(logits: Array) -> Array:
@@ -213,12 +217,11 @@ def test_the_bytes_of_a_quantized_output_are_no_classes() -> None:
 
 def test_stated_texts_have_the_stated_blank_and_axis() -> None:
     steps = np.eye(3, dtype=np.float32)[[[2, 2, 0, 2, 1, 1], [1, 2, 1, 0, 0, 0]]]
-    specs = (TensorSpec("steps", "FP32", (-1, 3, 6)),)
-    rule = Ctc("steps", ("", "a", "b"), time_axis="last")
+    rule = Ctc("out0", ("", "a", "b"), time_axis="last")
     scores = steps.transpose(0, 2, 1)
     other = scores.copy()
     other[1, :, 2] = [1, 0, 0]  # "ab" instead of "aba"
-    (one,) = judgements(specs, [scores], ctc=rule)
+    (one,) = judged(scores, ctc=rule)
     assert (one.name, one.score([scores], [scores]), one.score([other], [scores])) == ("texts", 1.0, 0.5)
     later = scores.copy()
     later[0, :, 1] = [1, 0, 0]  # a shorter run reads the same
