@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -35,15 +36,28 @@ class Timing(NamedTuple):
     length_s: float
 
 
-def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
-    """Return the array LABELS with the class of each file: from the table, else from its folder.
+@dataclass(frozen=True)
+class Labelling:
+    """How the labels of files are read.
 
-    If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. The result is empty
-    if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another
-    table.
+    Attributes:
+        class_names: The order of the classes; if empty, the order is alphabetical.
+        transcripts: The labels are texts, because the model writes text.
     """
-    path, has_table = folder / LABELS_TABLE, _has_table(folder)
-    if transcripts:
+
+    class_names: Sequence[str] = ()
+    transcripts: bool = False
+
+
+def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arrays:
+    """Return the class of each file as LABELS, or its text as TRANSCRIPTS.
+
+    The class is from the table, else it is the name of the file's folder. A text is from the table only. The result is
+    empty if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in a
+    table of another name.
+    """
+    path, has_table, class_names = folder / LABELS_TABLE, _has_table(folder), labelling.class_names
+    if labelling.transcripts:
         texts = _of_files(path, files, read_transcripts(path)) if has_table else None
         return {} if texts is None else {TRANSCRIPTS: np.array(texts, np.str_)}
     if has_table:
@@ -58,17 +72,25 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
 
 
 def labels_of_windows(
-    folder: Path, files: Sequence[Path], class_names: Sequence[str], counts: Sequence[int], timing: Timing
+    folder: Path, files: Sequence[Path], labelling: Labelling, counts: Sequence[int], timing: Timing
 ) -> Arrays:
-    """Return LABELS of the recordings' windows, `counts` of each: from the file or from a labelled part.
+    """Return the class of each window of the recordings `files` as LABELS. Raises CalibrationInvalid.
 
-    A part labels a window if they share at least half of the shorter one. Raises CalibrationInvalid.
+    A window has the class of its recording, unless the table labels a part of the recording. The label of a part counts
+    for a window if the shared time is at least half of the shorter of the two.
+
+    Args:
+        folder: The folder of the recordings and of the table.
+        files: The recordings.
+        labelling: How the labels are read.
+        counts: The number of windows of each recording.
+        timing: The times of the windows in a recording.
     """
     path = folder / LABELS_TABLE
     if not _has_table(folder):
-        of_files = labels_of(folder, files, class_names)
+        of_files = labels_of(folder, files, labelling)
         return {name: np.repeat(array, counts) for name, array in of_files.items()}
-    whole, spans = read_label_spans(path, class_names)
+    whole, spans = read_label_spans(path, labelling.class_names)
     labels = np.repeat(np.array(_of_files(path, files, whole), np.int64), counts)
     first = dict(zip([file.relative_to(folder).as_posix() for file in files], np.cumsum([0, *counts]), strict=False))
     number = {name: i for i, name in enumerate(first)}

@@ -20,7 +20,7 @@ from edgert.printable import counted
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.file_labels import Labelling, labels_of
 from edgert_deploy.packager.samples.lengths import Arrays, in_buckets
 from edgert_deploy.packager.samples.sample_files import (
     LABELS,
@@ -134,17 +134,22 @@ def load_samples(
 ) -> CalibrationSet:
     """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` if there are any.
 
-    `path` is any of the forms in docs/models.md. Images, signals and texts are preprocessed by the code that devices
-    run. `class_names` is the order of the classes; without it, the order is alphabetical. With `transcripts` labels.csv
-    holds texts. Raises CalibrationInvalid, also for fewer than `at_least` samples.
+    The code that devices run preprocesses images, signals and texts. Raises CalibrationInvalid.
+
+    Args:
+        path: Samples in one of the forms of docs/models.md.
+        source: The model.
+        preprocess: The rule of an image, a signal or a text; without one, the samples are the model's own tensors.
+        class_names: The order of the classes; if empty, the order is alphabetical.
+        at_least: The smallest number of samples that is accepted.
+        transcripts: The table labels.csv holds texts, because the model writes text.
     """
-    signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
-    given = source.app_inputs
-    arrays, raw = _read(path, source, preprocess, class_names, at_least, transcripts)
-    if signal_rule is not None:
+    files = _Reader(path, source, preprocess, Labelling(class_names, transcripts), at_least)
+    arrays, raw = files.read()
+    if (signal_rule := files.signal_rule) is not None:
         raw = arrays[signal_rule.input]
-        arrays[signal_rule.input] = features_of(path, given, signal_rule, raw, arrays)
-    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in given}
+        arrays[signal_rule.input] = features_of(path, source.app_inputs, signal_rule, raw, arrays)
+    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.app_inputs}
     count = _checked_count(path, inputs, at_least)
     lengths = None
     if source.buckets is not None:
@@ -168,36 +173,68 @@ def load_samples(
     )
 
 
-def _read(
-    path: Path,
-    source: SourceModel,
-    preprocess: InputRule | None,
-    class_names: Sequence[str],
-    at_least: int,
-    transcripts: bool,
-) -> tuple[Arrays, NDArray[Any] | None]:
-    """Return the arrays at `path` by name, and the texts from which tokens were made."""
-    image_rule = preprocess if isinstance(preprocess, Preprocess) else None
-    signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
-    given = source.app_inputs
-    specs = sample_specs(given, signal_rule)
-    names = (*NAMES, *source.unread, LENGTHS) if source.buckets is not None else (*NAMES, *source.unread)
-    if is_function(str(path)):
-        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
-        return arrays | ({} if labels is None else {LABELS: labels}), None
-    is_text = path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
-    if isinstance(preprocess, Text) and is_text:
-        texts, labels_of_texts = read_texts(path, class_names, at_least)
-        return tokens_of(path, given, preprocess, texts, source.buckets) | labels_of_texts, texts
-    if path.suffix == ".npy" and path.is_file():
-        return read_npy(path, specs), None
-    if not path.is_dir():
-        return read_npz(path, specs, names), None
-    if has_npy(path, specs):
-        return read_npy_folder(path, specs, names, source.buckets), None
-    if signal_rule is not None:
-        return read_signal_files(path, given, signal_rule, class_names, at_least, transcripts), None
-    return _images(path, source, image_rule, class_names, at_least, transcripts), None
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the arrays of samples in any form; the fields are the arguments of `load_samples`."""
+
+    path: Path
+    source: SourceModel
+    preprocess: InputRule | None
+    labelling: Labelling
+    at_least: int
+
+    @property
+    def image_rule(self) -> Preprocess | None:
+        return self.preprocess if isinstance(self.preprocess, Preprocess) else None
+
+    @property
+    def signal_rule(self) -> Sound | Series | None:
+        return self.preprocess if isinstance(self.preprocess, Sound | Series) else None
+
+    def read(self) -> tuple[Arrays, NDArray[Any] | None]:
+        """Return the arrays at `path` by name, and the texts from which tokens were made."""
+        path, source, rule = self.path, self.source, self.preprocess
+        specs = sample_specs(source.app_inputs, self.signal_rule)
+        names = (*NAMES, *source.unread, LENGTHS) if source.buckets is not None else (*NAMES, *source.unread)
+        if is_function(str(path)):
+            arrays, labels = read_function(str(path), specs, _preprocessors(source, self.image_rule), source.buckets)
+            return arrays | ({} if labels is None else {LABELS: labels}), None
+        is_text = path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
+        if isinstance(rule, Text) and is_text:
+            texts, labels_of_texts = read_texts(path, self.labelling, self.at_least)
+            return tokens_of(path, source.app_inputs, rule, texts, source.buckets) | labels_of_texts, texts
+        if path.suffix == ".npy" and path.is_file():
+            return read_npy(path, specs), None
+        if not path.is_dir():
+            return read_npz(path, specs, names), None
+        if has_npy(path, specs):
+            return read_npy_folder(path, specs, names, source.buckets), None
+        if self.signal_rule is not None:
+            return read_signal_files(path, source.app_inputs, self.signal_rule, self.labelling, self.at_least), None
+        return self._images(), None
+
+    def _images(self) -> Arrays:
+        """Return the preprocessed images of the folder and their labels. Raises CalibrationInvalid."""
+        folder, source, rule = self.path, self.source, self.image_rule
+        if rule is None or not rule.decode or len(source.inputs) != 1:
+            raise CalibrationInvalid(
+                f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
+                "or a file with decode = true, and a model with one input"
+            )
+        files = files_in(folder, IMAGE_SUFFIXES)
+        if len(files) < self.at_least:
+            raise CalibrationInvalid(
+                f"{folder} and its subfolders have {counted(len(files), 'image')} ({', '.join(IMAGE_SUFFIXES)}); "
+                f"at least {self.at_least} are needed: add more"
+            )
+        labels = labels_of(folder, files, self.labelling)
+        preprocessor = Preprocessor(rule, source.inputs[0])
+        first = _image(preprocessor, files[0])
+        check_size(folder, first.nbytes * len(files))
+        arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
+        for row, file in zip(arrays, files, strict=True):
+            row[...] = _image(preprocessor, file)[0]
+        return {source.inputs[0].name: arrays, **labels}
 
 
 def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
@@ -255,35 +292,6 @@ def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Pr
     return {
         spec.name: Preprocessor(rule, spec) for spec in source.inputs if rule is not None and spec.name == rule.input
     }
-
-
-def _images(
-    folder: Path,
-    source: SourceModel,
-    rule: Preprocess | None,
-    class_names: Sequence[str],
-    at_least: int,
-    transcripts: bool,
-) -> Arrays:
-    if rule is None or not rule.decode or len(source.inputs) != 1:
-        raise CalibrationInvalid(
-            f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
-            "or a file with decode = true, and a model with one input"
-        )
-    files = files_in(folder, IMAGE_SUFFIXES)
-    if len(files) < at_least:
-        raise CalibrationInvalid(
-            f"{folder} and its subfolders have {counted(len(files), 'image')} ({', '.join(IMAGE_SUFFIXES)}); "
-            f"at least {at_least} are needed: add more"
-        )
-    labels = labels_of(folder, files, class_names, transcripts)
-    preprocessor = Preprocessor(rule, source.inputs[0])
-    first = _image(preprocessor, files[0])
-    check_size(folder, first.nbytes * len(files))
-    arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
-    for row, file in zip(arrays, files, strict=True):
-        row[...] = _image(preprocessor, file)[0]
-    return {source.inputs[0].name: arrays, **labels}
 
 
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:

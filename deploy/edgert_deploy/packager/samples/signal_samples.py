@@ -15,7 +15,7 @@ from edgert.printable import counted
 from edgert.processing.signals.csv_table import read_csv
 from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.file_labels import Timing, labels_of, labels_of_windows
+from edgert_deploy.packager.samples.file_labels import Labelling, Timing, labels_of, labels_of_windows
 from edgert_deploy.packager.samples.lengths import Arrays
 from edgert_deploy.packager.samples.sample_files import (
     FILES,
@@ -76,12 +76,7 @@ def _name_refused(
 
 
 def read_signal_files(
-    folder: Path,
-    inputs: Sequence[TensorSpec],
-    rule: Rule,
-    class_names: Sequence[str],
-    at_least: int,
-    transcripts: bool = False,
+    folder: Path, inputs: Sequence[TensorSpec], rule: Rule, labelling: Labelling, at_least: int
 ) -> Arrays:
     """Return the windows of WAV or CSV files, with RECORDINGS and labels. Raises CalibrationInvalid."""
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"
@@ -90,7 +85,7 @@ def read_signal_files(
     files = [path for path in files_in(folder, (suffix,)) if path != folder / LABELS_TABLE]
     if not files:
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
-    texts = labels_of(folder, files, class_names, transcripts) if transcripts else {}
+    texts = labels_of(folder, files, labelling) if labelling.transcripts else {}
     preprocessor = SignalPreprocessor(rule, inputs[0])
     of_files = [_windows(preprocessor, rule, file) for file in files]
     count = sum(map(len, of_files))
@@ -106,7 +101,7 @@ def read_signal_files(
             "give recordings of one window each"
         )
     timing = Timing(*(value / rule.rate_hz for value in (-rule.lead, rule.step, rule.length)))
-    labels = texts if transcripts else labels_of_windows(folder, files, class_names, counts, timing)
+    labels = texts if labelling.transcripts else labels_of_windows(folder, files, labelling, counts, timing)
     recordings = {RECORDINGS: np.repeat(np.arange(len(files)), counts), FILES: np.array([str(file) for file in files])}
     return {rule.input: np.concatenate(of_files), **recordings, **labels}
 

@@ -14,7 +14,7 @@ from edgert.errors import CalibrationInvalid, RequestError
 from edgert.printable import counted
 from edgert.processing.text import TEXT_BYTES_MAX, TextPreprocessor, text_in_file, texts_of
 from edgert.tensors import TensorSpec, byte_rows
-from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.file_labels import Labelling, labels_of
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
 from edgert_deploy.packager.samples.sample_files import as_recording, check_size, files_in
 
@@ -22,7 +22,7 @@ SUFFIX = ".txt"
 LINES_BYTES_MAX = 256 * 1024**2
 
 
-def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
+def read_texts(path: Path, labelling: Labelling, at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
     """Return texts, UINT8 [N, bytes], and labels, of a .txt or a folder. Raises CalibrationInvalid."""
     labels: Arrays = {}
     if path.is_file():
@@ -30,7 +30,7 @@ def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[N
             texts = [line for line in map(bytes.strip, text_in_file(path).splitlines()) if line]
     else:
         files = files_in(path, (SUFFIX,))
-        labels = labels_of(path, files, class_names)
+        labels = labels_of(path, files, labelling)
         texts = [_file(file) for file in files]
     if len(texts) < at_least:
         raise CalibrationInvalid(
