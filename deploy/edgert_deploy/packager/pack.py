@@ -73,7 +73,7 @@ def build_bundle(
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
         ranges = builder.processes.activations(progress)
-        receipt_bytes = receipt(choices, builder.built, ranges, request.licence, request.notes)
+        receipt_bytes = receipt(request, choices, builder.built, ranges)
         contents = write_contents(request, choices, golden, receipt_bytes, work)
         progress(f"writing {out}")
         write_bundle(out, contents.manifest, contents.files, key)

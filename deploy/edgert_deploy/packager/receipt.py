@@ -35,6 +35,7 @@ from edgert_deploy.packager.accuracy.activation_ranges import Activation
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.choice import Choice, all_packed
 from edgert_deploy.packager.candidates.mixed_precision import Search
+from edgert_deploy.packager.request import BuildRequest
 
 PATH = "receipt.json"
 FORMAT = 2
@@ -42,11 +43,10 @@ BYTES_MAX = 16 * 1024**2
 
 
 def receipt(
+    request: BuildRequest,
     choices: Sequence[Choice],
     candidates: Sequence[Candidate],
-    activations: Sequence[Activation] = (),
-    licence: str = "",
-    notes: str = "",
+    activations: Sequence[Activation],
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
     # A search builds many sets of layers: the receipt lists the chosen set, and `attempts` describes the others.
@@ -55,8 +55,8 @@ def receipt(
     packed, first = all_packed(choices), candidates[0].result
     value = {
         "format": FORMAT,
-        "licence": licence,
-        "notes": notes,
+        "licence": request.licence,
+        "notes": request.notes,
         "gate": {"metric": first.accuracy.metric, "samples": first.accuracy.samples, **asdict(first.limits)},
         "targets": [_target(choice) for choice in choices],
         "candidates": [_candidate(candidate, candidate.id in packed) for candidate in candidates],

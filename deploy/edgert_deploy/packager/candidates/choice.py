@@ -7,7 +7,7 @@ Otherwise it takes the first that passes, INT8 first. It warns if the result is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgert.errors import AccuracyTooLow, ConfigInvalid, EdgeRTError, EngineMissing
@@ -73,15 +73,16 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 
     Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine gets no candidate.
     """
-    findings = _Findings(target.profile, builder.progress)
-    measure = _measurer(builder, target, measure, findings.warn)
+    findings = _Findings(builder, target)
+    source = builder.evaluation.source
+    measure = _measurer(findings, measure)
     passed: list[list[Candidate]] = []  # by engine
-    first = first_engine(builder.evaluation.source, target.engines)
+    first = first_engine(source, target.engines)
     for engine in target.engines:
         is_first = engine == first
         try:
-            check_source(builder.evaluation.source, engine, target.profile.name)
-            candidates = _candidates(builder, target, engine, budget, findings, until_passed=measure is None)
+            check_source(source, engine, target.profile.name)
+            candidates = _EngineBuild(findings, engine, budget, until_passed=measure is None).candidates()
             if good := [candidate for candidate in candidates if candidate.passed]:
                 passed.append(worth_first(good))
                 continue
@@ -94,14 +95,13 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             if is_first:
                 raise
             # One warning of the whole build names the engines that do not support classical models.
-            findings.leave_out(engine, error, warned=not takes_operators(builder.evaluation.source, engine))
+            findings.leave_out(engine, error, warned=not takes_operators(source, engine))
     timings: Timings = {}
     if measure is not None:
-        timings = measure(
-            target.profile, builder.evaluation, [each for good in passed for each in good], builder.progress
-        )
+        every = [candidate for good in passed for candidate in good]
+        timings = measure(target.profile, builder.evaluation, every, builder.progress)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
-    _warn_of_float(target, packed, findings, timings, quantized=builder.evaluation.source.quantized)
+    _warn_of_float(findings, packed, timings)
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(BuildSpec(packed[0].artifact.engine, "fp32", target.profile))
@@ -112,28 +112,32 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 class _Findings:
     """The findings of `choose` about a target."""
 
-    profile: DeviceProfile
-    progress: Callable[[str], None]
+    builder: CandidateBuilder
+    target: TargetRequest
     tried: list[Candidate] = field(default_factory=list)
     not_built: list[NotBuilt] = field(default_factory=list)
     searches: list[tuple[str, Search]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        return self.target.profile.name
+
     def warn(self, text: str) -> None:
-        self.progress(f"warning: {text}")
+        self.builder.progress(f"warning: {text}")
         self.warnings.append(text)
 
     def leave_out(self, engine: str, error: EdgeRTError, *, warned: bool) -> None:
         self.left_out.append(LeftOut(engine, error.code, error.message))
         if not warned:
-            self.warn(f"{self.profile.name} goes without {engine}: {error.message}")
+            self.warn(f"{self.name} goes without {engine}: {error.message}")
 
     def choice(
         self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
     ) -> Choice:
         return Choice(
-            self.profile,
+            self.target.profile,
             packed,
             tuple(self.tried),
             tuple(self.left_out),
@@ -145,19 +149,18 @@ class _Findings:
         )
 
 
-def _warn_of_float(
-    target: TargetRequest, packed: Sequence[Candidate], findings: _Findings, timings: Timings, *, quantized: bool
-) -> None:
+def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Timings) -> None:
     """Warn of each artifact that computes in float although the user may expect INT8."""
+    target, quantized = findings.target, findings.builder.evaluation.source.quantized
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
-            findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
+            findings.warn(f"{findings.name}: {_why_not_int8(candidate, findings.tried, timings)}")
         elif not (target.is_auto or quantized or candidate.is_worth_it or candidate.artifact.float_layers):
-            # The engine itself leaves most of the work in float. After a search for layers, its outcome already reports
-            # that.
+            # The engine itself leaves most of the work in float. If layers stay in float after a search, the outcome of
+            # the search already reports the share.
             share = share_text(candidate.artifact.int8_share)
             findings.warn(
-                f"{target.profile.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
+                f"{findings.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
                 "--precision auto would take another precision"
             )
 
@@ -207,87 +210,81 @@ def _loss_text(choice: Choice, nearest: Candidate) -> str:
     return nearest.result.loss() + (f" (tried: {tried})" if tried else "")
 
 
-def _measurer(
-    builder: CandidateBuilder, target: TargetRequest, measure: Measurer | None, warn: Callable[[str], None]
-) -> Measurer | None:
+def _measurer(findings: _Findings, measure: Measurer | None) -> Measurer | None:
     """Return the measurer of a target: the user's or, for "auto", this machine; None if none fits."""
-    name = target.profile.name
+    target = findings.target
     if measure is None and target.is_auto:
         on_host = Measurer()
         if on_host.covers(target.profile):
             return on_host
-        builder.progress(
-            f"{name}: not timed, since this machine has another processor. INT8 counts as the fastest if it passes; "
+        findings.builder.progress(
+            f"{findings.name}: not timed, since this machine has another processor. INT8 counts as the fastest if it passes; "
             "--measure-on DEVICE times it on a device"
         )
     elif measure is not None and not measure.covers(target.profile):
-        warn(f"{name} is not measured: name a device of this profile with --measure-on")
+        findings.warn(f"{findings.name} is not measured: name a device of this profile with --measure-on")
         return None
     return measure
 
 
-def _candidates(
-    builder: CandidateBuilder,
-    target: TargetRequest,
-    engine: str,
-    budget: Budget,
-    findings: _Findings,
-    *,
-    until_passed: bool,
-) -> list[Candidate]:
-    """Build one engine's candidates, simplest first.
+@dataclass(frozen=True)
+class _EngineBuild:
+    """Builds the candidates of one engine of a target, the simplest first.
 
-    With `until_passed`, stop at the first that passes. `findings.not_built` gets each candidate that cannot be built.
-    Raises the last error if nothing can be built.
+    Attributes:
+        findings: The target; each result is added here.
+        engine: The engine.
+        budget: The builds that searches for layers in float may still use.
+        until_passed: Stop at the first candidate that passes; False if all candidates are timed.
     """
-    name = target.profile.name
-    tried: list[Candidate] = []
-    failures: list[EdgeRTError] = []
-    for precision in target.precisions:
-        try:
-            spec = BuildSpec(engine, precision, target.profile)
-            if precision == "int8":
-                for candidate in _int8_candidates(builder, target, spec, budget, findings, until_passed=until_passed):
-                    tried.append(candidate)  # built candidates stay, even if a later build fails
-            else:
-                tried.append(builder.build(spec))
-        except CANNOT_BE_BUILT as error:
-            builder.tell_failure(f"{name}: no {engine} {precision}", error)
-            failures.append(error)
-            if precision != "int8":
-                findings.not_built.append(NotBuilt(engine, precision.upper(), error.message))
-            continue
-        if until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
-            break
-    if not tried:
-        raise failures[-1]  # the last error is the most useful one: that of FP32, if it was tried
-    findings.tried += tried
-    return tried
 
+    findings: _Findings
+    engine: str
+    budget: Budget
+    until_passed: bool
 
-def _int8_candidates(
-    builder: CandidateBuilder,
-    target: TargetRequest,
-    spec: BuildSpec,
-    budget: Budget,
-    findings: _Findings,
-    *,
-    until_passed: bool,
-) -> Iterator[Candidate]:
-    """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
-    best, others = best_recipe(builder, spec, target.recipe, findings.not_built)
-    yield from (best, *others)
-    if not best.passed and not budget.spent:
-        search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
-        if search is not None:
-            findings.searches.append((spec.engine, search))
-            findings.warn(f"{target.profile.name}: {search.outcome()}")
-            if search.found is not None:
-                best = search.found
-                yield best
-    if not until_passed:
-        for precision in builder_for(spec.engine).timed_beside_int8:
-            yield builder.build(replace(best.spec, precision=precision))
+    def candidates(self) -> list[Candidate]:
+        """Return the candidates that were built. Raises the last error if nothing can be built."""
+        builder, target = self.findings.builder, self.findings.target
+        tried: list[Candidate] = []
+        failures: list[EdgeRTError] = []
+        for precision in target.precisions:
+            try:
+                spec = BuildSpec(self.engine, precision, target.profile)
+                if precision == "int8":
+                    for candidate in self._int8_candidates(spec):
+                        tried.append(candidate)  # built candidates stay, even if a later build fails
+                else:
+                    tried.append(builder.build(spec))
+            except CANNOT_BE_BUILT as error:
+                builder.tell_failure(f"{self.findings.name}: no {self.engine} {precision}", error)
+                failures.append(error)
+                if precision != "int8":
+                    self.findings.not_built.append(NotBuilt(self.engine, precision.upper(), error.message))
+                continue
+            if self.until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
+                break
+        if not tried:
+            raise failures[-1]  # the last error is the most useful one: that of FP32, if it was tried
+        self.findings.tried += tried
+        return tried
+
+    def _int8_candidates(self, spec: BuildSpec) -> Iterator[Candidate]:
+        """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
+        builder, target = self.findings.builder, self.findings.target
+        best, others = best_recipe(builder, spec, target.recipe, self.findings.not_built)
+        yield from (best, *others)
+        if not best.passed and not self.budget.spent:
+            search = search_float_layers(builder, best, self.budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
+            if search is not None:
+                self.findings.searches.append((self.engine, search))
+                self.findings.warn(f"{self.findings.name}: {search.outcome()}")
+                if search.found is not None:
+                    best = search.found
+                    yield best
+        if not self.until_passed:
+            for precision in builder_for(self.engine).timed_beside_int8:
+                yield builder.build(replace(best.spec, precision=precision))
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
