@@ -25,7 +25,7 @@ def timings_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def request_(digits_source: Any, digits_calibration: Any, digits_holdout: Any) -> Any:
+def build_request(digits_source: Any, digits_calibration: Any, digits_holdout: Any) -> Any:
     from edgert_deploy.packager.request import BuildRequest
 
     return BuildRequest(

@@ -23,11 +23,11 @@ from tests.support.packs import pack
 
 
 def test_the_receipt_has_each_candidates_classes_and_slices(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    half = len(request_.holdout) // 2
-    slices = np.array(["day"] * half + ["night"] * (len(request_.holdout) - half))
-    request = replace(request_, holdout=replace(request_.holdout, slices=slices), max_class_drop=0.2)
+    half = len(build_request.holdout) // 2
+    slices = np.array(["day"] * half + ["night"] * (len(build_request.holdout) - half))
+    request = replace(build_request, holdout=replace(build_request.holdout, slices=slices), max_class_drop=0.2)
     result = pack(request, signing_key, tmp_path / "x.edgert")
     with open_bundle(result.path, (signing_key.public,)) as bundle:
         told = read_receipt(bundle)

@@ -111,16 +111,16 @@ def test_outputs_of_any_dtype_are_compared(tmp_path: Path) -> None:
 
 
 def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_the_holdout(
-    request_: BuildRequest,
+    build_request: BuildRequest,
 ) -> None:
-    evaluation = evaluate_source(request_)
+    evaluation = evaluate_source(build_request)
     np.testing.assert_array_equal(
-        evaluation.reference.answers[0], reference_outputs(request_.source, request_.holdout)[0]
+        evaluation.reference.answers[0], reference_outputs(build_request.source, build_request.holdout)[0]
     )
-    assert (evaluation.metric.name, evaluation.limits) == ("top1", request_.limits)
+    assert (evaluation.metric.name, evaluation.limits) == ("top1", build_request.limits)
     assert evaluation.reference.class_names == tuple("0123456789")
     (images,) = evaluation.golden_inputs()
-    np.testing.assert_array_equal(images, request_.holdout.inputs["image"][evaluation.golden])
+    np.testing.assert_array_equal(images, build_request.holdout.inputs["image"][evaluation.golden])
     assert len(evaluation.golden_inputs(1)[0]) == 1
 
 

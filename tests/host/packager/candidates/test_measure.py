@@ -60,7 +60,7 @@ def test_a_later_candidate_must_be_clearly_faster_than_a_simpler_one() -> None:
 
 
 @pytest.fixture
-def request_(
+def build_request(
     digits_source: SourceModel,
     digits_calibration: CalibrationSet,
     digits_holdout: CalibrationSet,
@@ -82,9 +82,9 @@ def pack(request: BuildRequest, key: SigningKey, out: Path, lines: list[str]) ->
 
 
 def test_every_precision_is_timed_and_the_receipt_holds_the_table(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    told = pack(replace(request_, measure=Measurer()), signing_key, tmp_path / "x.edgert", [])
+    told = pack(replace(build_request, measure=Measurer()), signing_key, tmp_path / "x.edgert", [])
     times = {one["id"]: one for one in told["targets"][0]["times"]}
     assert list(times) == ["onnxruntime-fp16", "onnxruntime-fp32", "onnxruntime-int8"]
     assert all(one["where"] == "here" and one["p50_ms"] > 0 and one["runs"] >= 15 for one in times.values())
@@ -95,11 +95,11 @@ def test_every_precision_is_timed_and_the_receipt_holds_the_table(
 
 
 def test_a_profile_of_another_processor_is_not_timed_here(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     other = replace(profile("other"), machines=("no-such-machine",))
     lines: list[str] = []
-    told = pack(replace(request_, targets=(other,), measure=Measurer()), signing_key, tmp_path / "x.edgert", lines)
+    told = pack(replace(build_request, targets=(other,), measure=Measurer()), signing_key, tmp_path / "x.edgert", lines)
     assert told["targets"][0]["times"] == []
     assert told["targets"][0]["artifacts"] == ["onnxruntime-int8"]
     assert any("other is not measured" in line for line in lines)
@@ -137,11 +137,11 @@ def with_edgertd(sshd: SshDevice) -> None:
 
 
 def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
-    request_: BuildRequest, signing_key: SigningKey, sshd: SshDevice, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, sshd: SshDevice, tmp_path: Path
 ) -> None:
     device = replace(sshd.device(), profile="this-machine")
     target: DeviceProfile = replace(load_profile("this-machine"), engines=("onnxruntime", "tensorrt"))
-    request = replace(request_, targets=(target,), precision="int8", measure=measurer_on(device, (target,)))
+    request = replace(build_request, targets=(target,), precision="int8", measure=measurer_on(device, (target,)))
     with pytest.raises(NotBootstrapped, match="bootstrap"):
         pack(request, signing_key, tmp_path / "x.edgert", [])
     with_edgertd(sshd)

@@ -27,9 +27,9 @@ from tests.support.profiles import profile
 
 
 def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(request_, targets=(profile("one", "onnxruntime", then=("tensorrt",)),))
+    request = replace(build_request, targets=(profile("one", "onnxruntime", then=("tensorrt",)),))
     for recipe in ("entropy", "min-max"):
         out = tmp_path / f"{recipe}.edgert"
         result = pack(replace(request, recipe=recipe), signing_key, out)
@@ -41,9 +41,9 @@ def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
 
 
 def test_a_refusal_says_what_was_tried_and_what_it_scored(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(lossy(request_), targets=(profile("one"),), budget=2)
+    request = replace(lossy(build_request), targets=(profile("one"),), budget=2)
     with pytest.raises(AccuracyTooLow) as refusal:
         pack(request, signing_key, tmp_path / "x.edgert")
     for recipe in ("min-max", "heavy-only"):
@@ -51,7 +51,7 @@ def test_a_refusal_says_what_was_tried_and_what_it_scored(
 
 
 def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     """`dynamic-range` is the first for attention. It left the convolutions of a detector in float, and lost nothing."""
     body = """
@@ -65,7 +65,7 @@ def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
     proto = models.model("float[N,3,8,8] x) => (float[N,8] y", body, {k: np.asarray(v) for k, v in weights.items()})
     samples = [CalibrationSet({"x": models.random(60, 3, 8, 8, seed=seed)}, None) for seed in (1, 2)]
     request = replace(
-        request_,
+        build_request,
         source=load_source(models.write(proto, tmp_path / "m.onnx")),
         calibration=samples[0],
         holdout=samples[1],
