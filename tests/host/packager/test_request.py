@@ -70,8 +70,8 @@ def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_folder_that_may_not_be_written_is_named_before_anything_is_built() -> None:
     imported = "from pathlib import Path; from edgert_deploy.packager.request import check_out"
-    said = as_nobody(imported, "(lambda: check_out(Path('/new.edgert')))")
-    assert said == (
+    message = as_nobody(imported, "(lambda: check_out(Path('/new.edgert')))")
+    assert message == (
         "ConfigInvalid: cannot write a bundle to /new.edgert: you may not write there. Give --out another folder"
     )
 

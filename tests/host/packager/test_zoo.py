@@ -107,11 +107,11 @@ def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> Non
     row |= {"fp32": 1.0, "ours": 0.9917, "faster": 1.5, "smaller": 3.21, "date": "2026-11-22", "host": "a board"}
     refused = row | {"engine": "openvino", "ours": None, "faster": None, "refused": "because " * 30, "code": "old"}
     cells = [("a", "tflite"), ("a", "openvino"), ("b", "tflite")]
-    said = "\n".join(table.markdown([row | {"code": "new"}, refused], cells, "new"))
-    assert "22 November 2026, code `new` on a board;" in said
-    assert "Not measured yet: b on TFLite." in said
-    assert "Measured with earlier code: a on OpenVINO." in said
-    assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in said
+    text = "\n".join(table.markdown([row | {"code": "new"}, refused], cells, "new"))
+    assert "22 November 2026, code `new` on a board;" in text
+    assert "Not measured yet: b on TFLite." in text
+    assert "Measured with earlier code: a on OpenVINO." in text
+    assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in text
 
 
 def test_a_list_with_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:

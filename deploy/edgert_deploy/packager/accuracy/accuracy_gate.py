@@ -13,7 +13,7 @@ import numpy as np
 from edgert.bundle.manifest import Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
-from edgert_deploy.packager.accuracy.metrics import Cosine, by_chance, by_value, has_scores, sqnr_db
+from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
 OF_OUTPUT = " of "  # in the name of a judgement's score
@@ -100,7 +100,7 @@ class GateResult:
 
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:
     """Compare `answers` with FP32's."""
-    answers, reference = reference.judged(answers), reference.as_judged()
+    answers, reference = reference.with_embeddings(answers), reference.as_embeddings()
     rows = reference.all_rows
     # FP32's agreement with itself is 1, even if its answers contain NaN.
     fp32 = 1.0 if metric.is_agreement else metric.score(reference.answers, rows)
@@ -125,7 +125,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return a sentence for each reason why a passed gate may prove little."""
-    judged = reference.as_judged()
+    judged = reference.as_embeddings()
     texts = _meaning_warnings(metric, judged)
     if not texts or metric.is_similarity:  # the chance-level warning already covers labels
         texts += _alike_warnings(metric, judged, limits)
@@ -158,7 +158,7 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
 
 
 def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
-    if metric.checks_labels and has_scores(reference) and (found := by_chance(reference)) is not None:
+    if metric.checks_labels and has_scores(reference) and (found := no_better_than_chance(reference)) is not None:
         ignored = (
             f"; the gate ignores these labels and compares with FP32 ({metric.name})" if metric.is_agreement else ""
         )

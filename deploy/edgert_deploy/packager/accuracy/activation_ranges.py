@@ -63,7 +63,8 @@ def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activ
 
 class _Values:
     def __init__(self) -> None:
-        self.low, self.high, self.count = np.inf, -np.inf, 0
+        self.low, self.high = np.inf, -np.inf
+        self.count = 0
         self._values: list[NDArray[np.float64]] = []
 
     def add(self, array: NDArray[Any]) -> None:

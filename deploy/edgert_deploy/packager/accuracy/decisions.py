@@ -25,7 +25,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     map_agreement,
     mask_agreement,
     neighbour_agreement,
-    read_alike,
+    same_decodings,
     same_neighbours,
     same_sides,
     same_steps,
@@ -135,7 +135,7 @@ def _of_one(i: int, output: str, name: str) -> Judgement:
 
 def _stated_texts(rule: Ctc, i: int) -> Judgement:
     def share(answers: Outputs, reference: Outputs) -> Array:
-        return read_alike(by_step(answers[i], rule), by_step(reference[i], rule), rule.blank)
+        return same_decodings(by_step(answers[i], rule), by_step(reference[i], rule), rule.blank)
 
     return Judgement("texts", (rule.output,), lambda a, b: float(share(a, b).mean()), share)
 

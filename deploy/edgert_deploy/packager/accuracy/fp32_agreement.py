@@ -145,10 +145,10 @@ def same_steps(answers: Array, reference: Array) -> Array:
 
 def same_texts(answers: Array, reference: Array) -> Array:
     """Return which sequences `[T, C]` CTC decodes equally; the most frequent class is the blank."""
-    return read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
+    return same_decodings(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
 
 
-def read_alike(answers: Array, reference: Array, blank: int) -> Array:
+def same_decodings(answers: Array, reference: Array, blank: int) -> Array:
     pairs = zip(answers, reference, strict=True)
     return np.array(
         [np.isfinite(a).all() and np.array_equal(greedy(a, blank)[0], greedy(b, blank)[0]) for a, b in pairs]

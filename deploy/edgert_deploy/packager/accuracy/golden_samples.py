@@ -54,7 +54,7 @@ def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
     total = len(reference[0])
     item_bytes = input_bytes + sum(output[:1].nbytes for output in reference)
     count = min(total, SAMPLES, max(SAMPLES_MIN, BYTES_MAX // max(1, item_bytes)))
-    placed = np.concatenate([_places(output) for output in reference], axis=1)
+    positions = np.concatenate([_positions(output) for output in reference], axis=1)
     classes = _classes(reference)
     chosen: list[int] = []
     for output in reference:
@@ -64,14 +64,14 @@ def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
                 chosen.append(int(sample))
     distance = np.full(total, np.inf)
     for sample in chosen:
-        distance = np.minimum(distance, _distances(placed, sample))
+        distance = np.minimum(distance, _distances(positions, sample))
     while len(chosen) < count:
         free = np.ones(total, bool)
         free[chosen] = False
         unseen = free & ~np.isin(classes, classes[chosen])
         allowed = unseen if unseen.any() else free
         chosen.append(int(np.where(allowed, distance, -1.0).argmax()))
-        distance = np.minimum(distance, _distances(placed, chosen[-1]))
+        distance = np.minimum(distance, _distances(positions, chosen[-1]))
     return np.array(sorted(chosen), np.intp)
 
 
@@ -115,7 +115,7 @@ def _rounded_up(value: float) -> float:
     return float(f"{math.ceil(round(value / unit, 6)) * unit:.2g}")
 
 
-def _places(output: NDArray[Any]) -> NDArray[np.float64]:
+def _positions(output: NDArray[Any]) -> NDArray[np.float64]:
     """Return each sample's position: some of its values, divided by the range of the output."""
     flat = np.nan_to_num(output.reshape(len(output), -1).astype(np.float64))
     if flat.shape[1] > FEATURES_MAX:
@@ -132,8 +132,8 @@ def _classes(reference: Outputs) -> NDArray[Any]:
     return np.zeros(len(reference[0]), np.intp)
 
 
-def _distances(placed: NDArray[np.float64], sample: int) -> NDArray[np.float64]:
-    return np.asarray(np.linalg.norm(placed - placed[sample], axis=1))
+def _distances(positions: NDArray[np.float64], sample: int) -> NDArray[np.float64]:
+    return np.asarray(np.linalg.norm(positions - positions[sample], axis=1))
 
 
 def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:

@@ -35,7 +35,8 @@ class MeanAveragePrecision(Metric):
             )
         self._truth = reference.holdout.boxes
         self._rule = replace(reference.detect, score_threshold=SCORE_MIN, detections_max=BOXES_MAX)
-        self._size, self._names = reference.image_size, reference.class_names
+        self._size = reference.image_size
+        self._names = reference.class_names
         self._at = [[spec.name for spec in reference.specs].index(name) for name in self._rule.outputs]
         self.judged = tuple(self._at)
         _coco()  # a missing package is an error before anything is built

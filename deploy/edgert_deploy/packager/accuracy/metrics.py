@@ -53,7 +53,9 @@ def _metric(name: str, reference: Reference) -> Metric:
         return ErrorRate(reference, "words" if name == "wer" else "characters")
     if name in ("window_f1", "event_f1"):
         return AnswerF1(reference, name == "event_f1")
-    if name == "top5" or (labels is not None and (name == "top1" or (name == "auto" and not by_chance(reference)))):
+    if name == "top5" or (
+        labels is not None and (name == "top1" or (name == "auto" and not no_better_than_chance(reference)))
+    ):
         if labels is None:
             raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")
         return TopK(reference, labels, 5 if name == "top5" else 1)
@@ -303,7 +305,7 @@ def has_scores(reference: Reference) -> bool:
     return any(spec.ranks_classes for spec in reference.specs)
 
 
-def by_chance(reference: Reference) -> tuple[float, float] | None:
+def no_better_than_chance(reference: Reference) -> tuple[float, float] | None:
     """Return FP32's top-1 and the chance level if FP32 is no better than chance: the labels judge nothing.
 
     The chance level is the score of always answering the most frequent class.

@@ -37,21 +37,21 @@ class Reference:
     embed: Embed | None = None
     image_size: tuple[int, int] | None = None
 
-    def judged(self, answers: Outputs) -> Outputs:
+    def with_embeddings(self, answers: Outputs) -> Outputs:
         """Return answers to the hold-out, with the vectors of `embed` in place of their output."""
         if self.embed is None:
             return answers
         mask, index = self.holdout.inputs.get(self.embed.mask), self._embedded
         return [embedded(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
 
-    def as_judged(self) -> Reference:
+    def as_embeddings(self) -> Reference:
         """Return the reference with its own answers `judged`."""
         if self.embed is None:
             return self
         size = self.specs[self._embedded].shape[-1]
         vectors = TensorSpec(self.embed.name, "FP32", (-1, size))
         specs = tuple(vectors if i == self._embedded else spec for i, spec in enumerate(self.specs))
-        return replace(self, specs=specs, answers=self.judged(self.answers), embed=None)
+        return replace(self, specs=specs, answers=self.with_embeddings(self.answers), embed=None)
 
     @property
     def _embedded(self) -> int:

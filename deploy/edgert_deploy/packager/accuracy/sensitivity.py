@@ -52,7 +52,8 @@ class Sensitivity:
     """Measures one layer of a prepared model at a time. Raises BuildFailed if ONNX Runtime's tools fail."""
 
     def __init__(self, proto: Any, calibration: CalibrationSet, recipe: Recipe) -> None:
-        self._proto, self._recipe = proto, recipe
+        self._proto = proto
+        self._recipe = recipe
         count = min(max(RUNS_MAX // len(layers_of(proto)), SAMPLES_MIN), SAMPLES_MAX, len(calibration))
         rows = np.unique(np.linspace(0, len(calibration) - 1, count).astype(int))
         self._samples = {name: array[rows] for name, array in calibration.inputs.items()}

@@ -45,8 +45,11 @@ class BuildProcesses:
     """Builds artifacts of one source and set of samples, which its children read from `folder`."""
 
     def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: BuildCache) -> None:
-        self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
-        self._cache, self._lock = cache, threading.Lock()
+        self._inputs = folder / "inputs"
+        self._source = source
+        self._calibration = calibration
+        self._cache = cache
+        self._lock = threading.Lock()
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
         """Return the artifact from the cache, else build it in a child. Raises BuildFailed, also for a crash."""
@@ -62,7 +65,7 @@ class BuildProcesses:
 
         request = {"inputs": self._written_inputs(), "out": str(out_dir)}
         try:
-            answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(spec), noted)
+            answer, _ = children.call(f"{__name__}:build_in_child", request, pickle.dumps(spec), noted)
         except sandbox.ChildFailed as error:
             raise BuildFailed(_complaint(error, spec, self._source.path.name, steps[-1])) from error
         artifact = Artifact.from_json(answer, out_dir)
@@ -75,7 +78,7 @@ class BuildProcesses:
             return ()
         request = {"inputs": self._written_inputs()}
         try:
-            answer, _ = children.ask(f"{__name__}:activations_in_child", request, progress=progress)
+            answer, _ = children.call(f"{__name__}:activations_in_child", request, progress=progress)
         except sandbox.ChildFailed as error:
             if error.cause == "error":
                 what = f"the ranges of the layers' answers cannot be measured: {error.detail}"
@@ -96,7 +99,7 @@ class BuildProcesses:
 
     def _measured(self, function: str, payload: bytes, doing: str) -> dict[str, Any]:
         try:
-            return children.ask(function, {"inputs": self._written_inputs()}, payload)[0]
+            return children.call(function, {"inputs": self._written_inputs()}, payload)[0]
         except sandbox.ChildFailed as error:
             raise BuildFailed(
                 f"onnxruntime {children.cause_text(error)} while {doing} for mixed precision; build this target with "

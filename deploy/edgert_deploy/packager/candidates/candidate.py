@@ -73,7 +73,10 @@ class CandidateBuilder:
     """Builds and judges each BuildSpec once for all targets, each in its own folder under `work`."""
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
-        self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
+        self.evaluation = evaluation
+        self.cache = cache
+        self.progress = progress
+        self._work = work
         self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
         self._tried = 0
@@ -92,7 +95,7 @@ class CandidateBuilder:
             self._built[key] = self._build(spec, self._work / f"{spec.id}-{self._tried}")
         return self._built[key]
 
-    def tell_failure(self, what: str, error: EdgeRTError) -> None:
+    def report_failure(self, what: str, error: EdgeRTError) -> None:
         """Report why `what` was not built; do not repeat the same reason."""
         self.progress(f"{what}: {'for the same reason' if error.message == self._reason else error.message}")
         self._reason = error.message
@@ -117,7 +120,7 @@ class CandidateBuilder:
             raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
         except EngineFailed as error:  # the engine wrote or read a model, but cannot run the model
             raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", spec, artifact)) from error
-        results = [judge(evaluation.metric, reference, evaluation.of_apps(way), evaluation.limits) for way in ways]
+        results = [judge(evaluation.metric, reference, evaluation.app_answers(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(

@@ -257,7 +257,7 @@ class _EngineBuild:
                 else:
                     tried.append(builder.build(spec))
             except CANNOT_BE_BUILT as error:
-                builder.tell_failure(f"{self.findings.name}: no {self.engine} {precision}", error)
+                builder.report_failure(f"{self.findings.name}: no {self.engine} {precision}", error)
                 failures.append(error)
                 if precision != "int8":
                     self.findings.not_built.append(NotBuilt(self.engine, precision.upper(), error.message))

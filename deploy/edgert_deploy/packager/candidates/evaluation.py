@@ -56,7 +56,7 @@ class Evaluation:
             return [array[self.golden] for array in answers]
         return artifact_outputs(artifact, self.source, self.golden_set)
 
-    def of_apps(self, answers: Outputs) -> Outputs:
+    def app_answers(self, answers: Outputs) -> Outputs:
         """Return the answers of the outputs that apps get."""
         return [array for spec, array in zip(self.source.outputs, answers, strict=True) if spec in self.reference.specs]
 
@@ -80,7 +80,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         embed=request.embed,
         image_size=_image_size(request),
     )
-    metric = metric_for(request.metric, reference.as_judged())
+    metric = metric_for(request.metric, reference.as_embeddings())
     golden = _golden_rows_of(reference.answers, holdout)
     return Evaluation(
         source,

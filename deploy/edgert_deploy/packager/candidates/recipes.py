@@ -39,7 +39,7 @@ def best_recipe(
         try:
             built.append(builder.build(with_recipe(spec, recipe)))
         except CANNOT_BE_BUILT as error:
-            builder.tell_failure(f"{name}: no {spec.engine} int8 ({recipe})", error)
+            builder.report_failure(f"{name}: no {spec.engine} int8 ({recipe})", error)
             failures.append(error)
             not_built.append(NotBuilt(spec.engine, recipe, error.message))
             continue

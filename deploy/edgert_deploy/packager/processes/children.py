@@ -27,29 +27,29 @@ from edgert_deploy.packager.processes.sandbox import Answer, ChildFailed, Progre
 
 LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
 ALIGNMENT_BYTES = 64
-HELD_MAX = 4  # the hold-out, and parts of it
+STORED_MAX = 4  # the hold-out, and parts of it
 
 _idle: list[sandbox.Child] = []
 _all: set[sandbox.Child] = set()
 _lock = threading.Lock()
 
 
-def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
+def call(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
     """Return the answer of `function` ("module:name") in a child. Raises ChildFailed and its EdgeRTErrors."""
-    with _lent_child() as child:
-        return child.ask(function, request, payload, LIMITS, progress)
+    with _idle_or_new_child() as child:
+        return child.call(function, request, payload, LIMITS, progress)
 
 
 def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
     """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
 
-    Raises as `ask` does. The arrays in `value` may be larger than the memory. So they go through a file, which is
+    Raises as `call` does. The arrays in `value` may be larger than the memory. So they go through a file, which is
     written once for the same object.
     """
-    held = _held_for(value)
+    stored = _stored_for(value)
     with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:
-        request = {"call": function, "folder": folder, "held": str(held.path), "places": held.places}
-        answer, _ = ask(f"{__name__}:arrays_in_child", request, pickle.dumps((held.pickled, given)))
+        request = {"call": function, "folder": folder, "stored": str(stored.path), "places": stored.places}
+        answer, _ = call(f"{__name__}:arrays_in_child", request, pickle.dumps((stored.pickled, given)))
         return [np.load(Path(folder) / f"{i}.npy", allow_pickle=False) for i in range(int(answer["arrays"]))]
 
 
@@ -58,7 +58,7 @@ def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress)
     folder = Path(request["folder"])
     put_temporary_files_into(folder)
     pickled, given = pickle.loads(payload)
-    kept = pickle.loads(pickled, buffers=_mapped(Path(request["held"]), request["places"]))
+    kept = pickle.loads(pickled, buffers=_mapped(Path(request["stored"]), request["places"]))
     arrays = pkgutil.resolve_name(request["call"])(kept, *given)
     for i, array in enumerate(arrays):
         np.save(folder / f"{i}.npy", array, allow_pickle=False)
@@ -66,7 +66,7 @@ def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _StoredValue:
     """A value, and the file with its arrays."""
 
     value: Any
@@ -75,30 +75,30 @@ class _Held:
     places: list[tuple[int, int]]  # start and end of each array
 
 
-_helds: list[_Held] = []  # the most recently used one first
+_stored_values: list[_StoredValue] = []  # the most recently used one first
 
 
-def _held_for(value: Any) -> _Held:
-    held_value = next((held for held in _helds if held.value is value and held.path.exists()), None) or _write_held(
-        value
-    )
-    _helds[:] = [held_value, *(held for held in _helds if held is not held_value)]
-    while len(_helds) > HELD_MAX:
-        _helds.pop().path.unlink(missing_ok=True)
-    return held_value
+def _stored_for(value: Any) -> _StoredValue:
+    """Return the stored value, written before or now, and forget the least recently used one."""
+    known = (each for each in _stored_values if each.value is value and each.path.exists())
+    stored = next(known, None) or _write_stored(value)
+    _stored_values[:] = [stored, *(each for each in _stored_values if each is not stored)]
+    while len(_stored_values) > STORED_MAX:
+        _stored_values.pop().path.unlink(missing_ok=True)
+    return stored
 
 
-def _write_held(value: Any) -> _Held:
+def _write_stored(value: Any) -> _StoredValue:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
     # The file is in the folder of the build; the build removes it.
-    with tempfile.NamedTemporaryFile(prefix="edgert-held-", delete=False) as file:
+    with tempfile.NamedTemporaryFile(prefix="edgert-stored-", delete=False) as file:
         for buffer in buffers:
             file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)
             begin = file.tell()
             file.write(buffer.raw())
             places.append((begin, file.tell()))
-    return _Held(value, pickled, Path(file.name), places)
+    return _StoredValue(value, pickled, Path(file.name), places)
 
 
 def _mapped(path: Path, places: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -130,7 +130,7 @@ def kill_busy_children() -> None:
 
 
 @contextmanager
-def _lent_child() -> Iterator[sandbox.Child]:
+def _idle_or_new_child() -> Iterator[sandbox.Child]:
     """Yield an idle child, or a new one. Keep at most one child, and only if it answered its request."""
     with _lock:
         child = _idle.pop() if _idle else sandbox.Child()
@@ -149,5 +149,5 @@ def _lent_child() -> Iterator[sandbox.Child]:
 def _close() -> None:
     for child in _idle:
         child.close()
-    for held in _helds:
-        held.path.unlink(missing_ok=True)
+    for stored in _stored_values:
+        stored.path.unlink(missing_ok=True)

@@ -50,7 +50,8 @@ class ChildFailed(Exception):
 
     def __init__(self, cause: Literal["crash", "memory", "time", "wait", "error"], detail: str) -> None:
         super().__init__(f"{cause}: {detail}")
-        self.cause, self.detail = cause, detail
+        self.cause = cause
+        self.detail = detail
 
 
 class Child:
@@ -70,7 +71,7 @@ class Child:
             start_new_session=True,  # only the parent sees Ctrl-C, and ends the child
         )
 
-    def ask(
+    def call(
         self,
         function: str,
         request: dict[str, Any],
@@ -95,7 +96,7 @@ class Child:
         finally:
             timer.cancel()
         self.idle = True
-        return checked(*answer)
+        return answer_or_error(*answer)
 
     def kill(self, overdue: threading.Event | None = None) -> None:
         if overdue is not None:
@@ -133,7 +134,7 @@ def serve() -> None:
     while True:
         head, payload = requests.get()
         restrict(Limits(**head["limits"]))
-        answer = answered(pkgutil.resolve_name(head["call"]), head["with"], payload, progress)
+        answer = answer_of(pkgutil.resolve_name(head["call"]), head["with"], payload, progress)
         del payload
         write_frame(answers, *answer)
         del answer
@@ -147,7 +148,7 @@ def _receive(requests: queue.SimpleQueue[Answer]) -> None:
     os._exit(1)
 
 
-def answered(function: Function, request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
+def answer_of(function: Function, request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
     """Return the answer of `function`; an error of any kind is an answer too."""
     try:
         return function(request, payload, progress)
@@ -161,7 +162,7 @@ def answered(function: Function, request: dict[str, Any], payload: bytes, progre
         return {"error": in_short(error)}, b""
 
 
-def checked(answer: dict[str, Any], payload: bytes) -> Answer:
+def answer_or_error(answer: dict[str, Any], payload: bytes) -> Answer:
     """Return a good answer, or raise the error that it reports."""
     if "memory" in answer:
         raise ChildFailed("memory", "")

@@ -49,26 +49,26 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
             "an array `recording` with one number for each sample, in the order of time"
         )
     try:
-        met = arrays_of(f"{__name__}:states_met", inputs, source, recordings)
+        before = arrays_of(f"{__name__}:states_before", inputs, source, recordings)
     except ChildFailed as error:
         raise CalibrationInvalid(
             f"{path}: the model cannot answer these samples one after another: {reference_engine(source)} "
             f"{cause_text(error)}. Check that their values are valid for the model"
         ) from error
-    return {**inputs, **{binding.input: array for binding, array in zip(source.state, met, strict=True)}}
+    return {**inputs, **{binding.input: array for binding, array in zip(source.state, before, strict=True)}}
 
 
-def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
+def states_before(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Return each state's values before each sample: a child's side of `with_state`."""
     with tempfile.TemporaryDirectory() as folder:
         artifact = reference_artifact(source, Path(folder))
         with quiet():
             session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
         try:
-            _, met = run_in_turn(session, inputs, recordings, source.state)
+            _, before = run_in_turn(session, inputs, recordings, source.state)
         finally:
             session.close()
-    return [met[binding.input] for binding in source.state]
+    return [before[binding.input] for binding in source.state]
 
 
 def run_in_turn(
@@ -84,13 +84,13 @@ def run_in_turn(
     rows = sorted((np.flatnonzero(recordings == number) for number in np.unique(recordings)), key=len, reverse=True)
     together = TOGETHER if session.inputs[0].shape[0] == -1 else 1
     count = len(recordings)
-    met = {name: np.zeros((count, *specs[name].item_shape), specs[name].dtype) for name in places}
+    before = {name: np.zeros((count, *specs[name].item_shape), specs[name].dtype) for name in places}
     answers: list[NDArray[Any]] = []
     for begin in range(0, len(rows), together):
         group = rows[begin : begin + together]
         for step in range(len(group[0])):
             now = np.array([one[step] for one in group if step < len(one)])  # the longest come first
-            feeds = [met[name][now] if name in met else inputs[name][now] for name in specs]
+            feeds = [before[name][now] if name in before else inputs[name][now] for name in specs]
             outputs = session.run(feeds)
             if not answers:
                 answers = [np.empty((count, *array.shape[1:]), array.dtype) for array in outputs]
@@ -99,5 +99,5 @@ def run_in_turn(
             following = [(i, one[step + 1]) for i, one in enumerate(group) if step + 1 < len(one)]
             for name, at in places.items():
                 for i, row in following:
-                    met[name][row] = outputs[at][i]
-    return answers, met
+                    before[name][row] = outputs[at][i]
+    return answers, before

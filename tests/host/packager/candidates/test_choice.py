@@ -35,9 +35,9 @@ def test_with_reference_adds_an_fp32_artifact_unless_the_targets_own_is_fp32(
     assert [one.id for one in candidates_of(result)] == ["onnxruntime-int8", "onnxruntime-fp32"]
     with open_bundle(result.path, None) as bundle:
         manifest = bundle.manifest
-        told = read_receipt(bundle)
-    assert told is not None
-    assert all(candidate["packed"] for candidate in told["candidates"])
+        receipt = read_receipt(bundle)
+    assert receipt is not None
+    assert all(candidate["packed"] for candidate in receipt["candidates"])
     assert [target.reference for target in manifest.targets] == ["onnxruntime-fp32", ""]
     assert sorted(artifact.id for artifact in manifest.artifacts) == ["onnxruntime-fp32", "onnxruntime-int8"]
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
@@ -75,9 +75,9 @@ def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_
     assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
-        told = read_receipt(bundle)
-    assert told is not None
-    assert told["targets"][0]["left_out"][0]["engine"] == "tflite"
+        receipt = read_receipt(bundle)
+    assert receipt is not None
+    assert receipt["targets"][0]["left_out"][0]["engine"] == "tflite"
     first = pack(replace(request, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
     assert [one.id for one in candidates_of(first)] == ["onnxruntime-fp32"]
 

@@ -62,17 +62,17 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
             one.size_bytes < build_request.source.size_bytes * 1.1
         )  # the classifier, most of the weights, is still INT8
     with open_bundle(result.path, None) as bundle:
-        told = read_receipt(bundle)
+        receipt = read_receipt(bundle)
         assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
     # Of the work little is left, and users may take an artifact that is called INT8 for fast.
     assert any("of the work is left in INT8, so --precision auto" in warning for warning in result.warnings)
-    assert told is not None
-    search = told["targets"][0]["mixed_precision"][0]
+    assert receipt is not None
+    search = receipt["targets"][0]["mixed_precision"][0]
     assert [attempt["passed"] for attempt in search["attempts"]] == [False, True]
     harms = {layer["name"]: layer["sqnr_db"] for layer in search["layers"]}
     assert harms["conv2"] < harms["conv1"] < harms["classify"]
-    plain = [one for one in told["candidates"] if one["kind"] == "int8"]
-    assert {one["engine"] for one in plain} == {one["engine"] for one in told["candidates"] if one["packed"]}
+    plain = [one for one in receipt["candidates"] if one["kind"] == "int8"]
+    assert {one["engine"] for one in plain} == {one["engine"] for one in receipt["candidates"] if one["packed"]}
     assert len({(one["engine"], one["recipe"]) for one in plain}) > len(
         candidates_of(result)
     )  # several recipes were tried

@@ -35,9 +35,9 @@ def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
         result = pack(replace(request, recipe=recipe), signing_key, out)
         assert [one.recipe for one in candidates_of(result)] == [recipe, recipe]
         with open_bundle(out, None) as bundle:
-            told = read_receipt(bundle)
-        assert told is not None
-        assert {one["recipe"] for one in told["candidates"]} == {recipe}
+            receipt = read_receipt(bundle)
+        assert receipt is not None
+        assert {one["recipe"] for one in receipt["candidates"]} == {recipe}
 
 
 def test_a_refusal_says_what_was_tried_and_what_it_scored(
@@ -90,6 +90,6 @@ def test_a_reason_that_every_recipe_shares_is_reported_once(tmp_path: Path, sign
     lines: list[str] = []
     with pytest.raises(OperatorUnsupported):
         build_bundle(request, signing_key, tmp_path / "m.edgert", lines.append, lambda choice: None)
-    told = [line for line in lines if line.startswith("pi: no tflite ")]
-    assert len(told) > 2
-    assert [line.endswith(": for the same reason") for line in told] == [False, *[True] * (len(told) - 1)]
+    reasons = [line for line in lines if line.startswith("pi: no tflite ")]
+    assert len(reasons) > 2
+    assert [line.endswith(": for the same reason") for line in reasons] == [False, *[True] * (len(reasons) - 1)]

@@ -19,7 +19,7 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import EngineFailed
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.builders import Artifact
-from edgert_deploy.packager.processes.children import HELD_MAX, arrays_of, cause_text
+from edgert_deploy.packager.processes.children import STORED_MAX, arrays_of, cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
@@ -69,14 +69,14 @@ def test_what_is_given_again_is_written_once_and_few_files_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    given = [[np.full(3, i, np.float32)] for i in range(HELD_MAX + 2)]
+    given = [[np.full(3, i, np.float32)] for i in range(STORED_MAX + 2)]
     for one in given[:2] * 2:
         np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", one)[0], 2 * one[0])
     first = {path.name for path in tmp_path.iterdir()}
     assert len(first) == 2
     for one in given:
         np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", one)[0], 2 * one[0])
-    assert len(list(tmp_path.iterdir())) == HELD_MAX
+    assert len(list(tmp_path.iterdir())) == STORED_MAX
     for path in tmp_path.iterdir():  # as a build's folder is removed
         path.unlink()
     np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", given[-1])[0], 2 * given[-1][0])
@@ -97,7 +97,7 @@ def test_a_crash_is_an_error_that_leaves_no_file_and_the_next_request_is_answere
     with pytest.raises(ChildFailed) as caught:
         arrays_of(f"{HERE}:ends", number)
     assert re.fullmatch(says, cause_text(caught.value))
-    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("edgert-held-")]
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("edgert-stored-")]
     (name,) = arrays_of(f"{HERE}:folder_of_temporary_files", None)
     assert Path(name.tobytes().decode()).parent == tmp_path
 
