@@ -30,10 +30,13 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden samples, and for each artifact the tolerance of each output.
+    """The golden samples, and the tolerances of each artifact.
 
-    `raw` holds the windows of signals, or the texts, from which the inputs were made; `lengths` is for a model with
-    buckets.
+    Attributes:
+        inputs: One array for each input of the model.
+        tolerances: The tolerance of each output, by the artifact's id.
+        raw: The windows of signals, or the texts, from which the inputs were made.
+        lengths: The length of each sample, for a model with buckets.
     """
 
     inputs: Outputs
@@ -44,14 +47,14 @@ class Golden:
 
 @dataclass(frozen=True)
 class Contents:
-    """`files` maps each name in the bundle to the file on this host."""
+    """The manifest, and the files: `files` maps each name in the bundle to the file on this host."""
 
     manifest: Manifest
     files: Mapping[str, Path]
 
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
-    """Run the golden samples in every way of each packed artifact's engine."""
+    """Return the golden samples, with tolerances from runs in every way of each artifact's engine."""
     samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers with other kernels and numbers of threads")

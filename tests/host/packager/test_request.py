@@ -72,7 +72,7 @@ def test_a_folder_that_may_not_be_written_is_named_before_anything_is_built() ->
     imported = "from pathlib import Path; from edgert_deploy.packager.request import check_out"
     message = as_nobody(imported, "(lambda: check_out(Path('/new.edgert')))")
     assert message == (
-        "ConfigInvalid: cannot write a bundle to /new.edgert: you may not write there. Give --out another folder"
+        "ConfigInvalid: cannot write a bundle to /new.edgert: you may not write in its folder. Give --out another folder"
     )
 
 

@@ -47,7 +47,10 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, mon
     with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):
         user_function("user_four:answer")
     (tmp_path / "user_script.py").write_text("raise SystemExit(3)")  # as a script that was not made to be imported
-    with pytest.raises(ConfigInvalid, match=r"ends the program when it is imported \(exit code 3\): put that under if"):
+    with pytest.raises(
+        ConfigInvalid,
+        match=r"ends the program when it is imported \(exit code 3\): put the call that ends the program under if",
+    ):
         user_function("user_script:answer")
 
 

@@ -1,7 +1,7 @@
-"""The accuracy gate: compares an artifact's answers to the hold-out with FP32's.
+"""The accuracy gate: it compares an artifact's answers to the hold-out with those of FP32.
 
-The mean hides losses in a part of the samples, so the result also has each class and each slice of the hold-out.
-metrics.py defines the comparison; artifact_runs.py gets the answers.
+A mean hides losses in a part of the samples. So the result also has the score of each class and each slice of the
+hold-out. metrics.py defines the comparison. artifact_runs.py gets the answers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_ne
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
-OF_OUTPUT = " of "  # in the name of a judgement's score
-ALIKE_DROP_MAX = 0.1  # upper limit of --max-drop in the check for a hold-out that is too uniform
-GROUP_SAMPLES_MIN = 10  # a smaller class or slice cannot fail a build: one sample is over 10 % of it
+OF_OUTPUT = " of "  # part of the name of a judgement of an output
+ALIKE_DROP_MAX = 0.1  # the largest --max-drop that the check for similar answers uses
+GROUP_SAMPLES_MIN = 10  # a smaller group never fails a build, because one sample is over 10 % of the group
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that an artifact may lose: in total, and in any class or slice (None: no limit)."""
+    """The largest drops that an artifact may have: in total, and in any class or slice (None: no limit)."""
 
     max_drop: float = 0.01
     max_class_drop: float | None = None
@@ -31,9 +31,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The score of a part of the hold-out: `kind` is "class", "slice" or "bucket".
+    """The score of a part of the hold-out.
 
-    The kind "output" is the agreement with FP32 in an output that the metric does not judge.
+    Attributes:
+        kind: "class", "slice" or "bucket"; "output" for the agreement with FP32 in an output that the metric does not
+            read.
+        name: The name of the part.
+        samples: The number of its samples.
+        fp32: FP32's score.
+        artifact: The artifact's score.
     """
 
     kind: str
@@ -49,10 +55,16 @@ class Group:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's figures of one artifact; `other_metrics`: name, FP32's value or None, the artifact's.
+    """The gate's result for one artifact.
 
-    `drop_interval` contains the drop with 95 % confidence; None for a metric that is not a share of samples.
-    `similarity_only`: the metric compares the answers with FP32's, because there are no labels.
+    Attributes:
+        accuracy: The scores in total.
+        limits: The largest drops.
+        groups: The scores of classes, slices, buckets and further outputs.
+        other_metrics: Metrics for the reader; the gate does not use them.
+        drop_interval: The interval that contains the true drop with 95 % confidence; None for a metric that is not a
+            share of samples.
+        similarity_only: The metric compares values with those of FP32, because the hold-out has no labels.
     """
 
     accuracy: Accuracy
@@ -68,9 +80,10 @@ class GateResult:
 
     @property
     def failed_groups(self) -> tuple[Group, ...]:
-        """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
+        """The groups with a drop above their limit. Groups under GROUP_SAMPLES_MIN samples do not count.
 
-        On some engines each bucket is a separate artifact. So each bucket and each output must also meet `max_drop`.
+        On some engines each bucket is a separate artifact. So each bucket must meet `max_drop`, and so must each
+        output.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []
@@ -99,7 +112,7 @@ class GateResult:
 
 
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:
-    """Compare `answers` with FP32's."""
+    """Return the result for the artifact that gave `answers` to the hold-out."""
     answers, reference = reference.with_embeddings(answers), reference.as_embeddings()
     rows = reference.all_rows
     # FP32's agreement with itself is 1, even if its answers contain NaN.
@@ -133,7 +146,7 @@ def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
 
 
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
-    """Warn if FP32 gives almost equal answers to all samples: an artifact that ignores its input passes."""
+    """Warn if FP32's answers are so similar that an artifact which ignores its input would pass."""
     rows = reference.all_rows
     if metric.has_own_unit or len(rows) < 2:
         return []
@@ -143,7 +156,7 @@ def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
         return []
     return [
         f"FP32's answers to the {len(rows)} hold-out samples are so alike that an artifact which ignores its input would "
-        f"pass ({metric.name}): check that samples are prepared as for training, and add samples whose answers differ"
+        f"pass ({metric.name}): prepare the samples as for training, and add samples whose answers differ"
     ]
 
 
@@ -152,8 +165,8 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
     if not metric.counts_samples or limit <= 0 or samples >= samples_needed(limit):
         return []
     return [
-        f"{counted(samples, 'hold-out sample')}: too few for --max-drop {limit:g}: even if none of them is lost, the true drop "
-        f"may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
+        f"{counted(samples, 'hold-out sample')}: too few for --max-drop {limit:g}: even if the artifact loses no sample, the "
+        f"true drop may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
     ]
 
 
@@ -181,12 +194,12 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     low, high = drop_interval(drops)
     if metric.is_agreement:  # FP32's score is 1, so no artifact gains
         low = max(low, 0.0)
-    # The score of embeddings may be their cosine, if it is lower.
+    # The drop of embeddings may be outside the interval, because their score is their cosine if the cosine is lower.
     return min(low, drop), max(high, drop)
 
 
 def _other_metrics(metric: Metric, reference: Reference, answers: Outputs) -> tuple[OtherMetric, ...]:
-    """Compute the other metrics, for readers of the receipt."""
+    """Return the metrics for readers of the receipt."""
     others = metric.others(answers)
     if metric.name != Cosine.name:
         others.append(OtherMetric(Cosine.name, None, Cosine(reference).score(answers, reference.all_rows)))

@@ -1,9 +1,9 @@
-"""Judge the decisions of apps from a model's outputs, without labels of the right answers.
+"""Judge the decisions that apps make from a model's outputs, without labels of the right answers.
 
-A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for one
-positive value. So this module recognizes each output by its shape and by FP32's values, and judges the values that an
-app reads from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each
-judgement, and the lowest score counts.
+A cosine hides errors. For a tensor that mixes boxes (0 to 320) with scores (0 to 1), the cosine is always near 1, and
+also for an output of one positive value. So this module recognizes each output by its shape and by FP32's values. Then
+it judges the values that an app reads from the output. docs/accuracy.md has the table of judgements, and
+fp32_agreement.py computes their scores. FP32 scores 1 in each judgement. The lowest score counts.
 """
 
 from __future__ import annotations
@@ -43,16 +43,23 @@ ANCHORS_MIN = 100  # the fewest rows of a detector
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
-MINORITY_MIN = 0.01  # a side of 0.5 with a smaller share of the values is not judged
+MINORITY_MIN = 0.01  # the smallest share of values above 0.5, or below 0.5, of an output of thresholds
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
-ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image so large that it cuts no box
+ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that is too large to cut a box
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge of some outputs: `score(answers, reference)` is 0 to 1, `share` is the score per sample."""
+    """A judgement of one output or more.
+
+    Attributes:
+        name: The kind of decision, such as "boxes".
+        outputs: The names of the outputs.
+        score: Returns the score, 0 to 1, of (answers, FP32's answers).
+        share: Returns the score of each sample; None if the score is not a mean over samples.
+    """
 
     name: str
     outputs: tuple[str, ...]
@@ -61,7 +68,7 @@ class Judgement:
 
 
 def judgements(reference: Reference) -> tuple[Judgement, ...]:
-    """Recognize each output by its shape, FP32's values and the user's rules: one judgement or more."""
+    """Return the judgements of all outputs, recognized by shape, FP32's values and the user's rules."""
     names = [spec.name for spec in reference.specs]
     answers = reference.answers
     inputs = [array.shape[1:] for array in reference.holdout.inputs.values()]
@@ -98,7 +105,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
         and min(shape) >= 2
         and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
-        return "steps" if shape[0] in steps else "texts"  # a text recognizer has fewer steps than its input
+        return "steps" if shape[0] in steps else "texts"  # the text of a recognizer has fewer steps than the input
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
@@ -111,12 +118,12 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_classes(numbers: Array) -> bool:
-    """Return whether whole numbers are classes; 8-bit numbers are a quantized model's values."""
+    """Return whether whole numbers are classes. Numbers of 8 bits are the values of a quantized model."""
     return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
 def _are_many_classes(reference: Array) -> bool:
-    """Return whether values of 0 to 1 are scores of many classes; vectors of length 1 are embeddings."""
+    """Return whether values of 0 to 1 are scores of many classes. Vectors of length 1 are embeddings."""
     flat = reference.reshape(len(reference), -1)
     if flat.shape[1] < MAP_POSITIONS_MIN or float(flat.max(initial=0.0)) <= min(MAP_THRESHOLDS):
         return False
@@ -140,7 +147,7 @@ def _stated_texts(rule: Ctc, i: int) -> Judgement:
     return Judgement("texts", (rule.output,), lambda a, b: float(share(a, b).mean()), share)
 
 
-# The share of right decisions in each sample, for the judgements whose score is a share of samples.
+# The functions that return the share of right decisions in each sample.
 SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "top1": same_top1,
     "steps": same_steps,
@@ -148,7 +155,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "thresholds": same_sides,
     "neighbours": same_neighbours,
 }
-# The judgements whose score is not the mean of these shares.
+# The functions of the judgements whose score is not the mean of these shares.
 SCORES: dict[str, Callable[[Array, Array], float]] = {
     "maps": map_agreement,
     "masks": mask_agreement,
@@ -169,7 +176,7 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Return whether each sample has one vector, in many directions; coordinates share a direction."""
+    """Return whether each sample has one vector, in any direction. Coordinates share one direction."""
     sides = [side for side in reference.shape[1:] if side > 1]
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
@@ -198,7 +205,7 @@ def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Seq
 
 
 def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of a detector, known by its shapes: boxes and scores in one output or two."""
+    """Return the judgement of boxes and scores, in one output or two, recognized by their shapes."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
@@ -232,7 +239,7 @@ def _one_output(name: str, array: Array) -> Detect | None:
 
 
 def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs) -> Judgement:
-    """Judge boxes if FP32's values are boxes (with positive sides), else the anchors' own values."""
+    """Judge boxes if FP32's values have positive sides, else the values of the anchors."""
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
@@ -246,7 +253,7 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
 
 
 def _parts(rule: Detect, arrays: Outputs) -> tuple[Array, Array]:
-    """Return box values `[N, A, k]` and the best score of each anchor `[N, A]`, 0 to 1."""
+    """Return box values `[N, A, k]`, and the best score of each anchor `[N, A]`, 0 to 1."""
     if rule.scores:
         boxes, scores = arrays
         best = scores.max(axis=2)

@@ -1,4 +1,4 @@
-"""The reference for an artifact: FP32's answers, the user's statements on outputs, and metrics."""
+"""The reference for an artifact: FP32's answers, the user's rules for outputs, and the form of a metric."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Reference:
-    """The FP32 source's `answers` to the hold-out, and the meaning of its outputs.
+    """The answers of the FP32 source to the hold-out, and the meaning of its outputs.
 
-    `classify`, `detect` and `ctc` are the rules by which devices make answers. `class_names` are the labels of the
-    first two. `image_size` is the height and width of a detector's input.
-    With `embed`, the metric judges the embeddings that devices compute from an output.
+    Attributes:
+        specs: The outputs.
+        answers: FP32's answers, one array for each output.
+        holdout: The samples.
+        class_names: The labels of `classify` or `detect`.
+        classify: The rule by which devices make classes, like `detect` for boxes and `ctc` for texts.
+        embed: The rule by which devices make embeddings. The metric then judges the embeddings.
+        image_size: The height and width of a detector's input.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -38,14 +43,14 @@ class Reference:
     image_size: tuple[int, int] | None = None
 
     def with_embeddings(self, answers: Outputs) -> Outputs:
-        """Return answers to the hold-out, with the vectors of `embed` in place of their output."""
+        """Return answers to the hold-out, with embeddings in place of the output of the rule `embed`."""
         if self.embed is None:
             return answers
         mask, index = self.holdout.inputs.get(self.embed.mask), self._embedded
         return [embedded(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
 
     def as_embeddings(self) -> Reference:
-        """Return the reference with its own answers `judged`."""
+        """Return the reference with embeddings in its own answers, and without the rule `embed`."""
         if self.embed is None:
             return self
         size = self.specs[self._embedded].shape[-1]
@@ -94,11 +99,11 @@ class Metric(Protocol):
     other_outputs: Metric | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        """Return the score of the samples `rows`; `of_class` counts only that class's objects."""
+        """Return the score of the samples `rows`. With `of_class`, only the objects of this class count."""
         ...
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return name and score of each judgement that the metric consists of; FP32's score is 1."""
+        """Return the name and score of each judgement in the metric. FP32's score is 1."""
         return []
 
     def classes(self) -> dict[str, Rows]:
@@ -106,7 +111,7 @@ class Metric(Protocol):
         return {}
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return each sample's loss against FP32, -1 to 1; None if the score is not a share of samples."""
+        """Return the drop in each sample, -1 to 1; None if the score is not a share of samples."""
         return None
 
     def others(self, answers: Outputs) -> list[OtherMetric]:

@@ -1,8 +1,8 @@
-"""Word and character error rates of the texts that a model writes, as jiwer computes them.
+"""Word and character error rates of the texts that a model writes. The rates are those of jiwer.
 
-A rate is a number of errors, divided by the number of true words or characters of all samples. The errors are the least
-insertions, deletions and substitutions that turn the texts into the true texts. Spaces separate words; spaces around a
-text do not count.
+A rate is the number of errors, divided by the number of true words or characters, over all samples. The number of
+errors is the smallest number of insertions, deletions and substitutions that turn the texts into the true texts. Spaces
+separate words. Spaces around a text do not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outpu
 
 
 class ErrorRate(Metric):
-    """1 - the error rate, so that higher is better; below 0 if there are more errors than words."""
+    """1 - the error rate, so a higher score is better. With more errors than words, the score is below 0."""
 
     def __init__(self, reference: Reference, unit: str) -> None:
         metric = UNITS[unit]
@@ -56,7 +56,7 @@ UNITS = {"words": "wer", "characters": "cer"}
 
 
 def edits(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the Levenshtein distance: the least insertions, deletions and substitutions between both."""
+    """Return the Levenshtein distance between both sequences."""
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys((*one, *other)))}
     target = np.array([numbers[unit] for unit in other], np.int64)
     places = np.arange(len(other) + 1)

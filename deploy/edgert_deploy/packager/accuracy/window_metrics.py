@@ -1,6 +1,6 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-docs/accuracy.md defines which windows and events are right. Answers follow the rule of devices, with its thresholds,
+docs/accuracy.md defines which windows and events are right. The rule of devices makes the answers, with its thresholds,
 its `none` labels, and its smoothing over the windows of each recording.
 """
 
@@ -46,7 +46,7 @@ class Event(NamedTuple):
 
 
 class AnswerF1(Metric):
-    """F1 by window, or with `events` by event."""
+    """F1 by window or, with `events`, by event."""
 
     def __init__(self, reference: Reference, events: bool) -> None:
         self.name = "event_f1" if events else "window_f1"
@@ -76,7 +76,7 @@ class AnswerF1(Metric):
         return self.counts(answers, rows, of_class).f1
 
     def counts(self, answers: Outputs, rows: Rows, of_class: str = "") -> Counts:
-        """Return the counts for the windows `rows`; for a class, those of that class in all windows."""
+        """Return the counts of the windows `rows`; with `of_class` those of the class in all windows."""
         rows = np.arange(len(self._truth)) if of_class else rows
         answered, truth = self._answered(answers)[rows], self._truth[rows]
         if of_class:
@@ -111,22 +111,22 @@ class AnswerF1(Metric):
         return classes[:, 0]
 
     def _parts(self, rows: Rows) -> Iterator[slice]:
-        """Yield the parts of `rows` that are windows of one recording, one after the other."""
-        assert self._recordings is not None  # checked at the beginning
+        """Yield each part of `rows` that is a run of consecutive windows of one recording."""
+        assert self._recordings is not None  # `__init__` has checked it
         apart = (np.diff(rows) != 1) | (np.diff(self._recordings[rows]) != 0)
         ends = [*(np.flatnonzero(apart) + 1).tolist(), len(rows)]
         yield from (slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False))
 
 
 def events(classes: NDArray[Any]) -> list[Event]:
-    """Return the runs of equal classes in the windows of one recording, without the runs of no class."""
+    """Return the events in the windows of one recording: runs of equal classes, without the class NONE."""
     ends = [*(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(classes)]
     runs = [Event(begin, end, int(classes[begin])) for begin, end in zip([0, *ends], ends, strict=False) if end > begin]
     return [run for run in runs if run.label != NONE]
 
 
 def matched(answered: list[Event], true: list[Event], late: int) -> Counts:
-    """Return the counts of a recording's events; a true one may be answered `late` windows later."""
+    """Return the counts of a recording's events. An answer may be up to `late` windows late."""
     unmatched = list(true)
     for event in answered:
         hit = next(
