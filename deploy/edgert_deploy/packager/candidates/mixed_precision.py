@@ -1,7 +1,8 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
-docs/accuracy.md describes the search. It ends with its budget, which counts builds, so a busy machine changes nothing.
-Each measurement is saved at once. If the same build runs again, it continues where it stopped.
+docs/accuracy.md describes the search. The search ends at the latest when its budget is spent. The budget counts builds,
+so the result does not depend on the speed of the machine. Each measurement is saved at once. If the same build runs
+again, its search continues from the saved measurements.
 """
 
 from __future__ import annotations
@@ -40,15 +41,19 @@ class Budget:
     def spent(self) -> bool:
         return self.builds <= 0
 
-    def take(self) -> None:
+    def spend_one(self) -> None:
         self.builds -= 1
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt with the `count` most harmful layers in float.
+    """An attempt with some layers in float.
 
-    `drop` is None if the artifact was not built. `share`, of the work in INT8, is None if it is unknown.
+    Attributes:
+        count: The number of layers in float, the most harmful ones.
+        passed: Whether the artifact passed the gate.
+        drop: The drop of the artifact; None if the artifact could not be built.
+        share: The share of the work in INT8; None if the share is unknown.
     """
 
     count: int
@@ -59,7 +64,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """The outcome of a search for `plain`: `found` is None if nothing passed before the budget's end."""
+    """The outcome of a search.
+
+    Attributes:
+        plain: The candidate without layers in float.
+        found: The candidate that passed; None if no candidate passed.
+        harms: The harm of each layer.
+        attempts: The attempts, in order.
+        budget_spent: The budget ended the search.
+    """
 
     plain: Candidate
     found: Candidate | None
@@ -73,10 +86,10 @@ class Search:
         layers, attempts = len(self.harms), len(self.attempts)
         if self.found is not None:
             names = self.found.artifact.float_layers
-            more = "; the budget ended the search for fewer" if self.budget_spent else ""
+            more = "; the budget ended the search for fewer layers" if self.budget_spent else ""
             if not self.found.is_worth_it:
                 share = share_text(self.found.artifact.int8_share)
-                more += f"; {share} of the work is left in INT8, so --precision auto would take another precision"
+                more += f"; {share} of the work is left in INT8, so --precision auto would choose another precision"
             return (
                 f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
                 f"{', '.join(names)} (without: {self.plain.result.loss()}){more}"
@@ -87,7 +100,7 @@ class Search:
                 "Repeat the build to continue, or give a larger --budget"
             )
         if not attempts:
-            return f"{engine} INT8 does not pass, and with its most harmful layer in float, no layer would be in INT8"
+            return f"{engine} INT8 does not pass, and with the most harmful layer in float, no layer would be in INT8"
         most = max((attempt.count for attempt in self.attempts), default=0)
         if any(attempt.passed for attempt in self.attempts):
             return (
@@ -99,12 +112,16 @@ class Search:
 def search_float_layers(
     builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
 ) -> Search | None:
-    """Search for the fewest layers in float with which `plain` passes; None without known layers.
+    """Search for the fewest layers in float with which the model passes; None without known layers.
 
-    The search stops once less than `share_min` of the work is in INT8.
+    Args:
+        builder: The builder of all candidates.
+        plain: The candidate without layers in float.
+        budget: The builds that the search may still use.
+        share_min: The search ends if less than this share of the work is in INT8.
     """
     source = builder.evaluation.source
-    if source.proto is None or source.quantized:  # the user's own quantization stays as it is
+    if source.proto is None or source.quantized:  # the build keeps the user's own quantization
         return None
     search = _LayerSearch(builder, plain.spec, budget, share_min)
     harms = search.measured(builder.processes.layers())
@@ -113,14 +130,7 @@ def search_float_layers(
 
 
 class _LayerSearch:
-    """A search in one engine: the measurements first, then the builds.
-
-    Args:
-        builder: The builder of all candidates.
-        spec: The artifact without layers in float.
-        budget: The builds that the search may still use.
-        share_min: The search ends if less than this share of the work is in INT8.
-    """
+    """A search in one engine: the measurements first, then the builds. `spec` has no layers in float."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec, budget: Budget, share_min: float) -> None:
         self.saved = _Saved(builder, spec)
@@ -146,7 +156,10 @@ class _LayerSearch:
         return tuple(Harm(layer, self.saved.harms[layer.name]) for layer in layers)
 
     def fewest(self, worst: Sequence[Layer]) -> tuple[Candidate | None, bool]:
-        """Return the passing candidate with the fewest `worst` in float, and whether the budget ran out."""
+        """Return the passing candidate with the fewest layers in float, and whether the budget ran out.
+
+        `worst` are the layers, the most harmful first.
+        """
         # Counts of layers. Every known count up to `fails` fails; `passes` is 0 while no passing count is known.
         fails, passes = 0, 0
         most = len(worst) - 1  # with all layers in float, nothing would be INT8
@@ -161,7 +174,7 @@ class _LayerSearch:
             if attempt is None:
                 if self._budget.spent:
                     break
-                self._budget.take()
+                self._budget.spend_one()
                 attempt = self._attempt(worst[:count])
                 self.saved.add_attempt(attempt)
             if attempt.passed:
@@ -191,13 +204,13 @@ class _LayerSearch:
 
 
 def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
-    """Return how `spec` is quantized, as closely as a Q/DQ graph can describe it."""
+    """Return the Q/DQ recipe that is nearest to the quantization of `spec`."""
     recipe = builder_for(spec.engine).recipe(builder.evaluation.source, spec.profile)
     return replace(recipe, ops=HEAVY_OPS) if spec.recipe in HEAVY_RECIPES else recipe
 
 
 class _Saved:
-    """Measurements in files beside the build cache. A file that cannot be read or written only costs time."""
+    """The measurements, in files beside the build cache. A file that cannot be read or written costs time."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec) -> None:
         evaluation = builder.evaluation
@@ -214,7 +227,7 @@ class _Saved:
         self._harms_file = folder / f"{made_of}.harms.json"
         self._attempts_file = folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
-        # The user's own metric may have changed since the attempts were saved.
+        # The user's own metric may differ from the metric of the saved attempts.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(**entry) for entry in kept]
 

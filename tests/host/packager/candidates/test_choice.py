@@ -106,7 +106,7 @@ def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
     assert here.timings[here.packed[0].id].p50_ms * 0.94 <= fastest_ms  # noise of 5 % chooses nothing
     assert not elsewhere.timings
     assert elsewhere.packed[0].is_int8
-    assert any("other: not timed, since this machine has another processor" in line for line in lines)
+    assert any("other: not timed, because this machine has another processor" in line for line in lines)
 
 
 def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(

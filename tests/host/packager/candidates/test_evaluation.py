@@ -156,7 +156,7 @@ def test_every_bucket_needs_samples_and_has_a_golden_one(tmp_path: Path) -> None
     evaluation = evaluate_source(request(every, every))
     assert set(every.sizes[evaluation.golden].tolist()) == {8, 16, 32}
     with pytest.raises(
-        CalibrationInvalid, match="no calibration sample is for bucket 32: it holds lengths of 17 to 32"
+        CalibrationInvalid, match="no calibration sample is for bucket 32, which holds lengths of 17 to 32"
     ):
         evaluate_source(request(short, every))
     with pytest.raises(CalibrationInvalid, match="no hold-out sample is for bucket 32"):
