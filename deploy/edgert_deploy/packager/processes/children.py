@@ -1,7 +1,7 @@
-"""The children of a build: vendors' engines and tools run there, because native code may crash.
+"""The children of a build: vendors' engines and tools run in child processes, because native code may crash.
 
 One child stays for the next request, because a new child needs 1 to 2 s to import its tools. Requests are pickled.
-Answers are JSON and arrays, so that a hostile model that controls a child cannot run code in the command.
+Answers are JSON and arrays. So a hostile model that controls a child cannot run code in the command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgert_deploy.packager.processes.sandbox import Answer, ChildFailed, Progre
 
 LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
 ALIGNMENT_BYTES = 64
-STORED_MAX = 4  # the hold-out, and parts of it
+STORED_MAX = 4  # enough for the hold-out and its parts
 
 _idle: list[sandbox.Child] = []
 _all: set[sandbox.Child] = set()
@@ -41,10 +41,13 @@ def call(function: str, request: dict[str, Any], payload: bytes = b"", progress:
 
 
 def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
-    """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
+    """Return the arrays that `function(value, *given)` returns in a child. Raises the errors of `call`.
 
-    Raises as `call` does. The arrays in `value` may be larger than the memory. So they go through a file, which is
-    written once for the same object.
+    Args:
+        function: The function's name, as "module:name".
+        value: A value whose arrays may be larger than the memory. The child reads these arrays from a file. The file is
+            written once for the same object.
+        given: Further arguments, which are pickled.
     """
     stored = _stored_for(value)
     with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:
@@ -54,7 +57,7 @@ def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
 
 
 def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
-    """Call the function and write its arrays: a child's side of `arrays_of`."""
+    """Call the function and write its arrays: the child's side of `arrays_of`."""
     folder = Path(request["folder"])
     put_temporary_files_into(folder)
     pickled, given = pickle.loads(payload)
@@ -79,7 +82,7 @@ _stored_values: list[_StoredValue] = []  # the most recently used one first
 
 
 def _stored_for(value: Any) -> _StoredValue:
-    """Return the stored value, written before or now, and forget the least recently used one."""
+    """Return `value` with its file. Write the file unless it exists; remove the least recently used file."""
     known = (each for each in _stored_values if each.value is value and each.path.exists())
     stored = next(known, None) or _write_stored(value)
     _stored_values[:] = [stored, *(each for each in _stored_values if each is not stored)]
@@ -91,7 +94,7 @@ def _stored_for(value: Any) -> _StoredValue:
 def _write_stored(value: Any) -> _StoredValue:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
-    # The file is in the folder of the build; the build removes it.
+    # The build removes its folder and so this file.
     with tempfile.NamedTemporaryFile(prefix="edgert-stored-", delete=False) as file:
         for buffer in buffers:
             file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)
@@ -108,12 +111,12 @@ def _mapped(path: Path, places: Sequence[tuple[int, int]]) -> list[memoryview]:
 
 
 def put_temporary_files_into(folder: Path) -> None:
-    """Let this child write its temporary files into `folder`, which its parent removes."""
+    """Let this child write its temporary files into `folder`. The parent removes the folder."""
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
 
 def cause_text(failed: ChildFailed) -> str:
-    """Return the fault of a child that did not answer, as the predicate of a sentence."""
+    """Return the cause of a child's failure as the predicate of a sentence."""
     return {
         "crash": f"crashed ({failed.detail})",
         "memory": "ran out of memory",
@@ -124,6 +127,7 @@ def cause_text(failed: ChildFailed) -> str:
 
 
 def kill_busy_children() -> None:
+    """Kill each child with a request in progress."""
     with _lock:
         for child in _all.difference(_idle):
             child.kill()
@@ -131,7 +135,7 @@ def kill_busy_children() -> None:
 
 @contextmanager
 def _idle_or_new_child() -> Iterator[sandbox.Child]:
-    """Yield an idle child, or a new one. Keep at most one child, and only if it answered its request."""
+    """Yield an idle child, or a new child. Afterwards keep it if it answered, and if no other child is idle."""
     with _lock:
         child = _idle.pop() if _idle else sandbox.Child()
         _all.add(child)

@@ -187,7 +187,7 @@ def test_inspect_shows_the_same_as_text_and_json(bundle: Path, capsys: pytest.Ca
     [
         ({"candidates": [{"id": "null"}]}, "candidates[0] of the bundle's receipt.json lacks engine"),
         ({"candidates": ["null"]}, "candidates[0] of the bundle's receipt.json is no object"),
-        ({"targets": {}}, "'targets', but not as a list"),
+        ({"targets": {}}, "has a 'targets' that is no list"),
         ({"activations": [{}]}, "activations[0] of the bundle's receipt.json lacks layer"),
     ],
 )
