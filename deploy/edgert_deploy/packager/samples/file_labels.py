@@ -65,8 +65,9 @@ def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arra
     classes = _by_folder(folder, files, class_names)
     if classes is None and (others := [folder / name for name in OTHER_TABLES if (folder / name).exists()]):
         raise CalibrationInvalid(
-            f"EdgeRT does not read {others[0]}, and the folder has no other labels. If its columns are file_name,label, copy "
-            f"it to {path}. Otherwise write {path} with a line `file,label` for each file. If you need no labels, remove it"
+            f"EdgeRT does not read {others[0]}, and the folder has no other labels. If the columns of this table are "
+            f"file_name,label, copy it to {path}. Otherwise write {path} with a line `file,label` for each file. If you need "
+            "no labels, remove the table"
         )
     return {} if classes is None else {LABELS: classes}
 
@@ -96,7 +97,9 @@ def labels_of_windows(
     number = {name: i for i, name in enumerate(first)}
     for span in spans:
         if span.file not in first:
-            raise CalibrationInvalid(f"{path} has a line for {span.file}, which is no recording of {folder}")
+            raise CalibrationInvalid(
+                f"{path} has a line for {span.file}, which is no recording in {folder}: correct or remove the line"
+            )
         begins = timing.begin_s + timing.step_s * np.arange(counts[number[span.file]])
         shared = np.minimum(begins + timing.length_s, span.end_s) - np.maximum(begins, span.begin_s)
         shows = np.flatnonzero(shared >= min(timing.length_s, span.end_s - span.begin_s) / 2)
@@ -105,13 +108,13 @@ def labels_of_windows(
 
 
 def _has_table(folder: Path) -> bool:
-    """Whether the folder has LABELS_TABLE. Raises CalibrationInvalid if LABELS_TABLE is no file."""
+    """Return whether the folder has LABELS_TABLE. Raises CalibrationInvalid if LABELS_TABLE is no file."""
     path = folder / LABELS_TABLE
     if path.is_dir() or (path.is_symlink() and not path.exists()):
-        kind = "a folder" if path.is_dir() else "a link to nothing"
+        kind = "folder" if path.is_dir() else "link to nothing"
         raise CalibrationInvalid(
-            f"{path} is {kind}, and the table of labels has this name: write a file, a line `file,label` for each sample, "
-            "or rename it"
+            f"{path} is a {kind}, but the table of labels must have this name: write a file with a line `file,label` for each "
+            f"sample, or rename the {kind}"
         )
     return path.is_file()
 
@@ -120,7 +123,7 @@ def _of_files(path: Path, files: Sequence[Path], table: Mapping[str, T]) -> list
     listed = [file.relative_to(path.parent).as_posix() for file in files]
     if missing := [name for name in listed if name not in table]:
         raise CalibrationInvalid(
-            f"{path} has no line for {missing[0]} ({len(missing)} of {len(files)} files): add `file,label` for each"
+            f"{path} has no line for {missing[0]} ({len(missing)} of {len(files)} files): add a line `file,label` for each file"
         )
     return [table[name] for name in listed]
 
@@ -130,7 +133,9 @@ def _by_folder(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
     if not names:
         return None
     if len(names) != len(files):
-        raise CalibrationInvalid(f"{folder} has files both in and beside folders of classes: move all into folders")
+        raise CalibrationInvalid(
+            f"{folder} has files both in and beside folders of classes: move all files into folders"
+        )
     number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
     if unknown := sorted(set(names) - set(number)):
         raise CalibrationInvalid(

@@ -1,4 +1,4 @@
-"""Samples that quantize a model (calibration) and judge it (hold-out)."""
+"""Samples that calibrate the quantization of a model, or judge the artifacts (hold-out)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, toke
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
-CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs only as many samples as there are golden samples
+CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs only as many samples as a bundle has golden samples
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
-# Arrays with one element per sample: the accepted kinds of dtype, the dtype they get, and an element.
+# Arrays with one element per sample: the accepted kinds of dtype, the final dtype, and the element in messages.
 PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
     LABELS: ("iu", np.int64, "one integer per sample"),
     SLICES: ("iuU", np.str_, "one name (text or an integer) per sample"),
@@ -55,25 +55,30 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
-SIZES_APART = 10  # if the mean values of two sets differ by a larger factor, the sets were prepared in different ways
-BEYOND = 0.1  # a share of the calibration's range: values farther outside cause a warning
+SIZES_APART = 10  # a larger factor between the mean values of two sets shows a different preparation
+BEYOND = 0.1  # values farther outside than this share of the calibration's range cause a warning
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
-RUN_BYTES_MAX = 2 * 1024**2  # size of the inputs that run at once: activations are hundreds of times larger
+RUN_BYTES_MAX = 2 * 1024**2  # of inputs that run at once, because activations are hundreds of times larger
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
+    """Samples for calibration or for the hold-out.
 
-    `labels` holds one class index (int64) per sample; `slices` holds the name of the part of the field (a camera, a
-    time of day) from which the sample comes; `boxes` [samples, M, 5] holds a detector's true boxes
-    (mean_average_precision.py). `raw` holds the windows [samples, length(, channels)] of the signals, or the texts
-    UINT8 [samples, bytes], from which inputs were made.
-
-    `transcripts` holds the text that a model should write for each sample. `recordings` holds the number of each
-    window's recording: equal numbers that follow each other are windows of one signal, in order. If the model has
-    `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own length.
+    Attributes:
+        inputs: The samples of each input along axis 0, in the model's dtype and item shape.
+        labels: One class index (int64) per sample.
+        slices: The name of the part of the field from which the sample comes, such as a camera or a time of day.
+        boxes: A detector's true boxes [samples, M, 5] (mean_average_precision.py).
+        raw: The windows of signals [samples, length(, channels)], or the texts UINT8 [samples, bytes], from which the
+            inputs were made.
+        lengths: The own length (int64) of each sample, for a model with buckets.
+        buckets: The model's buckets. Every row of `inputs` is padded to the largest bucket.
+        transcripts: The text that the model should write for each sample.
+        recordings: The number of each window's recording. Consecutive equal numbers mark the windows of one signal, in
+            order.
+        state: The model's state.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -92,7 +97,7 @@ class CalibrationSet:
 
     @property
     def run_max(self) -> int:
-        """The most samples that may run at once, to save the host's memory."""
+        """The largest number of samples that may run at once. The limit saves the host's memory."""
         item_bytes = sum(array[:1].nbytes for array in self.inputs.values())
         return max(1, RUN_BYTES_MAX // max(1, item_bytes))
 
@@ -104,13 +109,13 @@ class CalibrationSet:
         return np.array([self.buckets.size_for(int(length)) for length in self.lengths], np.int64)
 
     def rows(self, index: Any) -> CalibrationSet:
-        """Return the inputs of the samples that `index` (a slice, a mask or numbers) selects, without labels."""
+        """Return the samples that `index` (a slice, a mask or numbers) selects: only inputs and lengths."""
         lengths = None if self.lengths is None else self.lengths[index]
         inputs = {name: array[index] for name, array in self.inputs.items()}
         return CalibrationSet(inputs, None, lengths=lengths, buckets=self.buckets)
 
     def cut(self, length: int) -> CalibrationSet:
-        """Return the inputs cut to `length` along the axis of the buckets: samples of a model of that length."""
+        """Return the inputs cut to `length` along the axis of the buckets."""
         assert self.buckets is not None
         inputs = dict(self.inputs)
         for place in self.buckets.inputs:
@@ -118,7 +123,7 @@ class CalibrationSet:
         return CalibrationSet(inputs, None)
 
     def served(self, row: int) -> dict[str, NDArray[Any]]:
-        """Return one sample as a device's engine gets it: padded to its bucket."""
+        """Return one sample in the form that a device's engine gets: padded to its bucket."""
         single = self.rows(slice(row, row + 1))
         return single.inputs if single.buckets is None else single.cut(int(single.sizes[0])).inputs
 
@@ -132,7 +137,7 @@ def load_samples(
     at_least: int,
     transcripts: bool = False,
 ) -> CalibrationSet:
-    """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` if there are any.
+    """Return samples, with any `labels`, `slice`, `boxes`, `transcript` and `recording`.
 
     The code that devices run preprocesses images, signals and texts. Raises CalibrationInvalid.
 
@@ -154,22 +159,22 @@ def load_samples(
     lengths = None
     if source.buckets is not None:
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
-    # An input of the model may have one of these names.
+    # An input of the model may have the name of one of the arrays beside the inputs.
     more = {name: array for name, array in arrays.items() if name not in inputs}
     columns = {name: _checked_column(path, name, more[name], count) for name in PER_SAMPLE if name in more}
     if source.state:
         inputs = with_state(path, source, inputs, columns.get(RECORDINGS))
     return CalibrationSet(
-        inputs,
-        columns.get(LABELS),
-        columns.get(SLICES),
-        _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
-        raw,
-        lengths,
-        source.buckets,
-        columns.get(TRANSCRIPTS),
-        columns.get(RECORDINGS),
-        source.state,
+        inputs=inputs,
+        labels=columns.get(LABELS),
+        slices=columns.get(SLICES),
+        boxes=_checked_boxes(path, more[BOXES], count) if BOXES in more else None,
+        raw=raw,
+        lengths=lengths,
+        buckets=source.buckets,
+        transcripts=columns.get(TRANSCRIPTS),
+        recordings=columns.get(RECORDINGS),
+        state=source.state,
     )
 
 
@@ -238,11 +243,11 @@ class _Reader:
 
 
 def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
-    """Return the number of samples. Raises CalibrationInvalid if it is too small, or differs by input."""
+    """Return the number of samples. Raises CalibrationInvalid for too few, or if inputs differ in number."""
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(
-            f"the inputs of {path} have different numbers of samples: {counts}; give each the same number"
+            f"the inputs of {path} have different numbers of samples: {counts}; give each input the same number"
         )
     count = next(iter(counts.values()))
     if count < at_least:
@@ -253,8 +258,8 @@ def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int
 def constant_inputs(samples: CalibrationSet) -> list[str]:
     """Return the inputs that hold the same values in all samples.
 
-    An integer input may be a setting, such as a sampling rate. So integer inputs count only if no input differs between
-    samples.
+    An integer input may be a setting, such as a sampling rate. So the result has integer inputs only if all inputs hold
+    the same values in all samples.
     """
     if len(samples) < 2:
         return []
@@ -265,7 +270,7 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
 
 
 def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
-    """Return float inputs whose values differ in size, as 0 to 1 in one set and 0 to 255 in the other."""
+    """Return the float inputs whose values differ in size, such as 0 to 1 in one set and 0 to 255 in the other."""
     apart = []
     for name, array in one.inputs.items():
         if array.dtype.kind == "f":
@@ -276,7 +281,7 @@ def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
 
 
 def inputs_beyond(calibration: CalibrationSet, holdout: CalibrationSet) -> list[str]:
-    """Return float inputs whose hold-out values lie clearly outside the calibration's range."""
+    """Return the float inputs whose hold-out values are clearly outside the calibration's range."""
     beyond = []
     for name, array in calibration.inputs.items():
         if array.dtype.kind == "f":
@@ -306,7 +311,7 @@ def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
         raise CalibrationInvalid(
             f"array {spec.name!r} of {path} has NaN or infinity in sample {bad[0]} ({len(bad)} of {len(array)} samples): "
-            "remove them, or correct what prepares them"
+            "remove these samples, or correct the code that prepares the samples"
         )
     return np.ascontiguousarray(array, spec.dtype)
 
@@ -319,7 +324,9 @@ def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> N
         )
     if name == LABELS and array.size and (int(array.min()) < 0 or int(array.max()) >= CLASSES_END):
         wrong = int(array.min() if array.min() < 0 else array.max())
-        raise CalibrationInvalid(f"array 'labels' of {path} includes {wrong}; classes count from 0")
+        raise CalibrationInvalid(
+            f"array 'labels' of {path} includes {wrong}, which is no class: give numbers that count from 0"
+        )
     return array.astype(dtype)
 
 
@@ -327,8 +334,10 @@ def _checked_boxes(path: Path, boxes: NDArray[Any], count: int) -> NDArray[Any]:
     if boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 5 or boxes.dtype.kind not in "iuf":
         raise CalibrationInvalid(
             f"array 'boxes' of {path} is {boxes.dtype} of shape {list(boxes.shape)}; give class, left, top, right, bottom of "
-            f"each: [{count}, boxes, 5], class -1 for padding"
+            f"each box: [{count}, boxes, 5], class -1 for padding"
         )
     if not np.isfinite(boxes).all():
-        raise CalibrationInvalid(f"array 'boxes' of {path} has NaN or infinity; pad with class -1")
+        raise CalibrationInvalid(
+            f"array 'boxes' of {path} has NaN or infinity; give finite numbers, and pad with class -1"
+        )
     return boxes.astype(np.float32)

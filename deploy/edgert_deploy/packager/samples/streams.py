@@ -1,4 +1,4 @@
-"""Recordings for a model with state: samples run in turn, and each run passes its state to the next."""
+"""Recordings for a model with state: samples run in turn, and each run passes its state to the next run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, reference_a
 
 TABLE, ID = "state", "state_id"  # keys of a processing file
 FILE_BYTES_MAX = 16 * 1024**2
-TOGETHER = 32  # recordings that run side by side, if the batch axis is open
+TOGETHER = 32  # the number of recordings that run together, if the batch axis is open
 
 
 def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]:
@@ -34,7 +34,7 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
     if not isinstance(tables, list):
         raise ConfigInvalid(f"{path}: write [[{TABLE}]] in double brackets, once for each state")
     if not isinstance(state_id, str):
-        raise ConfigInvalid(f"{path}: {ID} = {state_id!r} must be text")
+        raise ConfigInvalid(f"{path}: {ID} = {state_id!r} is not text: put it in quotes")
     state = tuple(from_table(State, table, f"{path}, table [[{TABLE}]]") for table in tables)
     with about(path):
         check_state(state, state_id, source.inputs, source.outputs)
@@ -42,24 +42,31 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
 
 
 def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDArray[np.int64] | None) -> Arrays:
-    """Return the samples with the state that FP32 reaches before each. Raises CalibrationInvalid."""
+    """Return the samples with FP32's state before each sample. Raises CalibrationInvalid.
+
+    Args:
+        path: The samples' file, for messages.
+        source: The model.
+        inputs: The samples without state.
+        recordings: The number of each sample's recording.
+    """
     if recordings is None:
         raise CalibrationInvalid(
-            f"{path} does not say which samples follow each other, and the model has state: give a folder of recordings, or "
-            "an array `recording` with one number for each sample, in the order of time"
+            f"the model has state, and {path} does not define the order of its samples: give a folder of recordings, or an "
+            "array `recording` with one number for each sample, in the order of time"
         )
     try:
         before = arrays_of(f"{__name__}:states_before", inputs, source, recordings)
     except ChildFailed as error:
         raise CalibrationInvalid(
             f"{path}: the model cannot answer these samples one after another: {reference_engine(source)} "
-            f"{cause_text(error)}. Check that their values are valid for the model"
+            f"{cause_text(error)}. Check that the samples' values are valid for the model"
         ) from error
     return {**inputs, **{binding.input: array for binding, array in zip(source.state, before, strict=True)}}
 
 
 def states_before(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Return each state's values before each sample: a child's side of `with_state`."""
+    """Return the values of each state before each sample: the child's side of `with_state`."""
     with tempfile.TemporaryDirectory() as folder:
         artifact = reference_artifact(source, Path(folder))
         with quiet():
@@ -74,10 +81,16 @@ def states_before(inputs: Arrays, source: SourceModel, recordings: NDArray[np.in
 def run_in_turn(
     session: Session, inputs: Mapping[str, NDArray[Any]], recordings: NDArray[np.int64], state: Sequence[State]
 ) -> tuple[list[NDArray[Any]], Arrays]:
-    """Run each recording's samples in order, each with the state after the previous one.
+    """Run the samples of each recording in order. Each sample gets the state after the previous sample.
 
-    Returns an array for each output, and for each state an array of its values before each sample. All arrays are in
+    Returns the answers, one array for each output, and the values of each state before each sample. All arrays are in
     the order of the samples.
+
+    Args:
+        session: The engine session.
+        inputs: The samples without state.
+        recordings: The number of each sample's recording.
+        state: The outputs that become inputs.
     """
     specs = {spec.name: spec for spec in session.inputs}
     places = {one.input: [spec.name for spec in session.outputs].index(one.output) for one in state}
@@ -89,7 +102,7 @@ def run_in_turn(
     for begin in range(0, len(rows), together):
         group = rows[begin : begin + together]
         for step in range(len(group[0])):
-            now = np.array([one[step] for one in group if step < len(one)])  # the longest come first
+            now = np.array([one[step] for one in group if step < len(one)])  # recordings are sorted, the longest first
             feeds = [before[name][now] if name in before else inputs[name][now] for name in specs]
             outputs = session.run(feeds)
             if not answers:

@@ -129,7 +129,7 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
         ("exits", "failed at sample 0 with SystemExit: 3"),
         ("doubles", "sample 0 of .* is float64, the model takes float32"),
         ("long_rows", r"has shape \[1, 5\]; the model takes \[samples, 4\]"),
-        ("batches", "holds 2 items; return one at a time"),
+        ("batches", "holds 2 items; return one item at a time"),
         ("lists", "list for input 'x'; return a NumPy array"),
         ("some_labels", "sample 1 of .* has no label"),
         ("bad_label", "label 'cat'; return the number of the class"),

@@ -91,7 +91,7 @@ def with_nan() -> Any:
         ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
         ({"x": GOOD, "labels": np.arange(11)}, r"one integer per sample: \[12\]"),
         ({"x": GOOD, "labels": np.ones(12)}, "float64"),
-        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1; classes count from 0"),
+        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1, which is no class: give"),
         ({"x": GOOD, "labels": np.full(12, 2**64 - 1, np.uint64)}, "includes 18446744073709551615"),
     ],
 )
@@ -129,7 +129,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
         assert "pickle" not in raised.value.message
         assert "write it with numpy.save" in raised.value.message
     (tmp_path / "text.csv").write_text("label,x0\n1,0.5\n")
-    with pytest.raises(CalibrationInvalid, match=r"is a table, and samples are arrays: write it with numpy\.save"):
+    with pytest.raises(CalibrationInvalid, match=r"is a table, but samples must be arrays: write it with numpy\.save"):
         load_samples(tmp_path / "text.csv", SOURCE, at_least=1)
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(CalibrationInvalid, match="is a pipe or a device"):

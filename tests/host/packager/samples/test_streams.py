@@ -71,7 +71,7 @@ def test_a_recording_that_crashes_the_engine_is_named_and_others_carry_their_sta
 
 
 def test_samples_without_an_order_are_refused() -> None:
-    with pytest.raises(CalibrationInvalid, match="does not say which samples follow each other"):
+    with pytest.raises(CalibrationInvalid, match="does not define the order of its samples"):
         with_state(Path("samples.npz"), source(), {"x": np.ones((3, 1), np.float32)}, None)
 
 
