@@ -1,4 +1,4 @@
-"""Warnings of a build: each names its reason and the next step, and the build still passes."""
+"""Warnings of a build: each warning names its reason and the next step, and the build still passes."""
 
 from __future__ import annotations
 

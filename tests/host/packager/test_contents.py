@@ -1,4 +1,4 @@
-"""The contents of a bundle: its files, and golden answers that are the artifacts' own."""
+"""The contents of a bundle: its files, and the golden answers of its artifacts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
     given = np.load(tmp_path / "out" / manifest.golden_inputs[0])
     np.testing.assert_array_equal(given, build_request.holdout.inputs["image"][golden_rows(reference)])
     for entry in manifest.artifacts:
-        # TensorRT's graph is run by the engine that judged it.
+        # The engine that judged TensorRT's graph runs it here.
         path, sha256 = tmp_path / "out" / entry.entry, manifest.file(entry.entry).sha256
         local = LocalArtifact("onnxruntime", path, manifest.inputs, manifest.outputs, sha256)
         session = engine_by_name("onnxruntime").load(local, EngineOptions())

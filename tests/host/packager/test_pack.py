@@ -1,4 +1,4 @@
-"""Packing: what passes is one signed file, the same each time; a failure leaves nothing behind."""
+"""Packing: a build that passes writes one signed file, always the same bytes; a failed build leaves no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receipt: what a build found out, in the bundle."""
+"""The receipt: the findings of a build, in the bundle."""
 
 from __future__ import annotations
 

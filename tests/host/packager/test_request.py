@@ -1,4 +1,4 @@
-"""A request: what is refused before anything is built, and what it means for each target."""
+"""A request: an invalid request is refused before the first build; a valid one gives each target's engines."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_samples_overlap_if_all_of_their_inputs_are_equal() -> None:
     assert overlap(one, CalibrationSet({"a": a, "b": b + 1}, None)) == []
 
 
-def test_a_target_gets_its_engines_and_the_precisions_that_were_asked_for(build_request: BuildRequest) -> None:
+def test_a_target_gets_its_engines_and_the_requested_precisions(build_request: BuildRequest) -> None:
     box = replace(profile("box", "onnxruntime", then=("tflite",)), precision="auto")
     request = replace(build_request, targets=(box,))
     (own,) = target_requests(request)

@@ -1,4 +1,4 @@
-"""The accuracy gate: what passes, and what a class or slice may lose."""
+"""The accuracy gate: its limits for the whole hold-out, for classes and for slices, and its warnings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_source_no_better_than_chance_is_a_warning() -> None:
     (warning,) = warnings([EYE[[1, 2, 0]]], [0, 1, 2])
     assert "top-1 is 0.0000" in warning
     assert "chance is 0.3333" in warning
-    # Three of four labels are class 0: naming it always is right in 0.75.
+    # Three of four labels are class 0, so a model that always answers class 0 has a top-1 of 0.75.
     (warning,) = warnings([EYE[[0, 0, 0, 0]]], [0, 0, 0, 1])
     assert "chance is 0.7500" in warning
     assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
@@ -52,7 +52,7 @@ def test_a_gate_that_knows_only_similarity_says_so() -> None:
     ],
 )
 def test_a_hold_out_whose_answers_are_all_alike_is_a_warning(reference: Any, named: str) -> None:
-    """A broken artifact that always answers the same would pass: a detector that finds nothing, a word never said."""
+    """A broken artifact with one constant answer would pass, such as a detector that finds no object."""
     found = [text for text in warnings([reference], None, max_drop=0.01) if "so alike that an artifact which" in text]
     assert len(found) == int(named != "values" or not reference.any()), found
     assert all(named in text for text in found)

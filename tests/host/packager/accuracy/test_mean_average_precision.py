@@ -32,7 +32,7 @@ def test_a_detectors_precision_is_cocos() -> None:
     exact = result_of(reference, [answers])
     assert (exact.accuracy.metric, exact.accuracy.fp32, exact.accuracy.artifact) == ("map", 1.0, 1.0)
     worse = answers.copy()
-    worse[1, 1, 4:] = 0  # the second dog is not seen: half of the recall, so half of the class's precision
+    worse[1, 1, 4:] = 0  # one of two dogs is missed, so the average precision of the class is 0.5
     found = result_of(reference, [worse], Limits(0.1))
     assert found.accuracy.artifact == pytest.approx(0.75, abs=0.01)
     assert not found.passed

@@ -1,4 +1,4 @@
-"""The metrics: which one applies, and its number for answers known beforehand."""
+"""The metrics: the choice of a metric, and its score for known answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_labels_that_fit_no_output_are_refused() -> None:
 
 
 def test_labels_judge_the_output_that_names_them_most_often() -> None:
-    """A model may answer its features, too, and these may come first."""
+    """The first output of a model may hold features instead of scores."""
     labels = np.tile([0, 1, 2], 10)
     features, scores = models.random(30, 8), EYE[labels]
     specs = (TensorSpec("features", "FP32", (-1, 8)), SCORES)
@@ -101,7 +101,7 @@ def test_labels_judge_the_output_that_names_them_most_often() -> None:
 
 
 def test_labels_that_fp32_does_not_reach_judge_nothing() -> None:
-    """Any artifact would keep a score that is no better than chance."""
+    """Every artifact would keep a score that is no better than chance."""
     labels = np.tile([0, 1, 2], 20)
     scores = EYE[np.repeat([0, 1, 2], 20)]
     reference = reference_to((SCORES,), [scores], labels)
@@ -124,7 +124,9 @@ def test_outputs_beside_the_labelled_one_are_judged_like_those_of_a_model_withou
     assert "--metric top1" in broken.loss()
     assert broken.loss().endswith("judges only the outputs that it reads")
     assert worst(broken, "output").samples == 60
-    assert result_of(reference, [scores, size[::-1], labels], metric="top1").passed  # stated: this output alone
+    assert result_of(
+        reference, [scores, size[::-1], labels], metric="top1"
+    ).passed  # a stated metric judges only its own output
 
 
 def test_top5_counts_the_right_class_among_the_first_five() -> None:

@@ -1,4 +1,4 @@
-"""The reference judges what devices answer: of an embedding the vectors, of all other outputs the output itself."""
+"""The reference compares what devices answer: the vectors of an embedding, and all other outputs unchanged."""
 
 from __future__ import annotations
 

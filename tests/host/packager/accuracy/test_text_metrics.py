@@ -1,4 +1,4 @@
-"""Word and character error rates: those of jiwer."""
+"""Word and character error rates are equal to those of jiwer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = st.text(LETTERS, min_size=1, max_size=12).filter(lambda text: text.strip
 
 
 def steps_of(texts: list[str]) -> NDArray[np.float32]:
-    """Return scores [N, 24, classes] that read as `texts`: each letter and a blank after it."""
+    """Return scores [N, 24, classes] that CTC decodes to `texts`. A blank follows each letter."""
     path = np.zeros((len(texts), 24), int)
     for row, text in zip(path, texts, strict=True):
         row[: 2 * len(text) : 2] = [1 + LETTERS.index(letter) for letter in text]

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of answers, by window as scikit-learn counts them, and by event."""
+"""Precision, recall and F1 of answers: by window, equal to scikit-learn's, and by event."""
 
 from __future__ import annotations
 

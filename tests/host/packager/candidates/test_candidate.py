@@ -1,4 +1,4 @@
-"""Candidates: each is built and judged once."""
+"""Candidates: each candidate is built and judged once."""
 
 from __future__ import annotations
 

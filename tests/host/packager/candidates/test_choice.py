@@ -1,4 +1,4 @@
-"""The choice: what a target gets, what it goes without, and the warnings about it."""
+"""The choice: the artifacts of a target, the engines without an artifact, and the warnings."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
 
 
 def crashes_in_int8(request: BuildRequest, folder: Path) -> BuildRequest:
-    """Return a build in which ONNX Runtime crashes while it judges INT8, and in no other precision."""
+    """Return a build in which ONNX Runtime crashes in INT8 only, while it answers the hold-out."""
     source = load_source(models.write(models.dividing(), folder / "m.onnx"))
     holdout = models.crashing(models.for_dividing(40, seed=1), in_int8_only=True)
     return replace(

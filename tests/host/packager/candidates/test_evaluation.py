@@ -1,4 +1,4 @@
-"""The evaluation: the source answers the hold-out itself, one sample independent of the others."""
+"""The evaluation: the source must answer each sample of the hold-out independently of the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_sample_that_crashes_the_engine_is_named_as_the_cause(tmp_path: Path) 
 
 
 def test_an_answer_whose_length_depends_on_the_values_is_refused(tmp_path: Path) -> None:
-    """As of a model that reads a table until it finds the table's end."""
+    """An example is a model that reads a table until it finds the table's end."""
     body = (
         "z = Constant <value = float {0.0}> () p = GreaterOrEqual(x, z) i = NonZero(p) t = Transpose(i) "
         "o = Constant <value = int64[1] {0}> () y = Unsqueeze(t, o)"
@@ -78,7 +78,7 @@ def test_an_answer_whose_length_depends_on_the_values_is_refused(tmp_path: Path)
     ],
 )
 def test_an_answer_whose_rows_depend_on_the_values_is_refused(shape: str, message: str, tmp_path: Path) -> None:
-    """As the boxes that a suppression inside the model keeps: zeros may give one row by chance."""
+    """An example is a model that suppresses boxes itself. A sample of zeros may give one row by chance."""
     body = "n = ReduceMin <axes = [1]> (x)  p = GreaterOrEqual(n, z)  i = NonZero(p)  t = Transpose(i)  y = Identity(t)"
     proto = models.model(f"float[{shape}] x) => (int64[k,2] y", body, {"z": np.asarray(np.float32(0))})
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
@@ -134,7 +134,7 @@ def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_t
     ],
 )
 def test_scores_that_are_probabilities_get_no_softmax(body: str, once: bool, tmp_path: Path) -> None:
-    # Twice, a sure answer of 0.99 among ten classes would be 0.23. The 8-bit integers of a quantized output are no
+    # A second softmax would change 0.99 among ten classes to 0.23. The 8-bit integers of a quantized output are not
     # logits.
     kind = "int8" if "Cast" in body else "float"
     source = load_source(models.write(models.model(f"float[N,4] x) => ({kind}[N,4] y", body), tmp_path / "m.onnx"))

@@ -1,4 +1,4 @@
-"""Candidates are timed here or on a device behind a real sshd; only a clearly faster one displaces a simpler one."""
+"""Timing here, or on a device behind a real sshd: only a clearly faster candidate replaces a simpler one."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 
 def with_edgertd(sshd: SshDevice) -> None:
-    """Make the environment that bootstrap would make, whose `edgertd` is this tree's."""
+    """Make an environment like bootstrap's, with the `edgertd` of this source tree."""
     program = Path(sshd.device().home) / "venv" / "bin" / "edgertd"
     program.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])

@@ -1,4 +1,4 @@
-"""If plain INT8 loses too much, harmful layers stay in float, in every engine; a search can be resumed."""
+"""If plain INT8 loses too much, harmful layers stay in float, in every engine. A search can be resumed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
     for one in candidates_of(result):
         assert one.artifact.kind == "mixed"
         assert one.passed
-        # The answers of conv1 hold the outlier, too; TensorRT computes with them before they are quantized.
+        # The answers of conv1 hold the outlier, too. TensorRT uses these answers before it quantizes them.
         assert one.artifact.float_layers == (("conv2",) if one.artifact.engine == "tensorrt" else ("conv2", "conv1"))
         assert (
             one.size_bytes < build_request.source.size_bytes * 1.1
@@ -64,7 +64,7 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
     with open_bundle(result.path, None) as bundle:
         receipt = read_receipt(bundle)
         assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
-    # Of the work little is left, and users may take an artifact that is called INT8 for fast.
+    # Little of the work is in INT8, but users may expect that an artifact named INT8 is fast.
     assert any("of the work is left in INT8, so --precision auto" in warning for warning in result.warnings)
     assert receipt is not None
     search = receipt["targets"][0]["mixed_precision"][0]
@@ -113,7 +113,7 @@ def test_a_search_that_its_budget_ended_continues_where_it_stopped(build_request
     assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
     again = search_float_layers(a_builder(build_request, tmp_path / "again", lines), plain, Budget(0))
     assert again is not None
-    assert again.found is not None  # all is known: no budget is needed
+    assert again.found is not None  # all attempts are saved, so the search needs no budget
     assert result is not None
     assert again.attempts == result.attempts
 
@@ -124,6 +124,6 @@ def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(build_request:
     result = search_float_layers(builder, plain, Budget(12), share_min=0.95)
     assert result is not None
     assert (result.found, result.budget_spent) == (None, False)
-    (attempt,) = result.attempts  # the second layer, with which it passes, is not tried
+    (attempt,) = result.attempts  # a second layer in float would pass, but the search ends before
     assert attempt.share is not None
     assert attempt.share < 0.95

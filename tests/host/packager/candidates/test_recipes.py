@@ -1,4 +1,4 @@
-"""The recipes of INT8: one that is pinned, and those that a refusal names."""
+"""The recipes of INT8: a pinned recipe, and the list of recipes in an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_refusal_says_what_was_tried_and_what_it_scored(
 def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    """`dynamic-range` is the first for attention. It left the convolutions of a detector in float, and lost nothing."""
+    """For attention, `dynamic-range` is the first recipe. It left a detector's convolutions in float, without loss."""
     body = """
         a = Conv <pads = [1, 1, 1, 1]> (x, first)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, second)  d = Relu (c)
         rows = Reshape (d, flat)  columns = Transpose <perm = [0, 2, 1]> (rows)

@@ -1,4 +1,4 @@
-"""The children of a build: a crash of an engine ends one of them, and the command gets an error."""
+"""The children of a build: a crash of an engine ends one child, and the command gets an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HERE = __name__
 
 def doubled(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     for array in arrays:
-        array += array  # what the command has does not change
+        array += array  # the arrays in the command do not change
     return arrays
 
 
@@ -77,7 +77,7 @@ def test_what_is_given_again_is_written_once_and_few_files_are_kept(
     for one in given:
         np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", one)[0], 2 * one[0])
     assert len(list(tmp_path.iterdir())) == STORED_MAX
-    for path in tmp_path.iterdir():  # as a build's folder is removed
+    for path in tmp_path.iterdir():  # like the removal of a build's folder
         path.unlink()
     np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", given[-1])[0], 2 * given[-1][0])
 
@@ -108,7 +108,7 @@ def test_an_error_of_ours_keeps_its_class() -> None:
 
 
 def test_an_engine_that_crashes_on_a_sample_ends_its_child_alone(tmp_path: Path) -> None:
-    """A real crash: ONNX Runtime divides the lowest INT64 by -1."""
+    """The crash is real: ONNX Runtime divides the lowest INT64 by -1."""
     path = models.write(models.dividing(), tmp_path / "m.onnx")
     source, artifact = load_source(path), Artifact("onnxruntime", "fp32", path, (), "onnxruntime", {})
     samples = models.for_dividing(20)

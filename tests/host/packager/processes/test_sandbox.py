@@ -1,4 +1,4 @@
-"""Child processes: requests and progress go in and out, and a child's end is told from its errors."""
+"""Child processes: a request gets progress and an answer. A crash and an error of the request are distinguished."""
 
 from __future__ import annotations
 

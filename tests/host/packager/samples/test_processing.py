@@ -1,4 +1,4 @@
-"""`preprocess.toml` and `labels.txt`: what fits the model is read, the rest is refused with the reason."""
+"""`preprocess.toml` and `labels.txt`: a file that fits the model is read; another is refused with the reason."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_presets_say_what_training_code_does() -> None:
 
 
 def test_a_preset_makes_the_numbers_of_an_int8_input() -> None:
-    """As Ultralytics' export to TFLite has it: a step of 1/255 and a zero point of -128."""
+    """Ultralytics' export to TFLite has a step of 1/255 and a zero point of -128."""
     spec = TensorSpec("image", "INT8", (1, 8, 8, 3))
     quantized = replace(source((1, 8, 8, 3)), inputs=(spec,), scales={"image": (1 / 255, -128)})
     frames = np.arange(256, dtype=np.uint8).repeat(3).reshape(4, 8, 8, 3)

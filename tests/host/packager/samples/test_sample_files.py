@@ -76,7 +76,8 @@ def test_files_that_are_not_read_are_named_and_not_left_out_in_silence(tmp_path:
     (tmp_path / "cat" / "c.webp").touch()
     (tmp_path / "d.BMP").touch()
     with pytest.raises(
-        CalibrationInvalid, match=r"has 2 files in formats that are not read, such as .*c\.webp: convert them to \.jpg or \.png"
+        CalibrationInvalid,
+        match=r"has 2 files in formats that are not read, such as .*c\.webp: convert them to \.jpg or \.png",
     ):
         files_in(tmp_path, (".jpg", ".png"))
 

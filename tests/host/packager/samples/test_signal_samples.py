@@ -62,7 +62,9 @@ def test_a_table_holds_the_text_of_each_recording(tmp_path: Path) -> None:
         transcripts()
     (tmp_path / "labels.csv").write_text("a.wav,go\nb.wav,stop\n")
     wavfile.write(tmp_path / "b.wav", 8000, np.zeros(2000, np.int16))
-    with pytest.raises(CalibrationInvalid, match=r"b\.wav has several windows, .* has one text for all of them \(1 of 2 files\)"):
+    with pytest.raises(
+        CalibrationInvalid, match=r"b\.wav has several windows, .* has one text for all of them \(1 of 2 files\)"
+    ):
         transcripts()
 
 
@@ -78,8 +80,8 @@ def test_a_table_labels_parts_of_a_recording(tmp_path: Path) -> None:
 
     whole = "a.wav,no\nb.wav,no\n"
     assert labels(whole) == [0] * 14
-    # Of 125 ms from 0.1 s on, the window at 62.5 ms shows 87.5 ms and that at 125 ms shows 100 ms.
-    assert labels("a.wav,no,,\nb.wav,no, ,\n") == [0] * 14  # as spreadsheets write it
+    # The part begins at 0.1 s and has 125 ms. The window at 62.5 ms shows 87.5 ms of it, the window at 125 ms 100 ms.
+    assert labels("a.wav,no,,\nb.wav,no, ,\n") == [0] * 14  # spreadsheets write lines with empty cells
     assert labels(whole + "b.wav,yes,0.1,0.225\n") == [0] * 7 + [0, 1, 1, 0, 0, 0, 0]
     assert labels(whole + "a.wav,yes,0.2,0.22\n") == [0, 0, 1, 1, 0, 0, 0] + [0] * 7
     for wrong, says in [

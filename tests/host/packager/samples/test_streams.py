@@ -26,7 +26,7 @@ STATE = (State("s", "next_s"),)
 
 
 def sums(batch: int = -1) -> NullSession:
-    """A model whose `y` and next state are its input and its state added."""
+    """Return a model whose `y` and next state are the sum of its input and its state."""
     inputs, outputs = (
         [TensorSpec(name, "FP32", (batch, 1)) for name in names] for names in (("x", "s"), ("y", "next_s"))
     )
