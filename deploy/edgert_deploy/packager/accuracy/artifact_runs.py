@@ -1,4 +1,4 @@
-"""Answers of artifacts to samples: each artifact runs in the engine that judges it, in a child process."""
+"""Answers of artifacts to samples, each in the engine that judges the artifact, in a child process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers in batches. If single samples get other answers, also return the answers one by one.
+    """Return the answers in batches and, if single samples get other answers, also those one by one.
 
     Most requests to a device hold one sample, and an engine may use other kernels for a single sample. For example,
     OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises the errors of

@@ -192,7 +192,7 @@ def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgem
 
 
 def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of boxes: by the user's rule, else by the shapes of outputs; None without boxes.
+    """Return the judgement of boxes, by the user's rule or by shapes; None without boxes.
 
     `inputs` are the shapes of the inputs' samples. Only a model with an image can have boxes that no rule states.
     """

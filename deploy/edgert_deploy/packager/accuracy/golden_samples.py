@@ -47,9 +47,10 @@ ATOL_MIN = 1e-5
 
 
 def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
-    """Return the rows of SAMPLES samples in the order of the hold-out. The same answers give the same rows.
+    """Return the rows of SAMPLES samples in the order of the hold-out.
 
-    The number is smaller if the hold-out has fewer samples, or if one sample is large.
+    The same answers give the same rows. The number of rows is smaller if the hold-out has fewer samples, or if one
+    sample is large.
 
     Args:
         reference: FP32's answers to the hold-out.

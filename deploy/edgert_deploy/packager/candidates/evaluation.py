@@ -1,4 +1,4 @@
-"""The evaluation: FP32's answers, and all other data that the build needs to make and judge candidates."""
+"""The evaluation: FP32's answers, and all other data for building and judging candidates."""
 
 from __future__ import annotations
 

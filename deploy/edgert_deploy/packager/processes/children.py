@@ -1,4 +1,4 @@
-"""The children of a build: vendors' engines and tools run in child processes, because native code may crash.
+"""The children of a build: the processes of vendors' engines and tools, whose native code may crash.
 
 One child stays for the next request, because a new child needs 1 to 2 s to import its tools. Requests are pickled.
 Answers are JSON and arrays. So a hostile model that controls a child cannot run code in the command.
@@ -135,7 +135,10 @@ def kill_busy_children() -> None:
 
 @contextmanager
 def _idle_or_new_child() -> Iterator[sandbox.Child]:
-    """Yield an idle child, or a new child. Afterwards keep it if it answered, and if no other child is idle."""
+    """Yield an idle child, or a new child.
+
+    Afterwards, the child stays if it answered its request, and if no other child is idle.
+    """
     with _lock:
         child = _idle.pop() if _idle else sandbox.Child()
         _all.add(child)

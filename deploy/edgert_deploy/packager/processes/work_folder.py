@@ -1,4 +1,4 @@
-"""The temporary folder of a build: its free space is checked, and errors about a full disk name the folder.
+"""The temporary folder of a build: errors about a full disk name this folder.
 
 Every temporary file of a build, its tools and its children is in this folder. A build holds the lock of a file in the
 folder. After SIGKILL the folder stays, but the lock is free. So the next build removes the folder.

@@ -1,4 +1,4 @@
-"""Compares two bundles: their differences, and the files of the new bundle that a device with the old one lacks.
+"""Compares two bundles: their differences, and the files that a device with the old bundle lacks.
 
 The manifests are compared field by field as JSON, so that fields of later versions are compared too. Entries of lists
 are matched by their name: an artifact's id, a target's profile, a file's path.
@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fetch:
-    """The files that a device with the old release fetches for the new one, because it lacks their content.
+    """The files that a device with the old release fetches for the new release.
 
     Attributes:
         target: The profile of the device.

@@ -222,7 +222,10 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
 
 
 def _ctc(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Ctc:
-    """Return the rule of a table [ctc]. Each line of `labels` is the text of a class, but the blank may have none."""
+    """Return the rule of a table [ctc]. Raises ConfigInvalid.
+
+    Each line of `labels` is the text of a class. The blank may have no line.
+    """
     if labels is None:
         raise ConfigInvalid(f"{path}: [ctc] needs --labels, a file with a line for each class: the text of the class")
     outputs = [spec for spec in source.outputs if len(spec.shape) == 3 and spec.dtype.kind == "f"]

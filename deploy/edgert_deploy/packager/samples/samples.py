@@ -270,7 +270,10 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
 
 
 def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
-    """Return the float inputs whose values differ in size, such as 0 to 1 in one set and 0 to 255 in the other."""
+    """Return the float inputs whose values differ in size between the sets.
+
+    For example, the values are 0 to 1 in one set and 0 to 255 in the other.
+    """
     apart = []
     for name, array in one.inputs.items():
         if array.dtype.kind == "f":

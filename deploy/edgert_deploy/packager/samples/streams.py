@@ -1,4 +1,4 @@
-"""Recordings for a model with state: samples run in turn, and each run passes its state to the next run."""
+"""Recordings for a model with state: each sample gets the state after the previous sample."""
 
 from __future__ import annotations
 
