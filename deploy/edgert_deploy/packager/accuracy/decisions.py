@@ -93,7 +93,13 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
 
 
 def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
-    """Return the name of one output's judgement; `steps` are the lengths of the inputs' sequences."""
+    """Return the name of the judgement of one output.
+
+    Args:
+        reference: FP32's answers.
+        named: The user names the classes of this output.
+        steps: The lengths of the sequences in the inputs.
+    """
     shape = reference.shape[1:]
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
     if reference.dtype.kind != "f":
@@ -176,7 +182,10 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Return whether each sample has one vector, in any direction. Coordinates share one direction."""
+    """Return whether each sample has one vector, and the vectors have many directions.
+
+    Vectors of coordinates have nearly one direction.
+    """
     sides = [side for side in reference.shape[1:] if side > 1]
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False

@@ -1,4 +1,4 @@
-"""The reference for an artifact: FP32's answers and the user's rules for outputs. The form of a metric."""
+"""The reference for an artifact (FP32's answers and the user's rules), and the form of a metric."""
 
 from __future__ import annotations
 

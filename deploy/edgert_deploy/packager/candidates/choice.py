@@ -87,7 +87,8 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         builder: The builder of all candidates.
         target: The target.
         budget: The builds that searches for layers in float may still use.
-        measure: Times the candidates, so that the fastest one that passes comes first; None: this machine, if possible.
+        measure: Times the candidates, so that the fastest one that passes comes first; None: for "auto", this machine
+            times them if it has the target's processor.
     """
     findings = _Findings(builder, target)
     source = builder.evaluation.source
@@ -153,15 +154,15 @@ class _Findings:
         self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
     ) -> Choice:
         return Choice(
-            self.target.profile,
-            packed,
-            tuple(self.tried),
-            tuple(self.left_out),
-            tuple(self.warnings),
-            tuple(self.searches),
-            timings or {},
-            reference,
-            tuple(self.not_built),
+            profile=self.target.profile,
+            packed=packed,
+            tried=tuple(self.tried),
+            left_out=tuple(self.left_out),
+            warnings=tuple(self.warnings),
+            searches=tuple(self.searches),
+            timings=timings or {},
+            reference=reference,
+            not_built=tuple(self.not_built),
         )
 
 
