@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.choice import Choice, all_packed
 from edgert_deploy.packager.candidates.evaluation import Evaluation
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.sources.source_model import SourceModel
 
@@ -53,7 +54,7 @@ class Contents:
     files: Mapping[str, Path]
 
 
-def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
+def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Progress) -> Golden:
     """Return the golden samples, with tolerances from runs in every way of each artifact's engine."""
     samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():

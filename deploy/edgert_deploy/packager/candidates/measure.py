@@ -9,7 +9,7 @@ import hashlib
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,11 @@ from edgert_deploy.devices.remote import DaemonCrashed, RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.evaluation import Evaluation
+from edgert_deploy.packager.processes.sandbox import Progress
 
 FASTER_SHARE = 0.05
 SECONDS = 5.0  # the longest time for all candidates of a target together
 ERROR_SHARE_MAX = 0.005  # the largest error of a median, as its share: a tenth of FASTER_SHARE
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
