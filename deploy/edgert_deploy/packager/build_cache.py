@@ -2,9 +2,9 @@
 
 A key is a SHA-256 of all inputs. These are the source graph, the calibration samples, precision and options, the
 profile's fields that a builder may read, the versions of the libraries, and the packager's own code. An entry is a
-folder with the artifact's files and `entry.json`, which has their SHA-256. An entry is written to a temporary folder,
-then renamed; each read verifies it. The least recently used entry is evicted first. A damaged entry, a full disk or a
-read-only folder only causes a new build: every fault of the cache is a miss.
+folder with the artifact's files and `entry.json`, which has the SHA-256 of each file. `put` writes an entry to a
+temporary folder and then renames the folder. `get` verifies an entry at each read. The least recently used entry is
+evicted first. A damaged entry, a full disk or a read-only folder is a cache miss, so the artifact is built again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FORMAT = 2
-CODE = Path(__file__).parent  # the code that may determine an artifact
+CODE = Path(__file__).parent  # the code that may change an artifact
 BYTES_MAX = 4 * 10**9
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
@@ -51,13 +51,13 @@ ABOUT_THE_FILE = frozenset({"path", "sha256", "size_bytes"})
 
 @dataclass(frozen=True)
 class BuildCache:
-    """Artifacts in `folder`, at most `bytes_max` in total after each `put`."""
+    """Artifacts in `folder`: at most `bytes_max` in total after each `put`."""
 
     folder: Path
     bytes_max: int = BYTES_MAX
 
     def get(self, key: str, out_dir: Path) -> Artifact | None:
-        """Copy the artifact of `key` into `out_dir`, and return it; None if it is absent or damaged."""
+        """Copy the artifact of `key` into `out_dir` and return it; None for an absent or damaged entry."""
         entry = self.folder / key
         try:
             if (entry / ENTRY).stat().st_size > ENTRY_BYTES_MAX:
@@ -72,7 +72,7 @@ class BuildCache:
             os.utime(entry / ENTRY)
             return artifact
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            shutil.rmtree(entry, ignore_errors=True)  # absent or damaged: it is built again
+            shutil.rmtree(entry, ignore_errors=True)  # a damaged entry would fail again
             for path in out_dir.iterdir():
                 path.unlink()
             return None
@@ -92,11 +92,13 @@ class BuildCache:
                 (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
                 beside.rename(self.folder / key)
             finally:
-                shutil.rmtree(beside, ignore_errors=True)  # it still exists only if another build was first
+                shutil.rmtree(
+                    beside, ignore_errors=True
+                )  # the folder still exists only if another build renamed its own first
             self._evict()
 
     def _evict(self) -> None:
-        """Remove the least recently used entries until the rest fits, and the remains of interrupted writes."""
+        """Remove the least recently used entries until the others fit, and remove interrupted writes."""
         entries = sorted(self._entries(), key=lambda entry: entry[1], reverse=True)
         total = 0
         for path, _, size in entries:
@@ -118,7 +120,10 @@ class BuildCache:
 
 
 def default_cache() -> BuildCache:
-    """Return the cache in $XDG_CACHE_HOME, else ~/.cache, of at most $EDGERT_CACHE. Raises ConfigInvalid."""
+    """Return the cache in $XDG_CACHE_HOME, else in ~/.cache. Raises ConfigInvalid.
+
+    $EDGERT_CACHE is the largest size of the cache.
+    """
     limit = os.environ.get("EDGERT_CACHE", "")
     with about("EDGERT_CACHE"):
         bytes_max = size_bytes(limit) if limit else BYTES_MAX
@@ -126,7 +131,14 @@ def default_cache() -> BuildCache:
 
 
 def cache_key(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
-    """Return the digest of all inputs of `spec`'s artifact or, with `recipe`, of the layers' harm."""
+    """Return the digest of all inputs that determine an artifact, or the harm of layers.
+
+    Args:
+        spec: The artifact.
+        source: The model.
+        calibration: The samples that determine the INT8 ranges.
+        recipe: The key is that of the layers' harm by this recipe; None: the key is that of the artifact.
+    """
     stated = {
         "format": FORMAT,
         "engine": "sensitivity" if recipe else spec.engine,
@@ -163,7 +175,7 @@ def _version(library: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON, with digests for bytes. Every type of an option must be known here."""
+    """Return `value` as JSON, with digests of bytes. This function must know each type of an option."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """The warnings of a build: why a passed gate may prove little, and what targets do not get.
 
-Each helper checks one condition and returns a sentence for each case. A warning stops no build.
+Each helper checks one condition and returns a sentence for each case. No warning stops the build.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from edgert_deploy.packager.sources.onnx_graph.classical import classical_operat
 def build_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...], evaluation: Evaluation) -> list[str]:
     """Return the warnings that are known before the first artifact is built.
 
-    `request` is the user's, before the build changes its rules to those of the reference.
+    `request` has the user's rules. The rules of `evaluation.reference` may differ, because the build omits a softmax
+    that the scores do not need.
     """
     return [
         *request.source.remarks,
@@ -34,10 +35,10 @@ def build_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...], ev
 
 
 def _softmax_warnings(request: BuildRequest, reference: Reference) -> list[str]:
-    """Return a sentence for each rule whose softmax the build omitted because the scores need none."""
+    """Return a sentence for each rule whose softmax the build omits."""
     pairs = ((request.classify, reference.classify), (request.ctc, reference.ctc))
     return [
-        f"output {after.output!r} holds no logits, so devices take its scores as they are, without softmax"
+        f"output {after.output!r} holds no logits, so devices compute no softmax of its scores"
         for before, after in pairs
         if before is not None and after is not None and before.softmax != after.softmax
     ]
@@ -48,8 +49,8 @@ def _classical_warnings(request: BuildRequest) -> list[str]:
         return []
     precision = ", in FP32: there is nothing to quantize" if is_float_only(request.source.proto) else ""
     return [
-        f"the model uses {', '.join(operators)} of ai.onnx.ml (scikit-learn, XGBoost, LightGBM), which of all engines "
-        f"only onnxruntime computes: targets get it for onnxruntime alone{precision}"
+        f"the model uses {', '.join(operators)} of ai.onnx.ml (scikit-learn, XGBoost, LightGBM): "
+        f"of all engines, only onnxruntime computes these operators, so targets get the model for onnxruntime alone{precision}"
     ]
 
 
@@ -68,32 +69,32 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
     if not request.allow_overlap or not (shared := overlap(request.calibration, request.holdout)):
         return []
     return [
-        f"calibration has {len(shared)} of {counted(len(request.holdout), 'hold-out sample')} too: the gate proves less "
+        f"{len(shared)} of {counted(len(request.holdout), 'hold-out sample')} are also calibration samples: the gate proves less "
         "than with separate samples"
     ]
 
 
 def _constant_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input whose samples are all the same: they prove no more than one sample."""
+    """Return a sentence for each input that has the same values in all samples."""
     texts = []
     for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
         for name in constant_inputs(samples):
             values = samples.inputs[name][0]
             same = f"is {values.flat[0]} everywhere" if values.size and values.min() == values.max() else "is the same"
             texts.append(
-                f"input {name!r} {same} in all {len(samples)} {kind} samples, which prove no more than one: "
-                "check the code that makes them. Give samples that vary like the data on your devices"
+                f"input {name!r} {same} in all {len(samples)} {kind} samples, so the samples prove no more than one sample: "
+                "check the code that makes the samples. Give samples that vary like the data on your devices"
             )
     return texts
 
 
 def _range_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> list[str]:
-    """Return a sentence for each input whose hold-out values are of another size or range."""
+    """Return a sentence for each input whose calibration and hold-out values differ in size or range."""
     apart = inputs_apart(request.calibration, request.holdout)
     beyond = [name for name in inputs_beyond(request.calibration, request.holdout) if name not in apart]
     precisions = {precision for target in targets for precision in target.precisions}
     if "int8" not in precisions or request.source.quantized:
-        beyond = []  # the calibration samples determine no scale
+        beyond = []  # no scale depends on the calibration samples
     texts = []
     for name in (*apart, *beyond):
         one, other = (
@@ -101,7 +102,7 @@ def _range_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...]) -
             for samples in (request.calibration, request.holdout)
         )
         effect = (
-            ", so INT8 has the wrong ranges: prepare both in the same way, as the app does"
+            ", so INT8 has the wrong ranges: prepare both sets in the same way, as the app does"
             if name in apart
             else ". INT8 clips values outside the calibration range. Give calibration samples that cover the range of the "
             "values on your devices"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import __version__
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.text_rules import TOKENIZER, Text
+from edgert.processing.preprocessors import InputRule
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.golden_samples import tolerances
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.choice import Choice, all_packed
 from edgert_deploy.packager.candidates.evaluation import Evaluation
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.sources.source_model import SourceModel
 
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden samples, and for each artifact the tolerance of each output.
+    """The golden samples, and the tolerances of each artifact.
 
-    `raw` holds the windows of signals, or the texts, from which the inputs were made; `lengths` is for a model with
-    buckets.
+    Attributes:
+        inputs: One array for each input of the model.
+        tolerances: The tolerance of each output, by the artifact's id.
+        raw: The windows of signals, or the texts, from which the inputs were made.
+        lengths: The length of each sample, for a model with buckets.
     """
 
     inputs: Outputs
@@ -41,14 +48,14 @@ class Golden:
 
 @dataclass(frozen=True)
 class Contents:
-    """`files` maps each name in the bundle to the file on this host."""
+    """The manifest, and the files: `files` maps each name in the bundle to the file on this host."""
 
     manifest: Manifest
     files: Mapping[str, Path]
 
 
-def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
-    """Run the golden samples in every way of each packed artifact's engine."""
+def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Progress) -> Golden:
+    """Return the golden samples, with tolerances from runs in every way of each artifact's engine."""
     samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers with other kernels and numbers of threads")
@@ -64,13 +71,7 @@ def write_contents(
     files = _Files(work)
     files.paths[receipt.PATH] = work / receipt.PATH
     files.paths[receipt.PATH].write_bytes(receipt_bytes)
-    rule = request.preprocess
-    if isinstance(rule, Text):
-        files.paths[TOKENIZER] = Path(rule.tokenizer)
-        rule = replace(rule, tokenizer=TOKENIZER)
-    buckets = request.source.buckets
-    if buckets is not None and golden.lengths is not None:
-        buckets = replace(buckets, golden_lengths=tuple(golden.lengths.tolist()))
+    rule = files.add_tokenizer(request.preprocess)
     inputs = tuple(files.save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
     raw = "" if golden.raw is None else files.save("golden/raw.npy", golden.raw)
     packed = all_packed(choices).items()
@@ -98,7 +99,7 @@ def write_contents(
         downgrade_from=request.downgrade_from,
         expires=request.expires,
         signed_at=request.signed_at,
-        buckets=buckets,
+        buckets=_buckets(request.source, golden),
         state=request.source.state,
         state_id=request.state_id,
     )
@@ -119,6 +120,13 @@ class _Files:
         with path.open("wb") as file:
             np.save(file, np.ascontiguousarray(array), allow_pickle=False)
         return name
+
+    def add_tokenizer(self, rule: InputRule | None) -> InputRule | None:
+        """Add the tokenizer of a rule for text; return the rule with the name of that file in the bundle."""
+        if not isinstance(rule, Text):
+            return rule
+        self.paths[TOKENIZER] = Path(rule.tokenizer)
+        return replace(rule, tokenizer=TOKENIZER)
 
     def add(self, name: str, candidate: Candidate, tolerance: tuple[float, ...]) -> ArtifactEntry:
         """Add the files of an artifact and its golden answers; return its entry in the manifest."""
@@ -143,6 +151,13 @@ class _Files:
         """Return size and hash of every file, by name."""
         contents = ((name, self.paths[name].read_bytes()) for name in sorted(self.paths))
         return tuple(FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents)
+
+
+def _buckets(source: SourceModel, golden: Golden) -> Buckets | None:
+    """Return the model's buckets with the lengths of the golden samples."""
+    if source.buckets is None or golden.lengths is None:
+        return source.buckets
+    return replace(source.buckets, golden_lengths=tuple(golden.lengths.tolist()))
 
 
 def _target(choice: Choice) -> TargetEntry:

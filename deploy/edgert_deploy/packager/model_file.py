@@ -48,7 +48,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
-# Keys, the check of a value, and the name of a right value in messages.
+# Each line: keys, the check of a value, and the name of a valid value in messages.
 CHECKS: tuple[tuple[Collection[str], Callable[[Any], bool], str], ...] = (
     (TEXTS, lambda value: isinstance(value, str) and bool(value), "text"),
     (("max_drop", "max_class_drop"), lambda value: type(value) in (int, float), "a number"),
@@ -60,7 +60,7 @@ KEYS = tuple(key for keys, _, _ in CHECKS for key in keys)
 
 
 def read_model_file(path: Path) -> dict[str, Any]:
-    """Return the options that the file sets, by its keys. Raises ConfigInvalid."""
+    """Return the options in the file by their keys. Raises ConfigInvalid."""
     values = {key: _value(path, key, value) for key, value in read_toml(path).items()}
     if "model" not in values:
         raise ConfigInvalid(f'{path} does not name its model: add model = "FILE.onnx"')

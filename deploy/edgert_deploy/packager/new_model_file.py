@@ -21,13 +21,13 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
-# YOLO's grids have cells of these sides in pixels, with one or three anchors in each cell. The output [N, steps,
-# letters] of a text reader has another number of "anchors".
+# The cells of YOLO's grids have these sides in pixels, and one or three anchors each. The output [N, steps, letters] of
+# a text recognizer does not have this number of "anchors".
 GRIDS = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 
 
 def name_from(path: Path) -> str:
-    """Return a model's name made from its file's name: lower case, `-` for every invalid character."""
+    """Return a model's name from the name of its file: in lower case, with `-` for each invalid character."""
     name = re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-_")
     return (name if name[:1].isalpha() else f"model-{name}".strip("-"))[:63]
 
@@ -35,10 +35,15 @@ def name_from(path: Path) -> str:
 def write_model_file(
     source: SourceModel, force: bool, given: Mapping[str, Any] | None = None, targets: Sequence[str] = ()
 ) -> Path:
-    """Write the model file beside the source; return its path.
+    """Write the model file beside the source and return its path.
 
-    `given` are the options with which the source was read; every build needs them again. `targets` are profiles; none:
-    this machine's. Raises ConfigInvalid if the file exists, unless forced.
+    Raises ConfigInvalid if the file exists, unless `force` is set.
+
+    Args:
+        source: The model.
+        force: Overwrite an existing file.
+        given: The options with which the source was read. Every build needs these options again.
+        targets: The names of profiles; if empty, the profile of this machine.
     """
     path = source.path.with_suffix(SUFFIX)
     try:
@@ -52,7 +57,7 @@ def write_model_file(
 
 
 def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequence[str]) -> str:
-    """Return the file: the keys that the model implies, and a comment for each other key."""
+    """Return the text of the file: the keys that the model implies, and a comment for each other key."""
     folder, detector = source.path.parent, _is_detector(source)
     classes = None if detector else next((s.shape[1] for s in source.outputs if s.ranks_classes), None)
     lines = [
@@ -168,7 +173,7 @@ def _is_detector(source: SourceModel) -> bool:
         if any(
             output is not boxes and len(output.shape) == 3 and anchors in output.shape[1:] for output in source.outputs
         ):
-            return False  # separate boxes and scores are relative to anchors that the model does not hold
+            return False  # boxes in an output of their own are relative to anchors that are not in the model
         height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
         cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
         return anchors in cells or anchors in [3 * count for count in cells]

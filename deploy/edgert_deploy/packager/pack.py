@@ -1,7 +1,7 @@
 """Packing: source model + samples + device profiles -> checked artifacts -> one signed bundle.
 
-`build_bundle` is the sequence of stages; each uses the result of the one before. The build writes everything in a
-temporary folder. The bundle appears under its name only after every target has passed, so a failure leaves nothing
+`build_bundle` is the sequence of stages. Each stage uses the result of the previous stage. The build writes all files
+in a temporary folder. The bundle appears under its name only after every target has passed, so a failure leaves no file
 behind.
 """
 
@@ -28,17 +28,23 @@ from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, target_requests
 
-# Disk space in units of the model's size: a builder's intermediate files; an artifact and its copy in the bundle.
-COPIES_ON_THE_WAY = 4
+# Disk space in units of the model's size: the intermediate files of a builder; an artifact and its copy in the bundle.
+COPIES_OF_INTERMEDIATES = 4
 COPIES_OF_ARTIFACT = 2
 SPACE_BYTES_MIN = 16 * 1024**2
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The written bundle, the choice for each target in order, and the key that signed the bundle.
+    """The result of a build.
 
-    `warnings` give the reasons why a passed gate may prove little, and the targets that get less than requested.
+    Attributes:
+        path: The bundle's file.
+        size_bytes: The size of the file.
+        digest: The SHA-256 of the manifest.
+        key_id: The key that signed the bundle.
+        choices: The choice for each target, in the order of the request.
+        warnings: The reasons why a passed gate may prove little, and what targets do not get.
     """
 
     path: Path
@@ -52,10 +58,17 @@ class BuildResult:
 def build_bundle(
     request: BuildRequest, key: SigningKey, out: Path, progress: Progress, report: Callable[[Choice], None]
 ) -> BuildResult:
-    """Build, judge and pack every target; `report` gets each target's choice as soon as it is made.
+    """Build, judge and pack every target.
 
-    Raises AccuracyTooLow after all targets were judged, and BuildFailed, OperatorUnsupported or another EdgeRTError;
-    `out` is then as it was before.
+    Raises AccuracyTooLow after all targets are judged. Raises BuildFailed, OperatorUnsupported or another EdgeRTError
+    at once. An error leaves the file `out` unchanged.
+
+    Args:
+        request: The settings and the contents of the user's files.
+        key: The key that signs the bundle.
+        out: The bundle's file.
+        progress: Gets a line for each step.
+        report: Gets the choice for each target as soon as the choice is made.
     """
     check_request(request, out)
     targets = target_requests(request)
@@ -73,7 +86,7 @@ def build_bundle(
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
         ranges = builder.processes.activations(progress)
-        receipt_bytes = receipt(choices, builder.built, ranges, request.licence, request.notes)
+        receipt_bytes = receipt(request, choices, builder.built, ranges)
         contents = write_contents(request, choices, golden, receipt_bytes, work)
         progress(f"writing {out}")
         write_bundle(out, contents.manifest, contents.files, key)
@@ -112,7 +125,7 @@ def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTErro
     engine = target.engines[0]
     same = [profile.name for profile in request.targets if profile.engines[0] == engine]
     if len(same) < len(request.targets):
-        return f"{error.message}. The other targets can be built without it: omit --target {' --target '.join(same)}"
+        return f"{error.message}. To build the other targets, omit --target {' --target '.join(same)}"
     return error.message
 
 
@@ -120,5 +133,5 @@ def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> 
     """Return an estimate of the bytes that a build writes to its temporary folder."""
     artifacts = sum(len(target.engines) + target.with_reference for target in targets)
     samples = sum(array.nbytes for arrays in (request.calibration, request.holdout) for array in arrays.inputs.values())
-    copies = COPIES_ON_THE_WAY + COPIES_OF_ARTIFACT * artifacts
+    copies = COPIES_OF_INTERMEDIATES + COPIES_OF_ARTIFACT * artifacts
     return max(SPACE_BYTES_MIN, samples + copies * request.source.size_bytes)

@@ -1,11 +1,13 @@
-"""The receipt: all findings of a build, as one JSON file of the bundle, signed with it.
+"""The receipt: all findings of a build, as one JSON file in the signed bundle.
 
-Devices do not unpack it. The manifest has the facts that a device needs; the receipt has the reasons: every candidate
-with its accuracy by class and slice, its layers in float and its times if measured, and the engines that were left out.
-It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates
-were measured. `int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if it is
-unknown. The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is not a share of
-samples.
+Devices do not unpack the receipt. The manifest has the facts that a device needs, and the receipt has the reasons. It
+lists every candidate with its accuracy by class and slice, its layers in float, and its times if the build measured
+them. It also lists the engines that were left out. It holds no time of day, no path and no duration of the build. So
+the same inputs give the same bytes, unless candidates were measured.
+
+`int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if the share is
+unknown. The drop is between `drop_low` and `drop_high` with 95 % confidence. Both are null for a metric that is not a
+share of samples.
 
     {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
@@ -35,6 +37,7 @@ from edgert_deploy.packager.accuracy.activation_ranges import Activation
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.choice import Choice, all_packed
 from edgert_deploy.packager.candidates.mixed_precision import Search
+from edgert_deploy.packager.request import BuildRequest
 
 PATH = "receipt.json"
 FORMAT = 2
@@ -42,21 +45,20 @@ BYTES_MAX = 16 * 1024**2
 
 
 def receipt(
+    request: BuildRequest,
     choices: Sequence[Choice],
     candidates: Sequence[Candidate],
-    activations: Sequence[Activation] = (),
-    licence: str = "",
-    notes: str = "",
+    activations: Sequence[Activation],
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
-    # A search builds many sets of layers: the receipt lists the chosen set, and `attempts` describes the others.
+    # A search builds many candidates. The receipt lists the chosen candidate, and `attempts` describes the others.
     tried = {id(candidate) for choice in choices for candidate in choice.tried}
     candidates = [c for c in candidates if id(c) in tried or not c.artifact.float_layers]
     packed, first = all_packed(choices), candidates[0].result
     value = {
         "format": FORMAT,
-        "licence": licence,
-        "notes": notes,
+        "licence": request.licence,
+        "notes": request.notes,
         "gate": {"metric": first.accuracy.metric, "samples": first.accuracy.samples, **asdict(first.limits)},
         "targets": [_target(choice) for choice in choices],
         "candidates": [_candidate(candidate, candidate.id in packed) for candidate in candidates],
@@ -66,7 +68,7 @@ def receipt(
 
 
 def read_receipt(bundle: Bundle) -> dict[str, Any] | None:
-    """Return the receipt of an open bundle, None if it has none. Raises BundleError."""
+    """Return the receipt of an open bundle, None for a bundle without a receipt. Raises BundleError."""
     if all(file.path != PATH for file in bundle.manifest.files):
         return None
     try:
@@ -74,7 +76,9 @@ def read_receipt(bundle: Bundle) -> dict[str, Any] | None:
     except ValueError as error:
         raise BundleError(f"the bundle's {PATH} is not JSON: {error}") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise BundleError(f"the bundle's {PATH} does not have format {FORMAT}: build it again, or update edgert")
+        raise BundleError(
+            f"the bundle's {PATH} does not have format {FORMAT}: build the bundle again, or update edgert"
+        )
     return value
 
 
@@ -91,7 +95,7 @@ def _target(choice: Choice) -> dict[str, Any]:
 
 
 def _search(search: Search) -> dict[str, Any]:
-    """Return each layer's harm, in graph order, and the numbers of worst layers that were tried in float."""
+    """Return the harm of each layer, in graph order, and each attempt with layers in float."""
     return {
         "layers": [{"name": h.layer.name, "op": h.layer.op, "sqnr_db": h.sqnr_db} for h in search.harms],
         "attempts": [vars(attempt) for attempt in search.attempts],

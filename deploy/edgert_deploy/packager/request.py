@@ -25,7 +25,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 if TYPE_CHECKING:
     from edgert_deploy.packager.candidates.measure import Measurer
 
-BUDGET = 12  # builds; about two searches of a model of 100 layers
+BUDGET = 12  # builds; enough for about two searches in a model of 100 layers
 
 RequestedPrecision = Literal["auto", "int8", "fp16", "fp32"]
 ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
@@ -35,13 +35,21 @@ ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 class BuildSettings:
     """The user's settings that the build uses unchanged.
 
-    `precision` None means each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
-    packs an artifact for every engine of a profile that takes the model, "first" only one for the first engine.
-    `with_reference` adds an FP32 artifact of the same engine for each target whose own artifact is not FP32: devices
-    can compare their live answers with it (docs/serving.md). `allow_overlap` accepts hold-out samples that are
-    calibration samples too. `metric` is a name from metrics.py. `budget` is the number of artifacts that all searches
-    for layers in float may build. `recipe` quantizes INT8 in each engine that has it; "" tries all. `jobs` is the
-    number of artifacts to build at once, 0 for as many as fit.
+    Attributes:
+        release: The number of the bundle.
+        max_drop: The largest drop of the score that an artifact may have.
+        max_class_drop: The largest drop in any class or slice; None: no limit.
+        metric: A name from metrics.py, or the user's own metric as `module:function`.
+        allow_overlap: Accept hold-out samples that are also calibration samples.
+        precision: None: the precision of each profile, or "auto" for a model of classical machine learning.
+        engines: "all": an artifact for each engine of a profile that supports the model; "first": only for the first.
+        recipe: The recipe of INT8 in each engine that has this recipe; "": the build tries all recipes.
+        budget: The number of artifacts that all searches for layers in float may build together.
+        with_reference: Add an FP32 artifact of the same engine for each target whose own artifact is not FP32. Devices
+            can compare their live answers with its answers (docs/serving.md).
+        licence: A text in the receipt.
+        notes: A text in the receipt.
+        jobs: The number of artifacts to build at once; 0: as many as fit.
     """
 
     release: int = 1
@@ -63,8 +71,20 @@ class BuildSettings:
 class BuildRequest(BuildSettings):
     """One build: its settings, and the contents of the files that the user names.
 
-    `downgrade_from`, `state_id`, `expires` and `signed_at` are the manifest's. `measure` times candidates, and the
-    fastest that passes is packed.
+    Attributes:
+        source: The model.
+        calibration: The samples that determine the INT8 ranges.
+        holdout: The samples that evaluate the artifacts.
+        targets: The profiles to build for.
+        model: The model's name on devices.
+        preprocess: The rule for inputs.
+        classify: The rule for class scores.
+        detect: The rule for boxes.
+        ctc: The rule for texts.
+        embed: The rule for embeddings.
+        downgrade_from: A field of the manifest, like `state_id`, `expires` and `signed_at`.
+        measure: Times the candidates, so that the build packs the fastest one that passes.
+        cache: The build cache; None: a cache that ends with the build.
     """
 
     source: SourceModel
@@ -91,7 +111,7 @@ class BuildRequest(BuildSettings):
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """One target's choices: `engines`, and the `precisions` to try for each, both in order."""
+    """The engines of one target, and the precisions to try in each engine, both in order."""
 
     profile: DeviceProfile
     engines: tuple[str, ...]
@@ -129,19 +149,23 @@ def _check_recipe(request: BuildRequest) -> None:
     known = {engine: builder_for(engine).all_recipes for engine in engines if engine in BUILDERS}
     if request.recipe and not any(request.recipe in names for names in known.values()):
         listed = "; ".join(f"{engine}: {', '.join(names)}" for engine, names in known.items())
-        raise ConfigInvalid(f"--recipe {request.recipe[:80]}: no engine of the targets has it. Known are {listed}")
+        raise ConfigInvalid(
+            f"--recipe {request.recipe[:80]}: no engine of the targets has this recipe. Known recipes: {listed}"
+        )
     if request.recipe and request.source.quantized:
         raise ConfigInvalid(
-            f"--recipe {request.recipe}: the model is quantized already and keeps its own scales: leave it out"
+            f"--recipe {request.recipe}: the model is quantized already and keeps its own scales: leave --recipe out"
         )
 
 
 def check_out(out: Path) -> None:
-    """Raise ConfigInvalid if the bundle could not be written at the end of the build."""
+    """Raise ConfigInvalid if the bundle cannot be written to `out`."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
     if not os.access(out.parent, os.W_OK):
-        raise ConfigInvalid(f"cannot write a bundle to {out}: you may not write there. Give --out another folder")
+        raise ConfigInvalid(
+            f"cannot write a bundle to {out}: you may not write in its folder. Give --out another folder"
+        )
 
 
 def check_request(request: BuildRequest, out: Path) -> None:
@@ -151,7 +175,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
         raise ConfigInvalid(f"model name {request.model[:80]!r}: give one with --name; {NAME_RULE}")
     names = [profile.name for profile in request.targets]
     if not names or len(set(names)) != len(names):
-        raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one, each once")
+        raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one target, and each target once")
     if request.precision in ("int8", "fp16") and is_float_only(request.source.proto):
         raise ConfigInvalid(
             f"--precision {request.precision}: the model consists of {', '.join(classical_operators(request.source.proto))} "
@@ -159,14 +183,16 @@ def check_request(request: BuildRequest, out: Path) -> None:
         )
     drop = max(request.max_drop, request.max_class_drop or 0)
     if drop > 1 and ":" not in request.metric:  # the user's own metric may have any unit
-        raise ConfigInvalid(f"a drop of {drop:g} would let every artifact pass: 1 is the whole score, 0.05 is 5 %")
+        raise ConfigInvalid(
+            f"a drop of {drop:g} would let every artifact pass, because 1 is the whole score: give less, such as 0.05 for 5 %"
+        )
     _check_recipe(request)
     shared = overlap(request.calibration, request.holdout)
     if shared and not request.allow_overlap:
         holdout_row, calibration_row = shared[0]
         raise CalibrationInvalid(
             f"hold-out sample {holdout_row} is also calibration sample {calibration_row} ({len(shared)} of "
-            f"{counted(len(request.holdout), 'hold-out sample')}): remove it from one of them. With --allow-overlap the gate accepts it, and proves less"
+            f"{counted(len(request.holdout), 'hold-out sample')}): remove the sample from one of the sets. With --allow-overlap the gate accepts shared samples, but it proves less"
         )
 
 

@@ -1,6 +1,7 @@
 """Functions of the user, `module:function` or `FOLDER/module:function`, run in this interpreter.
 
-The module is searched in FOLDER, then in the working folder, then in this Python. A model file gives its own folder.
+Python searches the module in FOLDER, then in the working folder, then in its own path. For a function in a model file,
+FOLDER is the folder of the model file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def is_function(text: str) -> bool:
 
 
 def in_folder(folder: Path, text: str) -> str:
-    """Return the name of a function that is searched in `folder` first, unless it names a folder itself."""
+    """Return the name of a function relative to `folder`; return any other text unchanged."""
     return str(folder / text) if NAME.fullmatch(text) else text
 
 
@@ -45,16 +46,16 @@ def user_function(name: str) -> Callable[..., Any]:
         if error.name not in (module, module.partition(".")[0]):
             raise ConfigInvalid(
                 f"{plain_name(name)}: its module imports {error.name}, which is not installed for {sys.executable}; "
-                "install it"
+                "install this package"
             ) from error
         raise ConfigInvalid(
             f"{plain_name(name)}: no module {module!r} in {', in '.join(folders)} or in this Python; "
-            f"check the name, or give its folder, as FOLDER/{plain_name(name)}"
+            f"check the name, or give the module's folder, as FOLDER/{plain_name(name)}"
         ) from error
     except SystemExit as error:
         raise ConfigInvalid(
             f"{plain_name(name)}: its module ends the program when it is imported (exit code {error.code}): "
-            "put that under if __name__ == '__main__'"
+            "put the call that ends the program under if __name__ == '__main__'"
         ) from error
     finally:
         for folder in folders:

@@ -324,7 +324,7 @@ def test_samples_that_make_the_gate_worthless_are_refused_or_warned_about(shell_
     assert "--allow-overlap" in done.stdout
     done = shell_here.build("--json", "--precision", "fp32", "--allow-overlap", **same)
     overlap, chance = json.loads(done.stdout)["warnings"]
-    assert "hold-out samples too" in overlap
+    assert "hold-out samples are also calibration samples" in overlap
     assert "chance is 0.1" in chance
     assert f"warning: {chance}" in done.stderr
     done = shell_here.build("--json", holdout="unknown.npz")

@@ -1,4 +1,4 @@
-"""A request to build the digits, for the tests of the packager, and probes that take no second each."""
+"""Fixtures of the packager's tests: a request to build the digits, and fast probes of models."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.support.profiles import profile
 
 @pytest.fixture(autouse=True)
 def models_are_examined(request: pytest.FixtureRequest) -> None:
-    """Examine models in forks; test_probe.py has real probes."""
+    """Examine models in forks. Only test_probe.py has real probes."""
     if request.path.name != "test_probe.py":
         request.getfixturevalue("probes_are_forks")
 
 
 @pytest.fixture(autouse=True)
 def timings_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time candidates for a third of a second in place of five."""
+    """Time candidates for 0.3 s instead of 5 s."""
     monkeypatch.setattr(measure, "SECONDS", 0.3)
 
 
 @pytest.fixture
-def request_(digits_source: Any, digits_calibration: Any, digits_holdout: Any) -> Any:
+def build_request(digits_source: Any, digits_calibration: Any, digits_holdout: Any) -> Any:
     from edgert_deploy.packager.request import BuildRequest
 
     return BuildRequest(

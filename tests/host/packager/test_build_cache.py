@@ -30,7 +30,7 @@ PI, THIS = load_profile("raspberry-pi-4"), load_profile("this-machine")
 
 
 class Builds:
-    """ONNX Runtime's FP32 artifacts through a cache, and how often something was really built."""
+    """Builds ONNX Runtime's FP32 artifacts through a cache; `count` is the number of real builds."""
 
     def __init__(self, folder: Path) -> None:
         self.cache = BuildCache(folder / "cache")
@@ -69,7 +69,7 @@ SAMPLES = CalibrationSet({"x": models.random(16, 4)}, None)
 def test_the_same_artifact_is_built_once(builds: Builds, source: SourceModel) -> None:
     first = builds(source, SAMPLES)
     assert builds(source, SAMPLES) == first
-    # The file's folder and the profile's facts about the device shape no artifact.
+    # The file's folder and the profile's facts about the device do not change an artifact.
     moved = replace(source, path=Path("elsewhere.onnx"))
     assert builds(moved, SAMPLES, replace(THIS, memory_mb=7)) == first
     assert builds.count == 1

@@ -1,4 +1,4 @@
-"""Warnings of a build: each names its reason and the next step, and the build still passes."""
+"""Warnings of a build: each warning names its reason and the next step, and the build still passes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tests.support.profiles import profile
 
 
 def test_an_input_that_is_the_same_in_all_samples_is_named(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    dark = replace(lossy(request_), targets=(profile("one"),), precision="fp32")
+    dark = replace(lossy(build_request), targets=(profile("one"),), precision="fp32")
     warnings = pack(dark, signing_key, tmp_path / "b.edgert").warnings
     (text,) = [text for text in warnings if "input 'image' is 0.0 everywhere in all " in text]
     assert text.endswith("Give samples that vary like the data on your devices")
-    assert not [text for text in warnings if "hold-out samples, which" in text]
+    assert not [text for text in warnings if "hold-out samples, so" in text]
 
 
 def test_few_golden_samples_of_large_inputs_are_reported(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgert_deploy.packager.accuracy.golden_samples.BYTES_MAX", 1000)  # three digits
-    one = replace(request_, targets=(profile("one"),), precision="fp32")
+    one = replace(build_request, targets=(profile("one"),), precision="fp32")
     result = pack(one, signing_key, tmp_path / "b.edgert")
     assert [text for text in result.warnings if "the bundle has 3 golden samples instead of 8" in text]
     with open_bundle(result.path, None) as bundle:
@@ -44,10 +44,10 @@ def test_few_golden_samples_of_large_inputs_are_reported(
 
 @pytest.mark.parametrize(("precision", "expected"), [("int8", 1), ("fp32", 0)])
 def test_calibration_of_a_narrower_range_is_reported_if_a_target_gets_int8(
-    request_: BuildRequest, precision: RequestedPrecision, expected: int
+    build_request: BuildRequest, precision: RequestedPrecision, expected: int
 ) -> None:
-    narrow = CalibrationSet({"image": request_.calibration.inputs["image"].clip(max=0.5)}, None)
-    request = replace(request_, calibration=narrow, precision=precision)
+    narrow = CalibrationSet({"image": build_request.calibration.inputs["image"].clip(max=0.5)}, None)
+    request = replace(build_request, calibration=narrow, precision=precision)
     warnings = build_warnings(request, target_requests(request), evaluate_source(request))
     clipped = [text for text in warnings if "INT8 clips values outside the calibration range. Give" in text]
     assert len(clipped) == expected

@@ -1,4 +1,4 @@
-"""The contents of a bundle: its files, and golden answers that are the artifacts' own."""
+"""The contents of a bundle: its files, and the golden answers of its artifacts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.packs import pack
 
 
 def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    result = pack(request_, signing_key, tmp_path / "digits.edgert")
+    result = pack(build_request, signing_key, tmp_path / "digits.edgert")
     assert [(choice.profile.name, one.id, one.passed) for choice in result.choices for one in choice.packed] == [
         ("one", "onnxruntime-int8", True),
         ("two", "onnxruntime-int8", True),
@@ -33,13 +33,13 @@ def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
         manifest = bundle.manifest
         bundle.unpack(tmp_path / "out", frozenset(file.path for file in manifest.files))
         assert (result.digest, result.size_bytes) == (bundle.digest, result.path.stat().st_size)
-    assert (manifest.preprocess, manifest.classify) == (request_.preprocess, request_.classify)
-    assert manifest.source_sha256 == request_.source.sha256
-    reference = reference_outputs(request_.source, request_.holdout)
+    assert (manifest.preprocess, manifest.classify) == (build_request.preprocess, build_request.classify)
+    assert manifest.source_sha256 == build_request.source.sha256
+    reference = reference_outputs(build_request.source, build_request.holdout)
     given = np.load(tmp_path / "out" / manifest.golden_inputs[0])
-    np.testing.assert_array_equal(given, request_.holdout.inputs["image"][golden_rows(reference)])
+    np.testing.assert_array_equal(given, build_request.holdout.inputs["image"][golden_rows(reference)])
     for entry in manifest.artifacts:
-        # TensorRT's graph is run by the engine that judged it.
+        # The engine that judged TensorRT's graph runs it here.
         path, sha256 = tmp_path / "out" / entry.entry, manifest.file(entry.entry).sha256
         local = LocalArtifact("onnxruntime", path, manifest.inputs, manifest.outputs, sha256)
         session = engine_by_name("onnxruntime").load(local, EngineOptions())
@@ -48,5 +48,5 @@ def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
         golden = np.load(tmp_path / "out" / entry.golden_outputs[0])
         assert 0 < entry.golden_atol[0] < 0.1 * np.ptp(golden)
         np.testing.assert_allclose(answer, golden, atol=entry.golden_atol[0])
-        assert entry.accuracy.samples == len(request_.holdout)
+        assert entry.accuracy.samples == len(build_request.holdout)
         assert {"edgert", "onnxruntime"} <= set(entry.tools)

@@ -1,4 +1,4 @@
-"""The model file: its keys become the options of a build, its paths begin at its folder, its faults are clear."""
+"""The model file: its keys become options of a build, its paths are relative to its folder, its faults are clear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new model file holds what the model tells: kinds of inputs, classes, likely processing; the rest is comments."""
+"""A new model file has the settings that the model implies: kinds of inputs, classes, likely processing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_kinds_of_inputs(tmp_path: Path) -> None:
     frames = models.model("uint8[N,8,8,3] frames) => (float[N,8,8,3] y", "y = Cast <to = 1> (frames)")
     nhwc = text_for(frames, tmp_path)
     assert "an image, 3 channels, 8 x 8, layout nhwc" in nhwc
-    assert "# preprocess" in nhwc  # frames as they come need none
+    assert "# preprocess" in nhwc  # a comment, because UINT8 frames need no preprocessing
 
 
 def with_rows(rows: int) -> Any:
@@ -98,14 +98,14 @@ def test_a_detector_gets_the_processing_of_one(rows: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("rows", [20, 300])
 def test_rows_of_another_number_than_yolos_anchors_are_no_detectors(rows: int, tmp_path: Path) -> None:
-    """A reader of captchas answers [N, steps, letters], and was judged as a detector."""
+    """A recognizer of captchas answers [N, steps, letters]. Earlier code took it for a detector."""
     text = text_for(with_rows(rows), tmp_path)
     assert "boxes and scores" not in text
     assert "postprocess" not in read_model_file_from(text, tmp_path)
 
 
 def test_boxes_and_scores_apart_are_not_taken_for_yolo(tmp_path: Path) -> None:
-    """As in MediaPipe's detectors of faces, palms and poses."""
+    """MediaPipe's detectors of faces, palms and poses have separate outputs for boxes and scores."""
     proto = with_rows(21)
     proto.graph.node.extend(
         [

@@ -1,4 +1,4 @@
-"""Packing: what passes is one signed file, the same each time; a failure leaves nothing behind."""
+"""Packing: a build that passes writes one signed file, always the same bytes; a failed build leaves no file."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from tests.support.profiles import profile
 
 
 def test_two_builds_in_different_folders_are_the_same_bytes(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []
     for name in ("a", "b/c"):
         folder = tmp_path / name
         (folder / "tmp").mkdir(parents=True)
         monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
-        results.append(pack(request_, signing_key, folder / "digits.edgert").path.read_bytes())
+        results.append(pack(build_request, signing_key, folder / "digits.edgert").path.read_bytes())
         # An idle child keeps its folder until this process ends.
         assert [path for path in (folder / "tmp").iterdir() if not path.name.startswith("edgert-child-")] == []
     assert results[0] == results[1]
 
 
 def test_an_artifact_that_lost_too_much_fails_the_build_and_is_named(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     choices: list[Any] = []
     out = tmp_path / "digits.edgert"
     with pytest.raises(AccuracyTooLow, match=r"target one: onnxruntime top1 fell by 0\.\d{4}") as caught:
-        build_bundle(lossy(request_), signing_key, out, lambda line: None, choices.append)
+        build_bundle(lossy(build_request), signing_key, out, lambda line: None, choices.append)
     assert "target jetson" in caught.value.message
     assert caught.value.exit_code == 3
     assert [choice.packed[0].passed for choice in choices] == [False, False, False]
@@ -54,15 +54,15 @@ def test_an_artifact_that_lost_too_much_fails_the_build_and_is_named(
 
 
 def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
         models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax(x)"), tmp_path / "m.onnx")
     )
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     pi = profile("pi", "tflite", "aarch64")
-    asked = replace(
-        request_,
+    request = replace(
+        build_request,
         source=source,
         calibration=samples,
         holdout=samples,
@@ -71,19 +71,19 @@ def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
         classify=None,
     )
     with pytest.raises(OperatorUnsupported, match=r"Hardmax .* omit --target pi$"):
-        pack(replace(asked, targets=(pi, profile("one"))), signing_key, tmp_path / "x.edgert")
+        pack(replace(request, targets=(pi, profile("one"))), signing_key, tmp_path / "x.edgert")
     with pytest.raises(OperatorUnsupported) as caught:
-        pack(replace(asked, targets=(pi,)), signing_key, tmp_path / "x.edgert")
+        pack(replace(request, targets=(pi,)), signing_key, tmp_path / "x.edgert")
     assert "--target" not in caught.value.message
 
 
 def test_a_failed_build_leaves_the_bundle_before_it_as_it_was(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     out = tmp_path / "digits.edgert"
     out.write_text("the bundle before")
     with pytest.raises(AccuracyTooLow):
-        pack(lossy(request_), signing_key, out)
+        pack(lossy(build_request), signing_key, out)
     assert out.read_text() == "the bundle before"
     assert list(tmp_path.iterdir()) == [out]
 

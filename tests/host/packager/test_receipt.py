@@ -1,4 +1,4 @@
-"""The receipt: what a build found out, in the bundle."""
+"""The receipt: the findings of a build, in the bundle."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import (
     BundleError,
 )
-from edgert_deploy.packager import receipt
-from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.receipt import PATH, read_receipt
 from edgert_deploy.packager.request import BuildRequest
 from tests.support.packs import pack
 
 
 def test_the_receipt_has_each_candidates_classes_and_slices(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    half = len(request_.holdout) // 2
-    slices = np.array(["day"] * half + ["night"] * (len(request_.holdout) - half))
-    request = replace(request_, holdout=replace(request_.holdout, slices=slices), max_class_drop=0.2)
+    half = len(build_request.holdout) // 2
+    slices = np.array(["day"] * half + ["night"] * (len(build_request.holdout) - half))
+    request = replace(build_request, holdout=replace(build_request.holdout, slices=slices), max_class_drop=0.2)
     result = pack(request, signing_key, tmp_path / "x.edgert")
     with open_bundle(result.path, (signing_key.public,)) as bundle:
-        told = read_receipt(bundle)
-        assert receipt.PATH in {file.path for file in bundle.manifest.files}
-    assert told is not None
-    assert (told["gate"]["metric"], told["gate"]["max_class_drop"]) == ("top1", 0.2)
-    one = told["candidates"][0]
+        receipt = read_receipt(bundle)
+        assert PATH in {file.path for file in bundle.manifest.files}
+    assert receipt is not None
+    assert (receipt["gate"]["metric"], receipt["gate"]["max_class_drop"]) == ("top1", 0.2)
+    one = receipt["candidates"][0]
     assert (one["id"], one["packed"], one["kind"], one["passed"]) == ("onnxruntime-int8", True, "int8", True)
     assert one["int8_share"] == 1.0
     assert one["accuracy"]["drop_low"] < one["accuracy"]["drop"] < one["accuracy"]["drop_high"] < 0.03
@@ -47,7 +46,7 @@ def test_the_receipt_has_each_candidates_classes_and_slices(
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": 1}'])
 def test_a_receipt_that_is_not_one_is_refused(content: bytes) -> None:
     class Bundle:
-        manifest = type("Manifest", (), {"files": [type("File", (), {"path": receipt.PATH})]})
+        manifest = type("Manifest", (), {"files": [type("File", (), {"path": PATH})]})
 
         def read_file(self, path: str, bytes_max: int) -> bytes:
             return content

@@ -1,4 +1,4 @@
-"""A request: what is refused before anything is built, and what it means for each target."""
+"""A request: an invalid request is refused before the first build; a valid one gives each target's engines."""
 
 from __future__ import annotations
 
@@ -38,48 +38,52 @@ from tests.support.profiles import profile
     ],
 )
 def test_a_request_that_cannot_be_built_leaves_no_file(
-    changes: dict[str, Any], error: type[EdgeRTError], request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    changes: dict[str, Any],
+    error: type[EdgeRTError],
+    build_request: BuildRequest,
+    signing_key: SigningKey,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(error):
-        pack(replace(request_, **changes), signing_key, tmp_path / "digits.edgert")
+        pack(replace(build_request, **changes), signing_key, tmp_path / "digits.edgert")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_recipe_is_refused_with_those_of_each_engine(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(request_, recipe="magic", targets=(profile("one", "openvino", then=("onnxruntime",)),))
+    request = replace(build_request, recipe="magic", targets=(profile("one", "openvino", then=("onnxruntime",)),))
     with pytest.raises(ConfigInvalid, match=r"openvino: min-max, nncf.*; onnxruntime: min-max, heavy-only"):
         pack(request, signing_key, tmp_path / "digits.edgert")
 
 
 def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigInvalid, match="missing"):
-        pack(request_, signing_key, tmp_path / "missing" / "digits.edgert")
+        pack(build_request, signing_key, tmp_path / "missing" / "digits.edgert")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigInvalid, match=r"cannot write a bundle to .*pipe: give --out a file name"):
-        pack(request_, signing_key, tmp_path / "pipe")
+        pack(build_request, signing_key, tmp_path / "pipe")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_folder_that_may_not_be_written_is_named_before_anything_is_built() -> None:
     imported = "from pathlib import Path; from edgert_deploy.packager.request import check_out"
-    said = as_nobody(imported, "(lambda: check_out(Path('/new.edgert')))")
-    assert said == (
-        "ConfigInvalid: cannot write a bundle to /new.edgert: you may not write there. Give --out another folder"
+    message = as_nobody(imported, "(lambda: check_out(Path('/new.edgert')))")
+    assert message == (
+        "ConfigInvalid: cannot write a bundle to /new.edgert: you may not write in its folder. Give --out another folder"
     )
 
 
 def test_a_sample_in_both_sets_is_found_and_refused(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    shared = request_.calibration.inputs["image"].copy()
-    shared[[3, 9]] = request_.holdout.inputs["image"][[5, 5]]
+    shared = build_request.calibration.inputs["image"].copy()
+    shared[[3, 9]] = build_request.holdout.inputs["image"][[5, 5]]
     calibration = CalibrationSet({"image": shared}, None)
-    assert overlap(calibration, request_.holdout) == [(5, 3)]
-    request = replace(request_, calibration=calibration)
+    assert overlap(calibration, build_request.holdout) == [(5, 3)]
+    request = replace(build_request, calibration=calibration)
     words = r"hold-out sample 5 is also calibration sample 3 \(1 of 400 hold-out .* --allow-overlap"
     with pytest.raises(CalibrationInvalid, match=words):
         pack(request, signing_key, tmp_path / "x.edgert")
@@ -92,9 +96,9 @@ def test_samples_overlap_if_all_of_their_inputs_are_equal() -> None:
     assert overlap(one, CalibrationSet({"a": a, "b": b + 1}, None)) == []
 
 
-def test_a_target_gets_its_engines_and_the_precisions_that_were_asked_for(request_: BuildRequest) -> None:
+def test_a_target_gets_its_engines_and_the_requested_precisions(build_request: BuildRequest) -> None:
     box = replace(profile("box", "onnxruntime", then=("tflite",)), precision="auto")
-    request = replace(request_, targets=(box,))
+    request = replace(build_request, targets=(box,))
     (own,) = target_requests(request)
     (fixed,) = target_requests(replace(request, precision="fp16", engines="first"))
     assert (own.engines, own.precisions, own.is_auto) == (("onnxruntime", "tflite"), ("int8", "fp16", "fp32"), True)

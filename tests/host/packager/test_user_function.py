@@ -1,4 +1,4 @@
-"""Functions of the user: found in the folder given, else in the working folder; a missing one is named."""
+"""Functions of the user: Python finds them in the given folder or in the working folder, or an error names them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, mon
     (tmp_path / "user_four.py").write_text("import no_such_library")
     with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):
         user_function("user_four:answer")
-    (tmp_path / "user_script.py").write_text("raise SystemExit(3)")  # as a script that was not made to be imported
-    with pytest.raises(ConfigInvalid, match=r"ends the program when it is imported \(exit code 3\): put that under if"):
+    (tmp_path / "user_script.py").write_text("raise SystemExit(3)")  # like a script that cannot be imported
+    with pytest.raises(
+        ConfigInvalid,
+        match=r"ends the program when it is imported \(exit code 3\): put the call that ends the program under if",
+    ):
         user_function("user_script:answer")
 
 

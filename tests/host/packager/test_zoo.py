@@ -1,4 +1,4 @@
-"""Trained models that EdgeRT's authors did not make keep their task, judged in the vendors' own engines."""
+"""Trained models of other authors keep their accuracy in INT8, measured in the vendors' own engines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def text_lines(count: int, seed: int) -> Array:
 
 @dataclass(frozen=True)
 class Packed:
-    """A bundle's candidates by engine, and the raw engines' answers to the hold-out, FP32's too."""
+    """A bundle's candidates by engine, and answers to the hold-out: FP32's (`exact`), and those of each engine."""
 
     chosen: dict[str, Candidate]
     exact: list[Array]
@@ -90,7 +90,9 @@ def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_k
         assert not candidate.artifact.is_partly_float, engine
         agreement = scores.labels_agree(got.answers[engine][0], got.exact[0])
         assert agreement >= 0.99 - 1e-9, engine
-        assert agreement == pytest.approx(candidate.result.accuracy.artifact, abs=1 / ANGLE_LINES)  # the gate told so
+        assert agreement == pytest.approx(
+            candidate.result.accuracy.artifact, abs=1 / ANGLE_LINES
+        )  # as the gate reported
 
 
 def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKey, tmp_path: Path) -> None:
@@ -107,11 +109,11 @@ def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> Non
     row |= {"fp32": 1.0, "ours": 0.9917, "faster": 1.5, "smaller": 3.21, "date": "2026-11-22", "host": "a board"}
     refused = row | {"engine": "openvino", "ours": None, "faster": None, "refused": "because " * 30, "code": "old"}
     cells = [("a", "tflite"), ("a", "openvino"), ("b", "tflite")]
-    said = "\n".join(table.markdown([row | {"code": "new"}, refused], cells, "new"))
-    assert "22 November 2026, code `new` on a board;" in said
-    assert "Not measured yet: b on TFLite." in said
-    assert "Measured with earlier code: a on OpenVINO." in said
-    assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in said
+    text = "\n".join(table.markdown([row | {"code": "new"}, refused], cells, "new"))
+    assert "22 November 2026, code `new` on a board;" in text
+    assert "Not measured yet: b on TFLite." in text
+    assert "Measured with earlier code: a on OpenVINO." in text
+    assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in text
 
 
 def test_a_list_with_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:

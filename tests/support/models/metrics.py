@@ -27,8 +27,8 @@ def reference_to(specs: tuple[TensorSpec, ...], reference: list[Any], labels: An
     return Reference(specs, reference, CalibrationSet({"x": reference[0], "image": image}, labels, **holdout), **more)
 
 
-def result_of(asked: Reference, answers: list[Any], limits: Limits = LIMITS, metric: str = "auto") -> GateResult:
-    return gate.judge(metric_for(metric, asked), asked, answers, limits)
+def result_of(reference: Reference, answers: list[Any], limits: Limits = LIMITS, metric: str = "auto") -> GateResult:
+    return gate.judge(metric_for(metric, reference), reference, answers, limits)
 
 
 def judge(

@@ -57,7 +57,7 @@ class Forked:
         try:
             if head["code"]:
                 raise sandbox.failure(head["code"], printed.decode(errors="replace"))
-            return sandbox.checked(*answer)
+            return sandbox.answer_or_error(*answer)
         except sandbox.ChildFailed as error:
             raise refusal(error, limits) from error
         except EdgeRTError as error:
@@ -79,7 +79,7 @@ def _serve() -> None:
                     os.dup2(err.fileno(), 1)
                     sandbox.restrict(limits)
                     signal.alarm(limits.time_s)  # of waiting: processor time is not all that can pass
-                    sandbox.write_frame(out, *sandbox.answered(called, head["with"], data, lambda line: None))
+                    sandbox.write_frame(out, *sandbox.answer_of(called, head["with"], data, lambda line: None))
                     os._exit(0)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 err.seek(0)

@@ -1,7 +1,7 @@
-"""The accuracy gate: compares an artifact's answers to the hold-out with FP32's.
+"""The accuracy gate: it compares an artifact's answers to the hold-out with those of FP32.
 
-The mean hides losses in a part of the samples, so the result also has each class and each slice of the hold-out.
-metrics.py defines the comparison; artifact_runs.py gets the answers.
+A mean hides losses in a part of the samples. So the result also has the score of each class and each slice of the
+hold-out. metrics.py defines the comparison. artifact_runs.py gets the answers.
 """
 
 from __future__ import annotations
@@ -13,29 +13,17 @@ import numpy as np
 from edgert.bundle.manifest import Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
-from edgert_deploy.packager.accuracy.metrics import (
-    Cosine,
-    Decisions,
-    Top1Agreement,
-    TopK,
-    UserMetric,
-    by_chance,
-    by_value,
-    has_scores,
-    sqnr_db,
-)
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
-from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
-from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
+from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
-OF_OUTPUT = " of "  # in the name of a judgement's score
-ALIKE_DROP_MAX = 0.1  # upper limit of --max-drop in the check for a hold-out that is too uniform
-GROUP_SAMPLES_MIN = 10  # a smaller class or slice cannot fail a build: one sample is over 10 % of it
+OF_OUTPUT = " of "  # part of the name of a judgement of an output
+ALIKE_DROP_MAX = 0.1  # the largest --max-drop that the check for similar answers uses
+GROUP_SAMPLES_MIN = 10  # a smaller group never fails a build, because one sample is over 10 % of the group
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that an artifact may lose: in total, and in any class or slice (None: no limit)."""
+    """The largest drops that an artifact may have: in total, and in any class or slice (None: no limit)."""
 
     max_drop: float = 0.01
     max_class_drop: float | None = None
@@ -43,9 +31,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The score of a part of the hold-out: `kind` is "class", "slice" or "bucket".
+    """The score of a part of the hold-out.
 
-    The kind "output" is the agreement with FP32 in an output that the metric does not judge.
+    Attributes:
+        kind: "class", "slice" or "bucket"; "output" for the agreement with FP32 in an output that the metric does not
+            read.
+        name: The name of the part.
+        samples: The number of its samples.
+        fp32: FP32's score.
+        artifact: The artifact's score.
     """
 
     kind: str
@@ -61,16 +55,22 @@ class Group:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's figures of one artifact; `other_metrics`: name, FP32's value or None, the artifact's.
+    """The gate's result for one artifact.
 
-    `drop_interval` contains the drop with 95 % confidence; None for a metric that is not a share of samples.
-    `similarity_only`: the metric compares the answers with FP32's, because there are no labels.
+    Attributes:
+        accuracy: The scores in total.
+        limits: The largest drops.
+        groups: The scores of classes, slices, buckets and further outputs.
+        other_metrics: Metrics for the reader; the gate does not use them.
+        drop_interval: The interval that contains the true drop with 95 % confidence; None for a metric that is not a
+            share of samples.
+        similarity_only: The metric compares values with those of FP32, because the hold-out has no labels.
     """
 
     accuracy: Accuracy
     limits: Limits
     groups: tuple[Group, ...] = ()
-    other_metrics: tuple[tuple[str, float | None, float], ...] = ()
+    other_metrics: tuple[OtherMetric, ...] = ()
     drop_interval: tuple[float, float] | None = None
     similarity_only: bool = False
 
@@ -80,9 +80,10 @@ class GateResult:
 
     @property
     def failed_groups(self) -> tuple[Group, ...]:
-        """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
+        """The groups with a drop above their limit. Groups under GROUP_SAMPLES_MIN samples do not count.
 
-        On some engines each bucket is a separate artifact. So each bucket and each output must also meet `max_drop`.
+        On some engines each bucket is a separate artifact. So each bucket must meet `max_drop`, and so must each
+        output.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []
@@ -111,11 +112,11 @@ class GateResult:
 
 
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:
-    """Compare `answers` with FP32's."""
-    answers, reference = reference.judged(answers), reference.as_judged()
+    """Return the result for the artifact that gave `answers` to the hold-out."""
+    answers, reference = reference.with_embeddings(answers), reference.as_embeddings()
     rows = reference.all_rows
     # FP32's agreement with itself is 1, even if its answers contain NaN.
-    fp32 = 1.0 if isinstance(metric, Top1Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
+    fp32 = 1.0 if metric.is_agreement else metric.score(reference.answers, rows)
     accuracy = Accuracy(metric.name, len(rows), fp32, metric.score(answers, rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
     if reference.holdout.slices is not None:
@@ -137,7 +138,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return a sentence for each reason why a passed gate may prove little."""
-    judged = reference.as_judged()
+    judged = reference.as_embeddings()
     texts = _meaning_warnings(metric, judged)
     if not texts or metric.is_similarity:  # the chance-level warning already covers labels
         texts += _alike_warnings(metric, judged, limits)
@@ -145,9 +146,9 @@ def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
 
 
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
-    """Warn if FP32 gives almost equal answers to all samples: an artifact that ignores its input passes."""
+    """Warn if FP32's answers are so similar that an artifact which ignores its input would pass."""
     rows = reference.all_rows
-    if isinstance(metric, UserMetric) or len(rows) < 2:
+    if metric.has_own_unit or len(rows) < 2:
         return []
     median = [np.median(a, axis=0).astype(a.dtype) if a.dtype.kind == "f" else a[0] for a in reference.answers]
     same = [np.broadcast_to(each, a.shape) for each, a in zip(median, reference.answers, strict=True)]
@@ -155,7 +156,7 @@ def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
         return []
     return [
         f"FP32's answers to the {len(rows)} hold-out samples are so alike that an artifact which ignores its input would "
-        f"pass ({metric.name}): check that samples are prepared as for training, and add samples whose answers differ"
+        f"pass ({metric.name}): prepare the samples as for training, and add samples whose answers differ"
     ]
 
 
@@ -164,22 +165,19 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
     if not metric.counts_samples or limit <= 0 or samples >= samples_needed(limit):
         return []
     return [
-        f"{counted(samples, 'hold-out sample')}: too few for --max-drop {limit:g}: even if none of them is lost, the true drop "
-        f"may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
+        f"{counted(samples, 'hold-out sample')}: too few for --max-drop {limit:g}: even if the artifact loses no sample, the "
+        f"true drop may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
     ]
 
 
 def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
-    labelled = isinstance(metric, TopK | Top1Agreement | Decisions) and metric.name != "top5"
-    if labelled and has_scores(reference) and (found := by_chance(reference)) is not None:
-        instead = (
-            ""
-            if isinstance(metric, TopK)
-            else f"; the gate ignores these labels and compares with FP32 ({metric.name})"
+    if metric.checks_labels and has_scores(reference) and (found := no_better_than_chance(reference)) is not None:
+        ignored = (
+            f"; the gate ignores these labels and compares with FP32 ({metric.name})" if metric.is_agreement else ""
         )
         return [
             f"the FP32 source's own top-1 is {found[0]:.4f} on the hold-out, chance is {found[1]:.4f}: check that samples are "
-            f"prepared as for training, and that labels count from 0 in the model's order{instead}"
+            f"prepared as for training, and that labels count from 0 in the model's order{ignored}"
         ]
     if metric.is_similarity:
         return [
@@ -194,31 +192,15 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     if drops is None or not len(drops):
         return None
     low, high = drop_interval(drops)
-    if isinstance(metric, Top1Agreement | Decisions):  # the agreement with FP32 is at most 1
+    if metric.is_agreement:  # FP32's score is 1, so no artifact gains
         low = max(low, 0.0)
-    # The score of embeddings may be their cosine, if it is lower.
+    # The drop of embeddings may be outside the interval, because their score is their cosine if the cosine is lower.
     return min(low, drop), max(high, drop)
 
 
-def _other_metrics(
-    metric: Metric, reference: Reference, answers: Outputs
-) -> tuple[tuple[str, float | None, float], ...]:
-    """Compute the other metrics, for readers of the receipt."""
-    rows = reference.all_rows
-    others: list[tuple[str, float | None, float]] = []
-    if isinstance(metric, TopK) and reference.holdout.labels is not None:
-        other = TopK(reference, reference.holdout.labels, 1 if metric.name == "top5" else 5)
-        others.append((other.name, other.score(reference.answers, rows), other.score(answers, rows)))
-        others.append((Top1Agreement.name, None, Top1Agreement(reference).score(answers, rows)))
-    if isinstance(metric, ErrorRate):
-        other_rate = ErrorRate(reference, "characters" if metric.unit == "words" else "words")
-        others.append((other_rate.name, other_rate.score(reference.answers, rows), other_rate.score(answers, rows)))
-    if isinstance(metric, AnswerF1):
-        fp32, artifact = (metric.counts(a, rows) for a in (reference.answers, answers))
-        others.append(("precision", fp32.precision, artifact.precision))
-        others.append(("recall", fp32.recall, artifact.recall))
-    if isinstance(metric, Decisions) and len(metric.judgements) > 1:
-        others += [(name, 1.0, score) for name, score in metric.parts(answers, rows)]
-    if not isinstance(metric, Cosine):
-        others.append((Cosine.name, None, Cosine(reference).score(answers, rows)))
-    return (*others, ("sqnr_db", None, sqnr_db(reference.answers, answers)))
+def _other_metrics(metric: Metric, reference: Reference, answers: Outputs) -> tuple[OtherMetric, ...]:
+    """Return the metrics for readers of the receipt."""
+    others = metric.others(answers)
+    if metric.name != Cosine.name:
+        others.append(OtherMetric(Cosine.name, None, Cosine(reference).score(answers, reference.all_rows)))
+    return (*others, OtherMetric("sqnr_db", None, sqnr_db(reference.answers, answers)))

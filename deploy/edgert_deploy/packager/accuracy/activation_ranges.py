@@ -1,9 +1,9 @@
 """The range of each layer's answer on the calibration samples, and its loss in 8 bits.
 
-The FP32 model runs in ONNX Runtime with every layer's answer as an output. `sqnr_db` is the signal to noise ratio of
-that answer after rounding to 256 steps from its lowest to its highest value, as min-max calibration does. If the ratio
-is low, a few outliers stretch the range, and few steps are left for the other values. The ratio excludes the effect of
-the noise on later layers; the accuracy gate measures this effect.
+The FP32 model runs in ONNX Runtime with the answer of every layer as an output. `sqnr_db` is the signal to noise ratio
+of an answer that is rounded to 256 steps from its lowest to its highest value, like in min-max calibration. If the
+ratio is low, a few outliers stretch the range, and few steps are left for the other values. The ratio excludes the
+effect of the noise on later layers. The accuracy gate measures this effect.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES_MAX = 16
-VALUES_MAX = (
-    4096  # the number of values of a sample; in a larger answer, quantiles use every n-th value, extremes use all
-)
+# The largest number of values of a sample in the quantiles. In a larger answer, quantiles use every n-th value, and
+# extremes use all values.
+VALUES_MAX = 4096
 LAYERS_MAX = 1000
 QUANTILES = (0.001, 0.5, 0.999)
 DIGITS = 4  # the last bits differ between processors
@@ -36,7 +36,7 @@ DIGITS = 4  # the last bits differ between processors
 
 @dataclass(frozen=True)
 class Activation:
-    """The answer of one layer: extremes, quantiles 0.1 %, 50 % and 99.9 %, in the model's units."""
+    """The range of one layer's answer in the model's units. The quantiles are 0.1 %, 50 % and 99.9 %."""
 
     layer: str
     op: str
@@ -47,7 +47,7 @@ class Activation:
 
 
 def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activation, ...]:
-    """Return the ranges in graph order; none for a model that is not ONNX or cannot be prepared."""
+    """Return the ranges in graph order; none if the model is not ONNX or its preparation fails."""
     if source.kind != "onnx":
         return ()
     try:
@@ -63,7 +63,8 @@ def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activ
 
 class _Values:
     def __init__(self) -> None:
-        self.low, self.high, self.count = np.inf, -np.inf, 0
+        self.low, self.high = np.inf, -np.inf
+        self.count = 0
         self._values: list[NDArray[np.float64]] = []
 
     def add(self, array: NDArray[Any]) -> None:
@@ -93,7 +94,7 @@ class _Values:
 
 
 def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Values]:
-    """Run the graph with these outputs. Raises BuildFailed if ONNX Runtime cannot."""
+    """Return the values `names` of a run of the graph. Raises BuildFailed if ONNX Runtime fails."""
     import onnx
 
     onnxruntime = sdk()
@@ -102,7 +103,7 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
     have = {value.name for value in wide.graph.output}
     wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # sums in one order: the same numbers every time
+    options.intra_op_num_threads = 1  # one order of sums gives the same numbers every time
     options.log_severity_level = 4
     by_name = {name: _Values() for name in names}
     try:
@@ -112,7 +113,7 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
             for name, array in zip(names, session.run(list(names), feeds), strict=True):
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     by_name[name].add(array)
-    except Exception as error:  # ONNX Runtime raises anything
+    except Exception as error:  # ONNX Runtime raises errors of any class
         raise BuildFailed(f"cannot read the layers' answers: {in_short(error)}") from error
     return by_name
 

@@ -1,4 +1,4 @@
-"""Answers of artifacts to samples: each runs in the engine that judges it, in a child process."""
+"""Answers of artifacts to samples, each in the engine that judges the artifact, in a child process."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 
-BATCH = 32  # the most samples in a run, if the batch axis is open
-ALONE_SAMPLES = 8  # samples that also run alone
+BATCH = 32  # the largest number of samples in a run, if the batch axis is open
+ALONE_SAMPLES = 8  # the number of samples that also run alone
 ALONE_TOLERANCE = 0.02  # a share of the range of the answers: a few steps of INT8
 
 
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return the source's answers in its own engine: one array an output, samples along axis 0."""
+    """Return the source's answers in its own engine: one array for each output, samples along axis 0."""
     with tempfile.TemporaryDirectory(prefix="edgert-reference-") as folder:
         return run_artifact(reference_artifact(source, Path(folder)), samples)
 
 
 def artifact_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return the answers of `artifact` in the engine that judges it. Raises as `run_artifact` does."""
+    """Return the artifact's answers in the engine that judges it. Raises the errors of `run_artifact`."""
     return run_artifact(local_artifact(artifact, source), samples)
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers to judge: in batches and, if single samples get other answers, also one by one.
+    """Return the answers in batches and, if single samples get other answers, also those one by one.
 
     Most requests to a device hold one sample, and an engine may use other kernels for a single sample. For example,
-    OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises as
-    `run_artifact` does.
+    OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises the errors of
+    `run_artifact`.
     """
     local = local_artifact(artifact, source)
     both = arrays_of(f"{__name__}:run_both_ways", samples, local)
@@ -55,7 +55,7 @@ def judged_outputs(artifact: Artifact, source: SourceModel, samples: Calibration
 
 
 def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
-    """Return the artifact as the engine that judges it on this host opens it."""
+    """Return the artifact in the form in which the engine that judges it opens it."""
     digest = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
     return LocalArtifact(artifact.judged_by, artifact.path, source.inputs, source.outputs, digest, source.buckets)
 
@@ -67,18 +67,27 @@ def run_artifact(
     extra: Mapping[str, Any] | None = None,
     batch: int = BATCH,
 ) -> Outputs:
-    """Run all samples through an artifact in a child. Raises EngineMissing, EngineFailed or ChildFailed."""
+    """Run all samples through an artifact in a child. Raises EngineMissing, EngineFailed or ChildFailed.
+
+    Args:
+        artifact: The artifact.
+        samples: The samples.
+        threads: The number of threads of the engine; 0: the engine's own number.
+        extra: Further options of the engine.
+        batch: The largest number of samples in a run.
+    """
     return arrays_of(f"{__name__}:run_here", samples, artifact, threads, dict(extra or {}), batch)
 
 
 def run_here(
     samples: CalibrationSet, artifact: LocalArtifact, threads: int, extra: dict[str, Any], batch: int
 ) -> Outputs:
-    """Run all samples: a child's side of `run_artifact`.
+    """Run all samples: the child's side of `run_artifact`.
 
-    Samples of a model with buckets run in their own lengths, as an app sends them. Samples of a model with state run in
-    turn, each with the state that the artifact computed from the samples before. All others run in batches of one size,
-    at most `batch`: an engine may compile the model for each size, and a compilation takes longer than the runs.
+    Samples of a model with buckets run in their own lengths, because an app sends them so. Samples of a model with
+    state run in turn. Each of them gets the state that the artifact computed from the previous samples. All other
+    samples run in batches of one size, at most `batch`. An engine may compile the model for each size, and a
+    compilation takes longer than the runs.
     """
     run, size = _runner_and_batch(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate
@@ -90,7 +99,7 @@ def run_here(
 
 
 def run_both_ways(samples: CalibrationSet, artifact: LocalArtifact) -> Outputs:
-    """Run all samples, and some alone: a child's side of `judged_outputs`."""
+    """Run all samples in batches, and some also alone: the child's side of `judged_outputs`."""
     names = [spec.name for spec in artifact.inputs]
     run, size = _runner_and_batch(samples, names, min(BATCH, samples.run_max))
     with quiet():
@@ -143,21 +152,21 @@ def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) 
         if any(length not in (-1, found) for length, found in zip(spec.shape, part.shape, strict=True)):
             raise SourceInvalid(
                 f"output {spec.name!r} has shape {list(spec.shape)} for a sample of zeros and {list(part.shape)} for "
-                "another: its length depends on the values, and apps need a fixed one. Export the model without the loop or the "
-                "selection that makes it, or fix a BOOL input that selects, as --input NAME=true"
+                "another sample: its length depends on the values, and apps need a fixed length. Export the model without the "
+                "loop or the selection that determines the length, or fix a BOOL input that selects, as --input NAME=true"
             )
     if (rows := sum(map(len, parts))) != count:
         raise SourceInvalid(
             f"output {spec.name!r} has {rows} rows for {count} samples: its length depends on the values. Export the model "
-            "without the loop or the selection that makes it, so that axis 0 counts the samples"
+            "without the loop or the selection that determines the length, so that axis 0 counts the samples"
         )
 
 
 def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:
-    """Run the samples of each length, and return answers as long as those of the largest bucket.
+    """Run the samples of each length. Return answers with the length of the largest bucket.
 
-    The samples run one by one: an engine may compile each pair of a batch and a length. Each answer is padded with its
-    own last element, which changes no judgement.
+    The samples run one by one, because an engine may compile each pair of a batch and a length. Each answer is padded
+    with its own last element. This padding changes no judgement.
     """
     whole: Outputs = []
     for length in np.unique(lengths).tolist():

@@ -1,8 +1,8 @@
 """The confidence interval of a measured drop, and the number of samples that a limit needs.
 
-FP32 and the artifact answer the same hold-out samples, so the two shares of right answers are paired. Tango's score
-interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples. It also
-holds without any loss: its upper end is then near the rule of three, 3 / samples.
+FP32 and the artifact answer the same hold-out samples, so their shares of right answers are paired. Tango's score
+interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) is valid for few samples. The
+interval is also valid if no sample is lost. Its upper end is then near 3 / samples, the rule of three.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ STEPS = 50  # steps of the bisection; each step halves the error
 
 
 def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
-    """Return the ends of the interval around the mean of `drops`, a value for each sample.
+    """Return both ends of the interval around the mean of `drops`, which has a value for each sample.
 
-    The value is 1 if only FP32 answers the sample correctly, and -1 if only the artifact does. Several decisions in one
-    sample give values in between.
+    The value is 1 if only FP32 answers the sample correctly, and -1 if only the artifact answers it correctly. A sample
+    with several decisions has a value between -1 and 1.
     """
     count, lost, gained = len(drops), float(drops.clip(0).sum()), float(-drops.clip(max=0).sum())
 
     def fits(drop: float) -> bool:
-        """Whether the samples are likely enough if `drop` is the true drop."""
+        """Return whether the samples are likely enough if `drop` is the true drop."""
         b = (2 * count - lost + gained) * drop - lost - gained
         c = -gained * drop * (1 - drop)
         only_artifact = (math.sqrt(max(b * b - 8 * count * c, 0.0)) - b) / (4 * count)
@@ -39,12 +39,12 @@ def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
 
 
 def samples_needed(max_drop: float) -> int:
-    """Return how many samples without a loss prove a drop of at most `max_drop`, by the rule of three."""
+    """Return the number of samples without a loss that proves `max_drop`, by the rule of three."""
     return math.ceil(3 / max_drop - 1e-9)
 
 
 def _boundary(fits: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Return the value between `inside`, which fits, and `outside` where `fits` becomes false."""
+    """Return the value between `inside` and `outside` at which `fits` becomes false."""
     for _ in range(STEPS):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if fits(middle) else (inside, middle)

@@ -1,9 +1,9 @@
-"""Judge the decisions of apps from a model's outputs, without labels of the right answers.
+"""Judge the decisions that apps make from a model's outputs, without labels of the right answers.
 
-A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for one
-positive value. So this module recognizes each output by its shape and by FP32's values, and judges the values that an
-app reads from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each
-judgement, and the lowest score counts.
+A cosine hides errors. For a tensor that mixes boxes (0 to 320) with scores (0 to 1), the cosine is always near 1, and
+also for an output of one positive value. So this module recognizes each output by its shape and by FP32's values. Then
+it judges the values that an app reads from the output. docs/accuracy.md has the table of judgements, and
+fp32_agreement.py computes their scores. FP32 scores 1 in each judgement. The lowest score counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.processing.answers.ctc import by_step
-from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.fp32_agreement import (
     MAP_THRESHOLDS,
     SCORE_MIN,
@@ -26,7 +25,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     map_agreement,
     mask_agreement,
     neighbour_agreement,
-    read_alike,
+    same_decodings,
     same_neighbours,
     same_sides,
     same_steps,
@@ -35,6 +34,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     unit_vectors,
     value_agreement,
 )
+from edgert_deploy.packager.accuracy.reference import Reference
 
 Score = Callable[[Outputs, Outputs], float]
 
@@ -43,16 +43,23 @@ ANCHORS_MIN = 100  # the fewest rows of a detector
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
-MINORITY_MIN = 0.01  # a side of 0.5 with a smaller share of the values is not judged
+MINORITY_MIN = 0.01  # the smallest share of values above 0.5, or below 0.5, of an output of thresholds
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
-ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image so large that it cuts no box
+ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that is too large to cut a box
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge of some outputs: `score(answers, reference)` is 0 to 1, `share` is the score per sample."""
+    """A judgement of one output or more.
+
+    Attributes:
+        name: The kind of decision, such as "boxes".
+        outputs: The names of the outputs.
+        score: Returns the score, 0 to 1, of (answers, FP32's answers).
+        share: Returns the score of each sample; None if the score is not a mean over samples.
+    """
 
     name: str
     outputs: tuple[str, ...]
@@ -60,48 +67,39 @@ class Judgement:
     share: Callable[[Outputs, Outputs], Array] | None = None
 
 
-def judgements(
-    specs: Sequence[TensorSpec],
-    reference: Outputs,
-    *,
-    classes_named: bool = False,
-    detect: Detect | None = None,
-    image_size: tuple[int, int] | None = None,
-    ctc: Ctc | None = None,
-    inputs: Sequence[tuple[int, ...]] = (),
-) -> tuple[Judgement, ...]:
-    """Recognize each output by shape, FP32's values and the user's rules: one judgement or more.
-
-    `inputs` are the shapes of the inputs' samples. If these are known, only models with images can have boxes.
-    """
-    names = [spec.name for spec in specs]
-    unjudged = [
-        i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool
-    ]
+def judgements(reference: Reference) -> tuple[Judgement, ...]:
+    """Return the judgements of all outputs, recognized by shape, FP32's values and the user's rules."""
+    names = [spec.name for spec in reference.specs]
+    answers = reference.answers
+    inputs = [array.shape[1:] for array in reference.holdout.inputs.values()]
+    unjudged = [i for i, array in enumerate(answers) if np.issubdtype(array.dtype, np.number) or array.dtype == bool]
     judged: list[Judgement] = []
-    detector = None
-    if detect is not None:
-        detector = _boxes(detect, [names.index(name) for name in detect.outputs], image_size or ANYWHERE)
-    elif not inputs or any(len(shape) == IMAGE_RANK for shape in inputs):
-        detector = _detector(names, reference, unjudged)
+    detector = _detector(reference, inputs, unjudged)
     if detector is not None:
         judged.append(detector)
         unjudged = [i for i in unjudged if names[i] not in detector.outputs]
-    if ctc is not None:
-        stated = names.index(ctc.output)
-        judged.append(_stated_texts(ctc, stated))
+    if reference.ctc is not None:
+        stated = names.index(reference.ctc.output)
+        judged.append(_stated_texts(reference.ctc, stated))
         unjudged = [i for i in unjudged if i != stated]
     steps = {length for shape in inputs if len(shape) < IMAGE_RANK for length in shape}
     for i in unjudged:
-        name = _recognized(reference[i], classes_named and _first_scores(reference) == i, steps)
-        if name == "neighbours" and reference[i].shape[1:] in inputs:
+        named = reference.classify is not None and _first_scores(answers) == i
+        name = _recognized(answers[i], named, steps)
+        if name == "neighbours" and answers[i].shape[1:] in inputs:
             name = "values"  # an output as long as an input is a signal, such as an autoencoder's reconstruction
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
 
 def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
-    """Return the name of one output's judgement; `steps` are the lengths of the inputs' sequences."""
+    """Return the name of the judgement of one output.
+
+    Args:
+        reference: FP32's answers.
+        named: The user names the classes of this output.
+        steps: The lengths of the sequences in the inputs.
+    """
     shape = reference.shape[1:]
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
     if reference.dtype.kind != "f":
@@ -113,7 +111,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
         and min(shape) >= 2
         and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
-        return "steps" if shape[0] in steps else "texts"  # a text recognizer has fewer steps than its input
+        return "steps" if shape[0] in steps else "texts"  # the text of a recognizer has fewer steps than the input
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
@@ -126,12 +124,12 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_classes(numbers: Array) -> bool:
-    """Return whether whole numbers are classes; 8-bit numbers are a quantized model's values."""
+    """Return whether whole numbers are classes. Numbers of 8 bits are the values of a quantized model."""
     return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
 def _are_many_classes(reference: Array) -> bool:
-    """Return whether values of 0 to 1 are scores of many classes; vectors of length 1 are embeddings."""
+    """Return whether values of 0 to 1 are scores of many classes. Vectors of length 1 are embeddings."""
     flat = reference.reshape(len(reference), -1)
     if flat.shape[1] < MAP_POSITIONS_MIN or float(flat.max(initial=0.0)) <= min(MAP_THRESHOLDS):
         return False
@@ -150,12 +148,12 @@ def _of_one(i: int, output: str, name: str) -> Judgement:
 
 def _stated_texts(rule: Ctc, i: int) -> Judgement:
     def share(answers: Outputs, reference: Outputs) -> Array:
-        return read_alike(by_step(answers[i], rule), by_step(reference[i], rule), rule.blank)
+        return same_decodings(by_step(answers[i], rule), by_step(reference[i], rule), rule.blank)
 
     return Judgement("texts", (rule.output,), lambda a, b: float(share(a, b).mean()), share)
 
 
-# The share of right decisions in each sample, for the judgements whose score is a share of samples.
+# The functions that return the share of right decisions in each sample.
 SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "top1": same_top1,
     "steps": same_steps,
@@ -163,7 +161,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "thresholds": same_sides,
     "neighbours": same_neighbours,
 }
-# The judgements whose score is not the mean of these shares.
+# The functions of the judgements whose score is not the mean of these shares.
 SCORES: dict[str, Callable[[Array, Array], float]] = {
     "maps": map_agreement,
     "masks": mask_agreement,
@@ -184,7 +182,10 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Return whether each sample has one vector, in many directions; coordinates share a direction."""
+    """Return whether each sample has one vector, and the vectors have many directions.
+
+    Vectors of coordinates have nearly one direction.
+    """
     sides = [side for side in reference.shape[1:] if side > 1]
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
@@ -199,8 +200,21 @@ def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgem
     return Judgement("boxes", rule.outputs, score)
 
 
-def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of a detector, known by its shapes: boxes and scores in one output or two."""
+def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
+    """Return the judgement of boxes, by the user's rule or by shapes; None without boxes.
+
+    `inputs` are the shapes of the inputs' samples. Only a model with an image can have boxes that no rule states.
+    """
+    names = [spec.name for spec in reference.specs]
+    if (rule := reference.detect) is not None:
+        return _boxes(rule, [names.index(name) for name in rule.outputs], reference.image_size or ANYWHERE)
+    if inputs and all(len(shape) != IMAGE_RANK for shape in inputs):
+        return None
+    return _recognized_detector(names, reference.answers, left)
+
+
+def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
+    """Return the judgement of boxes and scores, in one output or two, recognized by their shapes."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
@@ -234,7 +248,7 @@ def _one_output(name: str, array: Array) -> Detect | None:
 
 
 def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs) -> Judgement:
-    """Judge boxes if FP32's values are boxes (with positive sides), else the anchors' own values."""
+    """Judge boxes if FP32's values have positive sides, else the values of the anchors."""
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
@@ -248,7 +262,7 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
 
 
 def _parts(rule: Detect, arrays: Outputs) -> tuple[Array, Array]:
-    """Return box values `[N, A, k]` and the best score of each anchor `[N, A]`, 0 to 1."""
+    """Return box values `[N, A, k]`, and the best score of each anchor `[N, A]`, 0 to 1."""
     if rule.scores:
         boxes, scores = arrays
         best = scores.max(axis=2)

@@ -1,4 +1,4 @@
-"""The agreement of an answer with FP32's, 0 to 1: one function for each kind of output."""
+"""The agreement of answers with FP32's answers, 0 to 1: one function for each kind of output."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ Outputs = list[Array]
 
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
-MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
+MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps of text detectors use 0.3, most others use 0.5
 SHARE_OF_POSITIONS_MIN = 1e-4  # a class or threshold with a smaller share of the positions does not count
-NEIGHBOUR_TOLERANCE = 0.01  # in cosine; the lower of the two tolerances counts
-NEIGHBOUR_SHARE = 0.05  # a share of the difference between the nearest sample's cosine and the mean cosine
+# The tolerance of a neighbour is the lower one of two: a cosine, and a share of the difference between the nearest
+# sample's cosine and the mean cosine.
+NEIGHBOUR_TOLERANCE = 0.01
+NEIGHBOUR_SHARE = 0.05
 NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
-ITSELF = -2.0  # below every cosine
-ANCHOR_TOLERANCE = 0.15  # a share of a box value's standard deviation; for a point, of the box's longer side
-WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
+ITSELF = -2.0  # stands for the cosine of a sample with itself; below every cosine
+ANCHOR_TOLERANCE = 0.15  # a share of the standard deviation of a value; for a point, a share of the longer side
+WORST_CHANNELS = 0.1  # the share of channels in the mean of `value_agreement`
 
 
 def map_agreement(answers: Array, reference: Array) -> float:
-    """Return the mean IoU of positions above a threshold, the lowest over MAP_THRESHOLDS.
+    """Return the mean IoU of the positions above a threshold; the lowest one over MAP_THRESHOLDS.
 
-    The mean is over samples; two empty maps agree. A threshold that hardly any of FP32's values exceeds does not count.
-    If none counts, the threshold is half of FP32's largest value.
+    The mean is over the samples, and two empty maps agree. A threshold does not count if hardly any of FP32's values is
+    above it. If no threshold counts, the threshold is half of FP32's largest value.
     """
     thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > SHARE_OF_POSITIONS_MIN]
     return min(_map_iou(answers, reference, each) for each in thresholds or [float(reference.max()) / 2])
@@ -45,8 +47,8 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
 def mask_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU of the classes of whole-number masks, without the background.
 
-    The most frequent of FP32's classes is the background. A class that hardly any position has does not count. If no
-    class counts, the score is the share of equal positions.
+    The background is the most frequent of FP32's classes. A class does not count if hardly any position has this class.
+    If no class counts, the score is the share of equal positions.
     """
     classes, places, counts = np.unique(reference, return_inverse=True, return_counts=True)
     same = answers == reference
@@ -67,8 +69,8 @@ def neighbour_agreement(answers: Array, reference: Array) -> float:
 def value_agreement(answers: Array, reference: Array) -> float:
     """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
 
-    A channel is an element along the shortest axis after the samples that is longer than 1. For channels that hardly
-    vary, the variance is that of all values.
+    Channels are the elements along the shortest axis of those longer than 1, without the axis of samples. If a channel
+    hardly varies, the variance of all values replaces its own variance.
     """
     if reference.dtype.kind != "f":
         return float((answers == reference).mean())
@@ -82,7 +84,7 @@ def value_agreement(answers: Array, reference: Array) -> float:
 
 
 def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
-    """Return the F1 score of `rule`'s boxes against FP32's: same class, IoU of at least 0.5."""
+    """Return the F1 score of the boxes against FP32's boxes. A hit has the same class and an IoU of 0.5."""
     boxes, true_boxes = (detections(rule, outputs, size, None) for outputs in (answers, reference))
     hits = answered = expected = 0
     for i in range(len(true_boxes.counts)):
@@ -95,7 +97,7 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
-    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and mean the same box."""
+    """Return the F1 score of anchors `[N, A, ...]`. A hit is confident in both and gives the same box."""
     got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
     if not want.any():
         return 1.0 if not got.any() else 0.0
@@ -107,10 +109,10 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 
 
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
-    """Return which boxes `[n, 4 + points]` overlap by IOU_MIN and have their points near.
+    """Return which boxes `[n, 4 + points]` have an IoU of at least IOU_MIN and near points.
 
     An anchor moves both boxes by the same distance, so the overlap does not depend on the anchor. The four values may
-    be corners, or a centre and sides: the boxes must overlap in both readings.
+    be two corners, or a centre and two sides. So the boxes must overlap in both readings.
     """
     ious = [[_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS]
     side = true[:, 2:4].max(axis=1, keepdims=True)
@@ -119,20 +121,21 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
 
 
 def _same_values(values: Array, true: Array, every: Array) -> Array:
-    """Return which rows have 90 % of their values within ANCHOR_TOLERANCE times the spread over `every`."""
+    """Return which rows have 90 % of their values near: within ANCHOR_TOLERANCE of the spread in `every`."""
     spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
     return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
 
 
 def same_top1(answers: Array, reference: Array) -> Array:
-    """Return whether each row's largest element is where FP32's is. A row with NaN has none."""
+    """Return which rows have their largest element at FP32's position. A row with NaN has none."""
     return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
 def same_steps(answers: Array, reference: Array) -> Array:
-    """Return the share of each sample's steps `[T, C]` with FP32's class, without the background.
+    """Return the share of steps `[T, C]` with FP32's class in each sample, without the background.
 
-    The most frequent class is the background: a step counts if either of the two puts another class first.
+    The background is FP32's most frequent class. A step does not count if the artifact and FP32 both answer the
+    background.
     """
     got, want = answers.argmax(-1), reference.argmax(-1)
     background = np.bincount(want.ravel()).argmax()
@@ -144,11 +147,12 @@ def same_steps(answers: Array, reference: Array) -> Array:
 
 
 def same_texts(answers: Array, reference: Array) -> Array:
-    """Return which sequences `[T, C]` CTC decodes equally; the most frequent class is the blank."""
-    return read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
+    """Return which sequences `[T, C]` CTC decodes to the same text. The blank is the most frequent class."""
+    return same_decodings(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
 
 
-def read_alike(answers: Array, reference: Array, blank: int) -> Array:
+def same_decodings(answers: Array, reference: Array, blank: int) -> Array:
+    """Return which sequences `[T, C]` CTC decodes to the same text."""
     pairs = zip(answers, reference, strict=True)
     return np.array(
         [np.isfinite(a).all() and np.array_equal(greedy(a, blank)[0], greedy(b, blank)[0]) for a, b in pairs]
@@ -156,20 +160,20 @@ def read_alike(answers: Array, reference: Array, blank: int) -> Array:
 
 
 def same_sides(answers: Array, reference: Array) -> Array:
-    """Return the share of each sample's values that is on the same side of 0.5."""
+    """Return the share of values on FP32's side of 0.5 in each sample."""
     same = ((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)
     return np.asarray(same.reshape(len(same), -1).mean(axis=1))
 
 
 def same_neighbours(answers: Array, reference: Array) -> Array:
-    """Return whether each sample's nearest neighbour by `answers` is almost the nearest by `reference`."""
+    """Return which samples have a nearest neighbour that is also near in FP32's answers."""
     got, want = unit_vectors(answers), unit_vectors(reference)
     blocks = [_same_neighbours(got, want, begin) for begin in range(0, len(want), NEIGHBOUR_BLOCK)]
     return np.concatenate(blocks) if blocks else np.empty(0, bool)
 
 
 def _same_neighbours(got: Array, want: Array, begin: int) -> Array:
-    """Return `same_neighbours` for a block of samples: a table of all pairs may exceed the memory."""
+    """Return `same_neighbours` for a block of samples, because a table of all pairs may exceed the memory."""
     alike, chosen = _alike(want, begin), _alike(got, begin).argmax(axis=1)
     nearest = alike.max(axis=1)
     mean = (alike.sum(axis=1) - ITSELF) / max(len(want) - 1, 1)
@@ -178,12 +182,13 @@ def _same_neighbours(got: Array, want: Array, begin: int) -> Array:
 
 
 def unit_vectors(vectors: Array) -> NDArray[np.float64]:
+    """Return each sample's values as a vector of length 1."""
     flat = np.nan_to_num(vectors.reshape(len(vectors), -1).astype(np.float64))
     return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
 
 
 def _alike(unit: Array, begin: int) -> Array:
-    """Return the cosine of each vector of a block with every vector; ITSELF with itself."""
+    """Return the cosine of each vector in a block and every vector; ITSELF for a vector and itself."""
     alike = unit[begin : begin + NEIGHBOUR_BLOCK] @ unit.T
     rows = np.arange(len(alike))
     alike[rows, begin + rows] = ITSELF
@@ -212,7 +217,7 @@ READINGS = (_from_centres, _from_corners)
 
 
 def _ious(one: Array, other: Array) -> Array:
-    """Return the IoUs `[n, m]` of boxes `[n, 4]` and `[m, 4]`, given as corners."""
+    """Return the IoUs `[n, m]` of boxes `[n, 4]` and `[m, 4]`. A box is its two corners."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     both = np.prod(np.maximum(high - low, 0), axis=2)
@@ -222,7 +227,7 @@ def _ious(one: Array, other: Array) -> Array:
 
 
 def _matched(ious: Array) -> int:
-    """Match each row, in order, to its best unmatched column; return the number of matches."""
+    """Match each row, in order, to its best unmatched column. Return the number of matches."""
     free = np.ones(ious.shape[1], bool)
     hits = 0
     for row in ious:

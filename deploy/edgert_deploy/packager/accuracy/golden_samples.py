@@ -1,19 +1,19 @@
 """Golden samples: inputs in a bundle, their answers, and a device's tolerances.
 
-**The choice.** The golden samples are SAMPLES of the hold-out that cover FP32's answers. The first are those with the
-lowest and the highest value of each output. Each next sample is the farthest from all chosen ones (greedy k-centre;
-Gonzalez, 1985). While a class has no chosen sample, only samples of such classes count. An error at one end of the
-range, or in one class, then shows in a check of eight samples. If a sample has megabytes, there are fewer: the bundle
-has the inputs of each sample, and each artifact's answers to it.
+**The choice.** The golden samples are SAMPLES of the hold-out that cover FP32's answers. The first samples are those
+with the lowest and the highest value of each output. Each next sample is the one that is farthest from all chosen
+samples (greedy k-centre; Gonzalez, 1985). While a class has no chosen sample, only samples of classes without a chosen
+sample count. So a check of eight samples shows an error at one end of the range, or in one class. If one sample has
+megabytes, the bundle has fewer golden samples, because it holds their inputs and each artifact's answers to them.
 
 **The tolerance.** The artifact answers the samples on this host in every way in which its engine can compute (the
 builder's `ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A
-device differs from this host as these ways differ from each other: in the order of sums and in rounding. The tolerance
-is MARGIN times the largest of these differences. It is at least the precision's floor, because identical results on
-this host do not predict the results of another processor. The floor is 3 quantization steps in INT8, 4 roundings of
-FP16, or a ten-thousandth of the range in FP32. A step is the range of FP32's answers / 255; different TFLite runtimes
-differed by up to 3 steps. An engine whose kernels this host cannot run states larger floors (the builder's
-`tolerance_times` and `tolerance_floor`).
+device differs from this host in the same way as these ways differ from each other: in the order of sums and in
+rounding. The tolerance is MARGIN times the largest difference between the ways. It is at least the floor of the
+precision, because identical results on this host do not predict the results of another processor. The floor is 3
+quantization steps in INT8, 4 roundings in FP16, or a ten-thousandth of the range in FP32. A step is the range of FP32's
+answers / 255. The answers of different TFLite runtimes differed by up to 3 steps. If this host cannot run the kernels
+of an engine, its builder states larger floors (`tolerance_times` and `tolerance_floor`).
 """
 
 from __future__ import annotations
@@ -37,24 +37,29 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
 SAMPLES_MIN = 2
-BYTES_MAX = 64 * 1024**2  # the limit for the inputs and one artifact's answers; SAMPLES_MIN samples may exceed it
-FEATURES_MAX = 256  # values of an output, evenly spaced, that make a sample's position
+BYTES_MAX = 64 * 1024**2  # limit of the inputs and one artifact's answers; SAMPLES_MIN samples may exceed the limit
+FEATURES_MAX = 256  # the number of values of an output, evenly spaced, in the position of a sample
 MARGIN = 4.0
 STEPS_MIN = 3.0
-# The least tolerance of each precision, as a share of the range of FP32's answers.
+# The smallest tolerance of each precision, as a share of the range of FP32's answers.
 FLOORS = {"int8": STEPS_MIN / 255, "int8fp16": STEPS_MIN / 255, "fp16": 2.0**-9, "fp32": 1e-4}
 ATOL_MIN = 1e-5
 
 
 def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
-    """Choose SAMPLES samples, or all, in the order of the hold-out. The same answers give the same choice.
+    """Return the rows of SAMPLES samples in the order of the hold-out.
 
-    There are fewer if one sample is large, by its `input_bytes` and answers.
+    The same answers give the same rows. The number of rows is smaller if the hold-out has fewer samples, or if one
+    sample is large.
+
+    Args:
+        reference: FP32's answers to the hold-out.
+        input_bytes: The size of the inputs of one sample.
     """
     total = len(reference[0])
     item_bytes = input_bytes + sum(output[:1].nbytes for output in reference)
     count = min(total, SAMPLES, max(SAMPLES_MIN, BYTES_MAX // max(1, item_bytes)))
-    placed = np.concatenate([_places(output) for output in reference], axis=1)
+    positions = np.concatenate([_positions(output) for output in reference], axis=1)
     classes = _classes(reference)
     chosen: list[int] = []
     for output in reference:
@@ -64,28 +69,36 @@ def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
                 chosen.append(int(sample))
     distance = np.full(total, np.inf)
     for sample in chosen:
-        distance = np.minimum(distance, _distances(placed, sample))
+        distance = np.minimum(distance, _distances(positions, sample))
     while len(chosen) < count:
         free = np.ones(total, bool)
         free[chosen] = False
         unseen = free & ~np.isin(classes, classes[chosen])
         allowed = unseen if unseen.any() else free
         chosen.append(int(np.where(allowed, distance, -1.0).argmax()))
-        distance = np.minimum(distance, _distances(placed, chosen[-1]))
+        distance = np.minimum(distance, _distances(positions, chosen[-1]))
     return np.array(sorted(chosen), np.intp)
 
 
 def tolerances(
     artifact: Artifact, source: SourceModel, samples: CalibrationSet, golden: Outputs, reference: Outputs
 ) -> tuple[float, ...]:
-    """Return the tolerance of each output, in its unit: a device's answers to `samples` against `golden`."""
+    """Return the tolerance of each output, in the unit of the output.
+
+    Args:
+        artifact: The artifact.
+        source: The model.
+        samples: The golden samples.
+        golden: The artifact's answers to the golden samples.
+        reference: FP32's answers to the hold-out.
+    """
     local = local_artifact(artifact, source)
     largest = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             threads = threads or len(os.sched_getaffinity(0))
             answers = run_artifact(local, samples, threads, extra, batch=1)  # as in a device's check
-        except EngineFailed:  # this version of the engine lacks the way, or cannot use it for this model
+        except EngineFailed:  # this version of the engine cannot compute the model in this way
             continue
         except ChildFailed as error:
             if extra:  # a way that no device uses
@@ -110,30 +123,30 @@ def _tolerance(artifact: Artifact, seen: float, reference: NDArray[Any], golden:
 
 
 def _rounded_up(value: float) -> float:
-    """Round up to two digits, so that the last bits of a difference do not change the bundle."""
+    """Round up to two digits. The last bits of a difference then do not change the bundle."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(round(value / unit, 6)) * unit:.2g}")
 
 
-def _places(output: NDArray[Any]) -> NDArray[np.float64]:
-    """Return each sample's position: some of its values, divided by the range of the output."""
+def _positions(output: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the position of each sample: some values of the output, divided by the range of the output."""
     flat = np.nan_to_num(output.reshape(len(output), -1).astype(np.float64))
     if flat.shape[1] > FEATURES_MAX:
         flat = flat[:, np.linspace(0, flat.shape[1] - 1, FEATURES_MAX).astype(int)]
-    # An output of many values must not outweigh one of few.
+    # An output with many values must not outweigh an output with few values.
     return np.asarray(flat / ((np.ptp(flat) or 1.0) * np.sqrt(flat.shape[1])))
 
 
 def _classes(reference: Outputs) -> NDArray[Any]:
-    """Return FP32's top class of each sample, by the first output that may hold scores; else 0."""
+    """Return FP32's top class of each sample by the first output that may hold scores; 0 without one."""
     for output in reference:
         if output.ndim == 2 and output.shape[1] > 1 and output.dtype.kind == "f":
             return np.asarray(np.nan_to_num(output).argmax(axis=1))
     return np.zeros(len(reference[0]), np.intp)
 
 
-def _distances(placed: NDArray[np.float64], sample: int) -> NDArray[np.float64]:
-    return np.asarray(np.linalg.norm(placed - placed[sample], axis=1))
+def _distances(positions: NDArray[np.float64], sample: int) -> NDArray[np.float64]:
+    return np.asarray(np.linalg.norm(positions - positions[sample], axis=1))
 
 
 def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:

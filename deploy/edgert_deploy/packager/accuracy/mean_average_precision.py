@@ -1,8 +1,8 @@
-"""Mean average precision of a detector, by pycocotools as COCO does: IoU 0.5, 0.55 ... 0.95.
+"""Mean average precision of a detector: COCO's, by pycocotools, for IoU 0.5, 0.55 ... 0.95.
 
-The hold-out's array `boxes` [samples, M, 5] holds the truth: class, left, top, right, bottom in pixels of the model's
-input; rows of class -1 are padding. Answers are decoded by the rule of devices, but with every box from a score of
-SCORE_MIN on. Otherwise the precision-recall curve would end at the device's threshold.
+The hold-out's array `boxes` [samples, M, 5] holds the true boxes: class, left, top, right, bottom, in pixels of the
+model's input. Rows of class -1 are padding. The rule of devices decodes the answers, but its threshold is SCORE_MIN.
+With the device's threshold, the precision-recall curve would end too early.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class MeanAveragePrecision(Metric):
             )
         self._truth = reference.holdout.boxes
         self._rule = replace(reference.detect, score_threshold=SCORE_MIN, detections_max=BOXES_MAX)
-        self._size, self._names = reference.image_size, reference.class_names
+        self._size = reference.image_size
+        self._names = reference.class_names
         self._at = [[spec.name for spec in reference.specs].index(name) for name in self._rule.outputs]
         self.judged = tuple(self._at)
-        _coco()  # a missing package is an error before anything is built
+        _coco()  # raises ConfigInvalid for a missing package before the first build
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         detected = detections(self._rule, [answers[i][rows] for i in self._at], self._size, None)
@@ -48,7 +49,7 @@ class MeanAveragePrecision(Metric):
         return average_precision(truth, detected)
 
     def classes(self) -> dict[str, Rows]:
-        """Return the samples that show an object of each class."""
+        """Return, for each class, the samples that show an object of the class."""
         shown = np.unique(self._truth[..., 0]).astype(int)
         names = [self._names[n] if n < len(self._names) else str(n) for n in shown if n >= 0]
         return {name: np.flatnonzero(self._equals_name(self._truth[..., 0], name).any(axis=1)) for name in names}
@@ -58,7 +59,7 @@ class MeanAveragePrecision(Metric):
 
 
 def average_precision(truth: Any, detected: Detections) -> float:
-    """Return COCO's AP over all classes in `truth` [N, M, 5]; 0 if it shows none."""
+    """Return COCO's AP over all classes in `truth` [N, M, 5]; 0 for no true box or no answer."""
     coco, evaluation = _coco()
     boxes = [(i, row) for i, rows in enumerate(truth) for row in rows.astype(float) if row[0] >= 0]
     answers = [

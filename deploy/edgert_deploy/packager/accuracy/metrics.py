@@ -1,10 +1,11 @@
-"""The metrics of the accuracy gate: one number for answers to hold-out samples, higher is better.
+"""The metrics of the accuracy gate: each gives one number for the answers to hold-out samples.
 
-docs/accuracy.md lists them with their requirements. `top1_agreement`, under "auto", is the share of samples for which
-artifact and FP32 put the same class first.
+A higher number is better. docs/accuracy.md lists the metrics with their requirements. "auto" may choose
+`top1_agreement`: the share of samples for which the artifact and FP32 give the highest score to the same class.
 
-The largest element of an output [N, C] means nothing in an embedding or a regression. An output counts as class
-scores if the user names its classes, or if FP32's rows are probabilities (none below 0, sum 1).
+An output [N, C] may hold class scores, an embedding or a regression. The largest element has a meaning only in class
+scores. An output counts as class scores if the user names its classes, or if FP32's rows are probabilities (no value
+below 0, sum 1).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
 from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePrecision
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
@@ -32,8 +33,8 @@ SQNR_DB_MAX = 200.0  # the value for equal answers
 def metric_for(name: str, reference: Reference) -> Metric:
     """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
 
-    Under "auto", further outputs of floats are judged, too (`other_outputs`). Raises ConfigInvalid for an unknown name,
-    CalibrationInvalid if the hold-out or the outputs do not meet its requirements.
+    With "auto", the metric also judges its other outputs of floats (`other_outputs`). Raises ConfigInvalid for an
+    unknown name, CalibrationInvalid if the hold-out or the outputs do not meet the requirements of the metric.
     """
     metric = _metric(name, reference)
     if name == "auto" and metric.judged:
@@ -53,7 +54,9 @@ def _metric(name: str, reference: Reference) -> Metric:
         return ErrorRate(reference, "words" if name == "wer" else "characters")
     if name in ("window_f1", "event_f1"):
         return AnswerF1(reference, name == "event_f1")
-    if name == "top5" or (labels is not None and (name == "top1" or (name == "auto" and not by_chance(reference)))):
+    if name == "top5" or (
+        labels is not None and (name == "top1" or (name == "auto" and not no_better_than_chance(reference)))
+    ):
         if labels is None:
             raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")
         return TopK(reference, labels, 5 if name == "top5" else 1)
@@ -63,12 +66,14 @@ def _metric(name: str, reference: Reference) -> Metric:
 
 
 class _Ranking(Metric):
-    """The share of samples whose class of `labels` is among the `k` highest scores."""
+    """The share of samples whose class in `labels` has one of the `k` highest scores."""
 
     counts_samples = True
 
     def __init__(self, reference: Reference, labels: NDArray[Any], k: int = 1) -> None:
-        self._reference, self._labels, self._k = reference, labels, k
+        self._reference = reference
+        self._labels = labels
+        self._k = k
         self._index = scores_index(reference, labels)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
@@ -89,69 +94,86 @@ class _Ranking(Metric):
         if self._k == 1:
             right = scores.argmax(axis=1) == labels
         else:
-            # The number of classes that rank before the right class; a tie counts against the right class, as it may
-            # with argmax.
+            # The number of classes that rank before the right class. A tie counts against the right class, because
+            # argmax may also choose another class of a tie.
             own = np.take_along_axis(scores, labels[:, None], axis=1)
             right = (scores >= own).sum(axis=1) <= self._k
         return _finite(right, scores)
 
 
 class TopK(_Ranking):
-    """The share of samples whose label is among the `k` highest scores."""
+    """The share of samples whose label has one of the `k` highest scores."""
 
     def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
         super().__init__(reference, labels, k)
-        self.name, self.judged = f"top{k}", (self._index,)
+        self.name = f"top{k}"
+        self.judged = (self._index,)
+        self.checks_labels = k == 1
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        reference, rows = self._reference, self._reference.all_rows
+        other = TopK(reference, self._labels, 1 if self._k == 5 else 5)
+        agreement = Top1Agreement(reference)
+        return [
+            OtherMetric(other.name, other.score(reference.answers, rows), other.score(answers, rows)),
+            OtherMetric(agreement.name, None, agreement.score(answers, rows)),
+        ]
 
 
 class Top1Agreement(_Ranking):
-    """The share of samples for which the artifact puts the same class first as FP32."""
+    """The share of samples for which the artifact and FP32 give the highest score to the same class."""
 
     name = "top1_agreement"
+    is_agreement = True
+    checks_labels = True
 
     def __init__(self, reference: Reference) -> None:
         super().__init__(reference, reference.answers[scores_index(reference)].argmax(axis=1))
 
 
 class Decisions(Metric):
-    """The decisions that apps read from each output, named as `boxes+values`; the worst output counts."""
+    """The decisions that apps read from each output; the score is that of the worst output.
+
+    The name lists the judgements, such as `boxes+values`.
+    """
+
+    is_agreement = True
+    checks_labels = True
 
     def __init__(self, reference: Reference) -> None:
-        self.judgements = judgements(
-            reference.specs,
-            reference.answers,
-            classes_named=reference.classify is not None,
-            detect=reference.detect,
-            image_size=reference.image_size,
-            ctc=reference.ctc,
-            inputs=[array.shape[1:] for array in reference.holdout.inputs.values()],
-        )
+        self.judgements = judgements(reference)
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
         self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
         self.is_similarity = all(judgement.name == "values" for judgement in self.judgements)
-        self._reference = reference.answers
+        self._reference = reference
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return min(score for _, score in self.parts(answers, rows))
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return the drops of the judgement with the lowest score."""
+        """Return the drops in the judgement with the lowest score."""
         if not self.counts_samples:
             return None
-        share = min(self.judgements, key=lambda outputs: outputs.score(answers, self._reference)).share
-        return None if share is None else 1.0 - share(answers, self._reference)
+        reference = self._reference.answers
+        share = min(self.judgements, key=lambda judgement: judgement.score(answers, reference)).share
+        return None if share is None else 1.0 - share(answers, reference)
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return each judgement's score, as `boxes of output0`."""
-        got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference))
+        """Return the name and score of each judgement; a name is such as `boxes of output0`."""
+        got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference.answers))
         return [
             (f"{judgement.name} of {', '.join(judgement.outputs)}", judgement.score(got, want))
             for judgement in self.judgements
         ]
 
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        if len(self.judgements) == 1:
+            return []
+        return [OtherMetric(name, 1.0, score) for name, score in self.parts(answers, self._reference.all_rows)]
+
 
 class _OtherOutputs(Decisions):
-    """Decisions of the outputs `numbers`, out of all answers."""
+    """The decisions of the outputs with the positions `numbers`."""
 
     def __init__(self, reference: Reference, numbers: list[int]) -> None:
         specs, answers = tuple(reference.specs[i] for i in numbers), [reference.answers[i] for i in numbers]
@@ -163,9 +185,10 @@ class _OtherOutputs(Decisions):
 
 
 class Cosine(Metric):
-    """The mean cosine to FP32's answers, of the worst output."""
+    """The mean cosine between the answers of the artifact and of FP32, in the worst output."""
 
     name = "cosine"
+    is_agreement = True
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference.answers
@@ -175,10 +198,14 @@ class Cosine(Metric):
 
 
 class UserMetric(Metric):
-    """The user's own function; also by class if the hold-out has labels."""
+    """The user's own function. The score is also computed by class if the hold-out has labels."""
+
+    has_own_unit = True
 
     def __init__(self, name: str, function: Callable[..., Any], reference: Reference) -> None:
-        self.name, self._function, self._reference = name, function, reference
+        self.name = name
+        self._function = function
+        self._reference = reference
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         holdout = self._reference.holdout
@@ -203,10 +230,11 @@ class UserMetric(Metric):
 
 
 def user_metric(name: str) -> Callable[..., Any]:
-    """Return the user's function called `name` (user_function.py). Raises ConfigInvalid.
+    """Return the user's function `name` (user_function.py). Raises ConfigInvalid.
 
-    The call is `function(outputs, inputs, labels)`: twice {name: array} with samples along axis 0, then one class per
-    sample or None. The function returns one finite number; higher is better.
+    The call is `function(outputs, inputs, labels)`. `outputs` and `inputs` are {name: array}, with samples along axis
+    0. `labels` holds one class per sample, or is None. The function returns one finite number; a higher number is
+    better.
     """
     try:
         return user_function(name)
@@ -219,8 +247,9 @@ def user_metric(name: str) -> Callable[..., Any]:
 def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> int:
     """Return the index of the output with the class scores that `labels` refer to.
 
-    It is the output by which devices classify, else the first [N, C] whose FP32 answers are right most often. Raises
-    CalibrationInvalid if there is no such output, or none with enough classes.
+    This is the output of the rule `classify`. Without the rule, it is the output [N, C] in which FP32 is most often
+    right; without labels, it is the first output [N, C]. Raises CalibrationInvalid if no output holds class scores, or
+    no output has enough classes.
     """
     found = [i for i, spec in enumerate(reference.specs) if spec.ranks_classes]
     stated = [
@@ -245,13 +274,13 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
 
 
 def _other_outputs(reference: Reference, judged: Collection[int]) -> Decisions | None:
-    """Return a metric for the float outputs that are not `judged`; None if there are none."""
+    """Return a metric for the float outputs that are not in `judged`; None if all are in `judged`."""
     numbers = [i for i, answers in enumerate(reference.answers) if i not in judged and answers.dtype.kind == "f"]
     return _OtherOutputs(reference, numbers) if numbers else None
 
 
 def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]:
-    """Return the rows of each of `values`, keyed by its name, or by the value itself if `names` lacks it."""
+    """Return the rows of each value. The key is the name of the value, or the value if `names` lacks it."""
     return {
         str(names[int(value)]) if names and int(value) < len(names) else str(value): np.flatnonzero(values == value)
         for value in np.unique(values)
@@ -259,7 +288,7 @@ def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]
 
 
 def sqnr_db(reference: Outputs, answers: Outputs) -> float:
-    """Return the worst float output's signal to noise ratio, 10 log10(sum y^2 / sum (y - y')^2)."""
+    """Return the signal to noise ratio 10 log10(sum y^2 / sum (y - y')^2) of the worst float output."""
     worst = SQNR_DB_MAX
     for want, got in zip(reference, answers, strict=True):
         if want.dtype.kind == "f":
@@ -269,7 +298,7 @@ def sqnr_db(reference: Outputs, answers: Outputs) -> float:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise) within +-SQNR_DB_MAX; NaN or infinite noise is the lowest."""
+    """Return 10 log10(signal / noise) within +-SQNR_DB_MAX; the lowest value for NaN or infinite noise."""
     if not np.isfinite(noise):
         return -SQNR_DB_MAX
     if noise == 0:
@@ -282,10 +311,11 @@ def has_scores(reference: Reference) -> bool:
     return any(spec.ranks_classes for spec in reference.specs)
 
 
-def by_chance(reference: Reference) -> tuple[float, float] | None:
-    """Return FP32's top-1 and the chance level if FP32 is no better than chance: the labels judge nothing.
+def no_better_than_chance(reference: Reference) -> tuple[float, float] | None:
+    """Return FP32's top-1 and the chance level if FP32 is no better than chance, else None.
 
-    The chance level is the score of always answering the most frequent class.
+    The chance level is the score of a model that always answers the most frequent class. Labels that FP32 reaches only
+    by chance cannot judge an artifact.
     """
     labels = reference.holdout.labels
     if labels is None or not labels.size:
@@ -316,6 +346,6 @@ def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = (a * b).sum(axis=1) / lengths
-    # Two zero vectors are alike. A zero vector and another vector are not, and neither is NaN.
+    # The similarity of two zero vectors is 1. That of a zero vector and another vector is 0, and so is that of NaN.
     cosines = np.where(lengths == 0, (a == b).all(axis=1).astype(np.float64), cosines)
     return float(np.nan_to_num(cosines, nan=0.0).mean())

@@ -1,9 +1,9 @@
-"""The reference for an artifact: FP32's answers, the user's statements on outputs, and metrics."""
+"""The reference for an artifact (FP32's answers and the user's rules), and the form of a metric."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,16 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Reference:
-    """The FP32 source's `answers` to the hold-out, and the meaning of its outputs.
+    """The answers of the FP32 source to the hold-out, and the meaning of its outputs.
 
-    `classify`, `detect` and `ctc` are the rules by which devices make answers. `class_names` are the labels of the
-    first two. `image_size` is the height and width of a detector's input.
-    With `embed`, the metric judges the embeddings that devices compute from an output.
+    Attributes:
+        specs: The outputs.
+        answers: FP32's answers, one array for each output.
+        holdout: The samples.
+        class_names: The labels of `classify` or `detect`.
+        classify: The rule by which devices make classes, like `detect` for boxes and `ctc` for texts.
+        embed: The rule by which devices make embeddings. The metric then judges the embeddings.
+        image_size: The height and width of a detector's input.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -37,21 +42,21 @@ class Reference:
     embed: Embed | None = None
     image_size: tuple[int, int] | None = None
 
-    def judged(self, answers: Outputs) -> Outputs:
-        """Return answers to the hold-out, with the vectors of `embed` in place of their output."""
+    def with_embeddings(self, answers: Outputs) -> Outputs:
+        """Return answers to the hold-out, with embeddings in place of the output of the rule `embed`."""
         if self.embed is None:
             return answers
         mask, index = self.holdout.inputs.get(self.embed.mask), self._embedded
         return [embedded(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
 
-    def as_judged(self) -> Reference:
-        """Return the reference with its own answers `judged`."""
+    def as_embeddings(self) -> Reference:
+        """Return the reference with embeddings in its own answers, and without the rule `embed`."""
         if self.embed is None:
             return self
         size = self.specs[self._embedded].shape[-1]
         vectors = TensorSpec(self.embed.name, "FP32", (-1, size))
         specs = tuple(vectors if i == self._embedded else spec for i, spec in enumerate(self.specs))
-        return replace(self, specs=specs, answers=self.judged(self.answers), embed=None)
+        return replace(self, specs=specs, answers=self.with_embeddings(self.answers), embed=None)
 
     @property
     def _embedded(self) -> int:
@@ -62,25 +67,43 @@ class Reference:
         return np.arange(len(self.answers[0]))
 
 
-class Metric(Protocol):
-    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
+class OtherMetric(NamedTuple):
+    """A metric that the receipt shows and the gate does not judge; `fp32` is None if FP32 has no value."""
 
-    `is_similarity`: the metric compares the answers with FP32's, not with the right answers. `judged` are the positions
-    of the outputs that the metric reads (empty: all); `other_outputs` judges the others.
+    name: str
+    fp32: float | None
+    artifact: float
+
+
+class Metric(Protocol):
+    """A metric of the gate: one number for the answers to some samples; a higher number is better.
+
+    Attributes:
+        name: The name in the receipt.
+        counts_samples: The score is a share of samples.
+        is_agreement: The score is the agreement with FP32, so FP32's own score is 1.
+        is_similarity: The metric compares values alone, because the outputs hold no decision that it knows.
+        has_own_unit: The score is in the user's own unit, so no drop of it is small or large in itself.
+        checks_labels: The gate warns if the labels give FP32 a top-1 no better than chance.
+        judged: The positions of the outputs that the metric reads; empty: all.
+        other_outputs: The metric of the other outputs; None if the gate does not judge them.
     """
 
     name: str
     counts_samples: bool = False
+    is_agreement: bool = False
     is_similarity: bool = False
+    has_own_unit: bool = False
+    checks_labels: bool = False
     judged: tuple[int, ...] = ()
     other_outputs: Metric | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        """Return the score of the samples `rows`; `of_class` counts only that class's objects."""
+        """Return the score of the samples `rows`. With `of_class`, only the objects of this class count."""
         ...
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return name and score of each judgement that the metric consists of; FP32's score is 1."""
+        """Return the name and score of each judgement in the metric. FP32's score is 1."""
         return []
 
     def classes(self) -> dict[str, Rows]:
@@ -88,5 +111,9 @@ class Metric(Protocol):
         return {}
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return each sample's loss against FP32, -1 to 1; None if the score is not a share of samples."""
+        """Return the drop in each sample, -1 to 1; None if the score is not a share of samples."""
         return None
+
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        """Return the related metrics that the receipt shows beside this one."""
+        return []

@@ -1,13 +1,13 @@
-"""Sensitivity: how much each layer alone, in INT8, disturbs the model's answers.
+"""Sensitivity: the harm of INT8 in one layer alone to the model's answers.
 
-Activation ranges are recorded once, on up to SAMPLES_MAX calibration samples. Then, one layer at a time, only that
-layer is quantized in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in the model's
-outputs is the layer's harm, as SQNR in decibels (low is bad). This module uses no hold-out sample, because the gate's
-samples must not influence any choice.
+First, the activation ranges are recorded on up to SAMPLES_MAX calibration samples. Then one layer after another is
+quantized alone in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in the model's
+outputs is the harm of the layer, as SQNR in decibels. A low value is bad. This module uses no hold-out sample, because
+the samples of the gate must not influence a choice.
 
 docs/decisions/0007 gives the reason to quantize one layer instead of all others. Source: Wu et al., "Integer
-Quantization for Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in
-place of accuracy as in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
+Quantization for Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity). SQNR
+replaces accuracy like in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
 SAMPLES_MAX, SAMPLES_MIN = 32, 8
-RUNS_MAX = 2000  # runs of one sample for all layers together: a model with many layers is run on fewer samples
+RUNS_MAX = 2000  # runs of one sample for all layers together, so a model with many layers runs on fewer samples
 
 
 @dataclass(frozen=True)
 class Harm:
-    """The outputs' signal to noise ratio (dB) with `layer` alone in INT8; SQNR_DB_MAX: no harm."""
+    """The signal to noise ratio (dB) of the outputs with `layer` alone in INT8; SQNR_DB_MAX: no harm."""
 
     layer: Layer
     sqnr_db: float
 
 
 def worst_first(harms: Sequence[Harm]) -> tuple[Layer, ...]:
-    """Return the layers that do any harm, the most harmful first; equal ones in the order of the graph."""
+    """Return the harmful layers, the most harmful first, and equally harmful layers in graph order."""
     return tuple(harm.layer for harm in sorted(harms, key=lambda h: h.sqnr_db) if harm.sqnr_db < SQNR_DB_MAX)
 
 
@@ -52,7 +52,8 @@ class Sensitivity:
     """Measures one layer of a prepared model at a time. Raises BuildFailed if ONNX Runtime's tools fail."""
 
     def __init__(self, proto: Any, calibration: CalibrationSet, recipe: Recipe) -> None:
-        self._proto, self._recipe = proto, recipe
+        self._proto = proto
+        self._recipe = recipe
         count = min(max(RUNS_MAX // len(layers_of(proto)), SAMPLES_MIN), SAMPLES_MAX, len(calibration))
         rows = np.unique(np.linspace(0, len(calibration) - 1, count).astype(int))
         self._samples = {name: array[rows] for name, array in calibration.inputs.items()}
@@ -65,7 +66,7 @@ class Sensitivity:
     def of(self, layer: Layer) -> Harm:
         try:
             if not {self._op_types[name] for name in layer.nodes} & set(self._ops()):
-                return Harm(layer, SQNR_DB_MAX)  # the recipe leaves it in float
+                return Harm(layer, SQNR_DB_MAX)  # the recipe leaves this layer in float
             with quiet():
                 if self._ranges is None:
                     self._reference = self._run(self._proto)
@@ -127,7 +128,7 @@ class Sensitivity:
         options = sdk().SessionOptions()
         options.log_severity_level = 4
         compute_int8_exactly(options)
-        # Each of many sessions answers a few times: threads that spin in between would take most of the processor time.
+        # Each of many sessions answers a few times. Threads that spin between the sessions would use most of the time.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = sdk().InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         runs = [session.run(None, feed) for feed in self._feeds()]

@@ -1,8 +1,8 @@
-"""Word and character error rates of the texts that a model writes, as jiwer computes them.
+"""Word and character error rates of the texts that a model writes. The rates are those of jiwer.
 
-A rate is a number of errors, divided by the number of true words or characters of all samples. The errors are the least
-insertions, deletions and substitutions that turn the texts into the true texts. Spaces separate words; spaces around a
-text do not count.
+A rate is the number of errors, divided by the number of true words or characters, over all samples. The number of
+errors is the smallest number of insertions, deletions and substitutions that turn the texts into the true texts. Spaces
+separate words. Spaces around a text do not count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.answers.ctc import CtcReader, text_of
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 
 
 class ErrorRate(Metric):
-    """1 - the error rate, so that higher is better; below 0 if there are more errors than words."""
+    """1 - the error rate, so a higher score is better. With more errors than words, the score is below 0."""
 
     def __init__(self, reference: Reference, unit: str) -> None:
         metric = UNITS[unit]
@@ -30,7 +30,9 @@ class ErrorRate(Metric):
                 f"--metric {metric} needs the true texts: give labels.csv beside the hold-out's files, with a line "
                 "`file,text` for each, or an array `transcript` in its .npz"
             )
-        self.name, self.unit = f"1-{metric}", unit
+        self.name = f"1-{metric}"
+        self._unit = unit
+        self._reference = reference
         self._split: Callable[[str], Sequence[str]] = str.split if unit == "words" else str.strip
         self._truth = [self._split(str(text)) for text in reference.holdout.transcripts]
         self._read = CtcReader(reference.ctc)
@@ -44,12 +46,17 @@ class ErrorRate(Metric):
         errors = sum(edits(one, other) for one, other in zip(answered, truth, strict=True))
         return 1.0 - errors / max(1, sum(map(len, truth)))
 
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        reference, rows = self._reference, self._reference.all_rows
+        other = ErrorRate(reference, "characters" if self._unit == "words" else "words")
+        return [OtherMetric(other.name, other.score(reference.answers, rows), other.score(answers, rows))]
+
 
 UNITS = {"words": "wer", "characters": "cer"}
 
 
 def edits(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the Levenshtein distance: the least insertions, deletions and substitutions between both."""
+    """Return the Levenshtein distance between both sequences."""
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys((*one, *other)))}
     target = np.array([numbers[unit] for unit in other], np.int64)
     places = np.arange(len(other) + 1)

@@ -1,6 +1,6 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-docs/accuracy.md defines which windows and events are right. Answers follow the rule of devices, with its thresholds,
+docs/accuracy.md defines which windows and events are right. The rule of devices makes the answers, with its thresholds,
 its `none` labels, and its smoothing over the windows of each recording.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.answers.classify import NONE, Classifier
-from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 
 
 class Counts(NamedTuple):
@@ -46,7 +46,7 @@ class Event(NamedTuple):
 
 
 class AnswerF1(Metric):
-    """F1 by window, or with `events` by event."""
+    """F1 by window or, with `events`, by event."""
 
     def __init__(self, reference: Reference, events: bool) -> None:
         self.name = "event_f1" if events else "window_f1"
@@ -63,9 +63,12 @@ class AnswerF1(Metric):
                 "in its .npz with the number of each window's recording"
             )
         none = [i for i, label in enumerate(rule.labels) if label in rule.none]
+        self._reference = reference
         self._truth = np.where(np.isin(labels, none), NONE, labels)
         self._recordings = reference.holdout.recordings
-        self._classifier, self._names, self._events = Classifier(rule), rule.labels, events
+        self._classifier = Classifier(rule)
+        self._names = rule.labels
+        self._events = events
         self._late = rule.smooth.windows - 1 if rule.smooth is not None else 0
         self._at = [spec.name for spec in reference.specs].index(rule.output)
 
@@ -73,7 +76,7 @@ class AnswerF1(Metric):
         return self.counts(answers, rows, of_class).f1
 
     def counts(self, answers: Outputs, rows: Rows, of_class: str = "") -> Counts:
-        """Return the counts for the windows `rows`; for a class, those of that class in all windows."""
+        """Return the counts of the windows `rows`; with `of_class` those of the class in all windows."""
         rows = np.arange(len(self._truth)) if of_class else rows
         answered, truth = self._answered(answers)[rows], self._truth[rows]
         if of_class:
@@ -92,6 +95,13 @@ class AnswerF1(Metric):
         }
         return {name: np.flatnonzero(self._truth == number) for number, name in named.items()}
 
+    def others(self, answers: Outputs) -> list[OtherMetric]:
+        fp32, artifact = (self.counts(each, self._reference.all_rows) for each in (self._reference.answers, answers))
+        return [
+            OtherMetric("precision", fp32.precision, artifact.precision),
+            OtherMetric("recall", fp32.recall, artifact.recall),
+        ]
+
     def _answered(self, answers: Outputs) -> NDArray[np.int64]:
         lengths = None
         if self._recordings is not None:
@@ -101,22 +111,22 @@ class AnswerF1(Metric):
         return classes[:, 0]
 
     def _parts(self, rows: Rows) -> Iterator[slice]:
-        """Yield the parts of `rows` that are windows of one recording, one after the other."""
-        assert self._recordings is not None  # checked at the beginning
+        """Yield each part of `rows` that is a run of consecutive windows of one recording."""
+        assert self._recordings is not None  # `__init__` has checked it
         apart = (np.diff(rows) != 1) | (np.diff(self._recordings[rows]) != 0)
         ends = [*(np.flatnonzero(apart) + 1).tolist(), len(rows)]
         yield from (slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False))
 
 
 def events(classes: NDArray[Any]) -> list[Event]:
-    """Return the runs of equal classes in the windows of one recording, without the runs of no class."""
+    """Return the events in the windows of one recording: runs of equal classes, without the class NONE."""
     ends = [*(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(classes)]
     runs = [Event(begin, end, int(classes[begin])) for begin, end in zip([0, *ends], ends, strict=False) if end > begin]
     return [run for run in runs if run.label != NONE]
 
 
 def matched(answered: list[Event], true: list[Event], late: int) -> Counts:
-    """Return the counts of a recording's events; a true one may be answered `late` windows later."""
+    """Return the counts of a recording's events. An answer may be up to `late` windows late."""
     unmatched = list(true)
     for event in answered:
         hit = next(

@@ -1,8 +1,8 @@
-"""Builds in child processes: a crash of the vendors' native code ends only its child.
+"""Builds in child processes, so that a crash of the vendors' native code ends only its child.
 
-Some artifacts are needed whatever the accuracy gate decides. These are built in parallel, into the cache, in as many
-children as cores and free memory allow. The build flow then finds them in the cache. So the flow stays a plain
-sequence, and it times artifacts on a quiet machine.
+The build needs some artifacts whatever the accuracy gate decides. `prebuild` builds these artifacts in parallel, in as
+many children as cores and free memory allow. The build flow then finds the artifacts in the cache. So the flow is a
+plain sequence, and it times artifacts on a quiet machine.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-# A smaller model is built in the time that a child needs to import its tools.
+# The build of a smaller model takes no longer than a child's import of its tools.
 SOURCE_BYTES_MIN = 4 * 1024**2
-# The memory of a child: its tools, copies of the model, and the samples with their intermediate forms.
+# The memory of a child is the sum for its tools, copies of the model, and copies of the samples.
 CHILD_BYTES = 700 * 1024**2
 COPIES_OF_SOURCE = 14
 COPIES_OF_SAMPLES = 3
-KILL_PAUSE_S = 0.1  # between two rounds that end the busy children of cancelled builds
+KILL_PAUSE_S = 0.1  # the pause between two attempts to end the busy children of cancelled builds
 MEMORY_SHARE = 0.8
 
 
 class BuildProcesses:
-    """Builds artifacts of one source and set of samples, which its children read from `folder`."""
+    """Builds artifacts of one source with one set of samples. The children read both from `folder`."""
 
     def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: BuildCache) -> None:
-        self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
-        self._cache, self._lock = cache, threading.Lock()
+        self._inputs = folder / "inputs"
+        self._source = source
+        self._calibration = calibration
+        self._cache = cache
+        self._lock = threading.Lock()
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
-        """Return the artifact from the cache, else build it in a child. Raises BuildFailed, also for a crash."""
+        """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also for a crash."""
         key = cache_key(spec, self._source, self._calibration)
         if (cached := self._cache.get(key, out_dir)) is not None:
             progress(f"{spec.engine}: unchanged, taken from the build cache")
@@ -62,7 +65,7 @@ class BuildProcesses:
 
         request = {"inputs": self._written_inputs(), "out": str(out_dir)}
         try:
-            answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(spec), noted)
+            answer, _ = children.call(f"{__name__}:build_in_child", request, pickle.dumps(spec), noted)
         except sandbox.ChildFailed as error:
             raise BuildFailed(_complaint(error, spec, self._source.path.name, steps[-1])) from error
         artifact = Artifact.from_json(answer, out_dir)
@@ -70,12 +73,15 @@ class BuildProcesses:
         return artifact
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
-        """Return the ranges of layers' answers; none without ONNX, or after a crash. Raises BuildFailed."""
+        """Return the ranges of the layers' answers; none for a model that is not ONNX, or after a crash.
+
+        Raises BuildFailed for any other error.
+        """
         if self._source.kind != "onnx":
             return ()
         request = {"inputs": self._written_inputs()}
         try:
-            answer, _ = children.ask(f"{__name__}:activations_in_child", request, progress=progress)
+            answer, _ = children.call(f"{__name__}:activations_in_child", request, progress=progress)
         except sandbox.ChildFailed as error:
             if error.cause == "error":
                 what = f"the ranges of the layers' answers cannot be measured: {error.detail}"
@@ -84,7 +90,7 @@ class BuildProcesses:
         return tuple(from_json(Activation, each) for each in answer["activations"])
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers of the source as its quantizer sees them. Raises BuildFailed."""
+        """Return the layers of the source, prepared for the quantizer. Raises BuildFailed."""
         answer = self._measured(f"{__name__}:layers_in_child", b"", "the model was prepared")
         return tuple(from_json(Layer, each) for each in answer["layers"])
 
@@ -96,7 +102,7 @@ class BuildProcesses:
 
     def _measured(self, function: str, payload: bytes, doing: str) -> dict[str, Any]:
         try:
-            return children.ask(function, {"inputs": self._written_inputs()}, payload)[0]
+            return children.call(function, {"inputs": self._written_inputs()}, payload)[0]
         except sandbox.ChildFailed as error:
             raise BuildFailed(
                 f"onnxruntime {children.cause_text(error)} while {doing} for mixed precision; build this target with "
@@ -104,7 +110,7 @@ class BuildProcesses:
             ) from error
 
     def _written_inputs(self) -> str:
-        """Return the file from which children read source and samples."""
+        """Return the file with the source and the samples. Write the file at the first call."""
         with self._lock:
             if not self._inputs.exists():
                 with self._inputs.open("wb") as file:
@@ -114,8 +120,13 @@ class BuildProcesses:
     def prebuild(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
         """Build those of `specs` that the cache lacks.
 
-        `processes` is the number of parallel builds; 0: as many as fit. With 1, this function builds nothing, because
-        the build flow does. If a build fails, the build flow gets the same error again and handles it.
+        If a build fails, the build flow gets the same error again and handles it.
+
+        Args:
+            specs: The artifacts that the build needs.
+            progress: Gets a line for each step.
+            processes: The number of parallel builds; 0: as many as fit. With one process, this function builds nothing,
+                because the build flow builds the artifacts.
         """
         missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs}
         missing = {key: spec for key, spec in missing.items() if not self._cache.has(key)}
@@ -144,7 +155,7 @@ class BuildProcesses:
 
 
 def free_memory_bytes() -> int:
-    """Return the memory free without swapping: MemAvailable, or a control group's lower limit."""
+    """Return the memory that is free without swapping: MemAvailable, or less in a control group."""
     free, group = mem_available_bytes() or 0, Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # absent, or "max"
         free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
@@ -172,25 +183,25 @@ def _complaint(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: s
 
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Build the pickled BuildSpec `payload`: a child's side of `BuildProcesses.build`."""
+    """Build the pickled BuildSpec `payload`: the child's side of `BuildProcesses.build`."""
     source, calibration = _loaded(request["inputs"])
     spec: BuildSpec = pickle.loads(payload)
     return builder_for(spec.engine).build(spec, source, calibration, Path(request["out"]), progress).as_json(), b""
 
 
 def activations_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Measure the ranges: a child's side of `BuildProcesses.activations`, as it has ONNX's tools."""
+    """Measure the ranges: the child's side of `BuildProcesses.activations`."""
     return {"activations": [to_json(each) for each in activations(*_loaded(request["inputs"]))]}, b""
 
 
 def layers_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Find the layers: a child's side of `BuildProcesses.layers`."""
+    """Find the layers: the child's side of `BuildProcesses.layers`."""
     source, _ = _loaded(request["inputs"])
     return {"layers": [to_json(layer) for layer in layers_of(prepared(source))]}, b""
 
 
 def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Measure one layer; keep the ranges for the next one: a child's side of `BuildProcesses.harm`."""
+    """Measure one layer: the child's side of `BuildProcesses.harm`. The ranges stay for the next layer."""
     source, calibration = _loaded(request["inputs"])
     layer, recipe = pickle.loads(payload)
     if repr(recipe) not in _sensitivities:
@@ -204,7 +215,10 @@ _sensitivities: dict[str, Sensitivity] = {}
 
 
 def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
-    """Return the inputs at `path`, kept from the last request. Put temporary files beside them."""
+    """Return the source and the samples in the file `path`, or those of the last request for this file.
+
+    From now on, this child writes its temporary files into the folder of the file.
+    """
     children.put_temporary_files_into(Path(path).parent)
     if path not in _last:
         _last.clear()

@@ -1,7 +1,7 @@
-"""Candidates: the forms of the model that could be packed, each built once, run and judged.
+"""Candidates: the possible artifacts of the model. Each candidate is built once, run and judged.
 
-For each engine of a target there may be several, simplest and smallest first: INT8, INT8 with the most harmful layers
-in float ("mixed"), FP16, FP32. choice.py decides which of them is packed.
+Each engine of a target may have several candidates, the simplest and smallest first: INT8, INT8 with the most harmful
+layers in float ("mixed"), FP16, FP32. choice.py chooses the candidate that is packed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
-# With a smaller share of INT8, an artifact saves little: "auto" then takes FP16, which halves the file.
+# With a smaller share of INT8, an artifact saves little time. "auto" then prefers FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
 
 
@@ -43,12 +43,12 @@ class Candidate:
 
     @property
     def recipe(self) -> str:
-        """How it was quantized; empty for other precisions."""
+        """The recipe of INT8; empty for other precisions."""
         return (self.spec.recipe or FIRST_RECIPE) if self.is_int8 else ""
 
     @property
     def how(self) -> str:
-        """A short description: the recipe, with the number of layers in float; else the precision."""
+        """A short description: the recipe with the number of layers in float, or the precision."""
         if not self.is_int8:
             return self.artifact.precision.upper()
         layers = len(self.artifact.float_layers)
@@ -70,10 +70,13 @@ class Candidate:
 
 
 class CandidateBuilder:
-    """Builds and judges each BuildSpec once for all targets, each in its own folder under `work`."""
+    """Builds and judges each BuildSpec once for all targets. Each build has its own folder under `work`."""
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
-        self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
+        self.evaluation = evaluation
+        self.cache = cache
+        self.progress = progress
+        self._work = work
         self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
         self._tried = 0
@@ -81,19 +84,19 @@ class CandidateBuilder:
 
     @property
     def built(self) -> tuple[Candidate, ...]:
-        """Every candidate so far, sorted by id."""
+        """The candidates that are built so far, sorted by id."""
         return tuple(self._built[key] for key in sorted(self._built))
 
     def build(self, spec: BuildSpec) -> Candidate:
         """Return the candidate of `spec`. Raises OperatorUnsupported, BuildFailed or an engine's error."""
         key = (spec.id, tuple(layer.name for layer in spec.float_layers))
         if key not in self._built:
-            self._tried += 1  # a failed build has a folder, too
+            self._tried += 1  # a failed build has a folder too
             self._built[key] = self._build(spec, self._work / f"{spec.id}-{self._tried}")
         return self._built[key]
 
-    def tell_failure(self, what: str, error: EdgeRTError) -> None:
-        """Report why `what` was not built; do not repeat the same reason."""
+    def report_failure(self, what: str, error: EdgeRTError) -> None:
+        """Report why `what` was not built, without repeating the reason of the previous failure."""
         self.progress(f"{what}: {'for the same reason' if error.message == self._reason else error.message}")
         self._reason = error.message
 
@@ -107,28 +110,34 @@ class CandidateBuilder:
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)
-        self.progress(f"{spec.profile.name}: judging it in {artifact.judged_by} on {counted(samples, 'sample')}")
+        self.progress(
+            f"{spec.profile.name}: judging the artifact in {artifact.judged_by} on {counted(samples, 'sample')}"
+        )
         try:
             ways = judged_outputs(artifact, evaluation.source, reference.holdout)
             for answers in ways:
                 _check_answers(artifact, evaluation.answers, answers)
-            golden = evaluation.golden_answers(artifact, ways[-1])  # a device's check runs one sample at a time
+            golden = evaluation.golden_answers(artifact, ways[-1])  # the check on a device runs one sample at a time
         except ChildFailed as error:
             raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
         except EngineFailed as error:  # the engine wrote or read a model, but cannot run the model
             raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", spec, artifact)) from error
-        results = [judge(evaluation.metric, reference, evaluation.of_apps(way), evaluation.limits) for way in ways]
+        results = [judge(evaluation.metric, reference, evaluation.app_answers(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(
-                f"{spec.profile.name}: it answers a sample differently alone and in a batch: the worse score counts"
+                f"{spec.profile.name}: the artifact answers a sample differently alone and in a batch: the worse score counts"
             )
         return Candidate(spec, artifact, result, golden, artifact.size_bytes(), build_s)
 
 
 def _complaint(what: str, cause: str, spec: BuildSpec, artifact: Artifact) -> str:
     recipe = f" ({spec.recipe or FIRST_RECIPE})" if spec.precision == "int8" else ""
-    other_form = "try --precision auto, which packs a form that it can run" if recipe else "try another release of it"
+    other_form = (
+        "try --precision auto, which packs a precision that the engine can run"
+        if recipe
+        else "try another release of the engine"
+    )
     advice = {
         "memory": "free some memory, or give fewer hold-out samples",
         "time": "give fewer hold-out samples",

@@ -1,13 +1,14 @@
-"""The choice: which candidates a target gets, at most one for each of its engines, the best first.
+"""The choice: the candidates that a target gets, at most one for each of its engines, the best first.
 
-A requested precision is kept: "int8" gives INT8, if needed with some layers in float, or an error that offers the other
-precisions. If this machine has the target's processor, "auto" times the candidates that pass and takes the fastest.
-Otherwise it takes the first that passes, INT8 first. It warns if the result is not INT8.
+The choice keeps a requested precision. "int8" gives INT8, if necessary with some layers in float, or an error that
+offers the other precisions. "auto" times the candidates that pass and chooses the fastest, if this machine has the
+target's processor. On another machine, "auto" chooses the first candidate that passes, INT8 first. It warns if the
+result is not INT8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgert.errors import AccuracyTooLow, ConfigInvalid, EdgeRTError, EngineMissing
@@ -25,7 +26,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An engine of the profile that gets no artifact, and why."""
+    """An engine of the profile without an artifact, and the reason."""
 
     engine: str
     code: str
@@ -34,10 +35,19 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Choice:
-    """The artifacts of one profile: `packed` best first, all `tried`, and the FP32 `reference`.
+    """The artifacts of one profile.
 
-    If no candidate of the first engine passes, `packed` is the candidate that lost least, and the accuracy gate fails.
-    `not_built` are the recipes and precisions that an engine's tools refused.
+    Attributes:
+        profile: The target.
+        packed: The candidates for the bundle, the best first. If no candidate of the first engine passes, `packed` is
+            the candidate with the smallest loss, and the accuracy gate fails.
+        tried: All candidates that were built.
+        left_out: The engines without an artifact.
+        warnings: What the user should know about the choice.
+        searches: The searches for layers in float, with their engines.
+        timings: The times of the candidates.
+        reference: The FP32 artifact for comparisons on the device.
+        not_built: The recipes and precisions that could not be built.
     """
 
     profile: DeviceProfile
@@ -45,13 +55,13 @@ class Choice:
     tried: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
-    searches: tuple[tuple[str, Search], ...] = ()  # by engine
+    searches: tuple[tuple[str, Search], ...] = ()
     timings: Timings = field(default_factory=dict)
     reference: Candidate | None = None
     not_built: tuple[NotBuilt, ...] = ()
 
     def tried_text(self, engine: str) -> str:
-        """Return the attempts in `engine` with their scores; "" if there is only one."""
+        """Return the attempts in `engine` with their scores; "" for a single attempt."""
         words = [
             f"{candidate.how} {candidate.result.accuracy.artifact:.4f}{'' if candidate.passed else ' (fails)'}"
             for candidate in self.tried
@@ -69,39 +79,46 @@ def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
 
 
 def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, measure: Measurer | None = None) -> Choice:
-    """Build and judge the candidates of a target. With `measure` the fastest that passes comes first.
+    """Build and judge the candidates of a target. Return the choice.
 
     Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine gets no candidate.
+
+    Args:
+        builder: The builder of all candidates.
+        target: The target.
+        budget: The builds that searches for layers in float may still use.
+        measure: Times the candidates, so that the fastest one that passes comes first; None: for "auto", this machine
+            times them if it has the target's processor.
     """
-    findings = _Findings(target.profile, builder.progress)
-    measure = _measurer(builder, target, measure, findings.warn)
+    findings = _Findings(builder, target)
+    source = builder.evaluation.source
+    measure = _measurer(findings, measure)
     passed: list[list[Candidate]] = []  # by engine
-    first = first_engine(builder.evaluation.source, target.engines)
+    first = first_engine(source, target.engines)
     for engine in target.engines:
         is_first = engine == first
         try:
-            check_source(builder.evaluation.source, engine, target.profile.name)
-            candidates = _candidates(builder, target, engine, budget, findings, until_passed=measure is None)
+            check_source(source, engine, target.profile.name)
+            candidates = _EngineBuild(findings, engine, budget, until_passed=measure is None).candidates()
             if good := [candidate for candidate in candidates if candidate.passed]:
                 passed.append(worth_first(good))
                 continue
             nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
             failed = findings.choice((nearest,))
-            if is_first:  # the accuracy gate fails: more engines would not help
+            if is_first:  # the accuracy gate fails, and artifacts of other engines would not change this
                 return failed
             raise AccuracyTooLow(_loss_text(failed, nearest))
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            # One warning of the whole build names the engines that do not support classical models.
-            findings.leave_out(engine, error, warned=not takes_operators(builder.evaluation.source, engine))
+            # The build has one warning for all engines that do not support classical models.
+            findings.leave_out(engine, error, warned=not takes_operators(source, engine))
     timings: Timings = {}
     if measure is not None:
-        timings = measure(
-            target.profile, builder.evaluation, [each for good in passed for each in good], builder.progress
-        )
+        every = [candidate for good in passed for candidate in good]
+        timings = measure(target.profile, builder.evaluation, every, builder.progress)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
-    _warn_of_float(target, packed, findings, timings, quantized=builder.evaluation.source.quantized)
+    _warn_of_float(findings, packed, timings)
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(BuildSpec(packed[0].artifact.engine, "fp32", target.profile))
@@ -112,58 +129,61 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 class _Findings:
     """The findings of `choose` about a target."""
 
-    profile: DeviceProfile
-    progress: Callable[[str], None]
+    builder: CandidateBuilder
+    target: TargetRequest
     tried: list[Candidate] = field(default_factory=list)
     not_built: list[NotBuilt] = field(default_factory=list)
     searches: list[tuple[str, Search]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        return self.target.profile.name
+
     def warn(self, text: str) -> None:
-        self.progress(f"warning: {text}")
+        self.builder.progress(f"warning: {text}")
         self.warnings.append(text)
 
     def leave_out(self, engine: str, error: EdgeRTError, *, warned: bool) -> None:
         self.left_out.append(LeftOut(engine, error.code, error.message))
         if not warned:
-            self.warn(f"{self.profile.name} goes without {engine}: {error.message}")
+            self.warn(f"{self.name} goes without {engine}: {error.message}")
 
     def choice(
         self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
     ) -> Choice:
         return Choice(
-            self.profile,
-            packed,
-            tuple(self.tried),
-            tuple(self.left_out),
-            tuple(self.warnings),
-            tuple(self.searches),
-            timings or {},
-            reference,
-            tuple(self.not_built),
+            profile=self.target.profile,
+            packed=packed,
+            tried=tuple(self.tried),
+            left_out=tuple(self.left_out),
+            warnings=tuple(self.warnings),
+            searches=tuple(self.searches),
+            timings=timings or {},
+            reference=reference,
+            not_built=tuple(self.not_built),
         )
 
 
-def _warn_of_float(
-    target: TargetRequest, packed: Sequence[Candidate], findings: _Findings, timings: Timings, *, quantized: bool
-) -> None:
-    """Warn of each artifact that computes in float although the user may expect INT8."""
+def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Timings) -> None:
+    """Add a warning for each artifact that computes in float although the user may expect INT8."""
+    target, quantized = findings.target, findings.builder.evaluation.source.quantized
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
-            findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
+            findings.warn(f"{findings.name}: {_why_not_int8(candidate, findings.tried, timings)}")
         elif not (target.is_auto or quantized or candidate.is_worth_it or candidate.artifact.float_layers):
-            # The engine itself leaves most of the work in float. After a search for layers, its outcome already reports
-            # that.
+            # The engine itself leaves most of the work in float. If layers stay in float after a search, the outcome of
+            # the search already reports the share.
             share = share_text(candidate.artifact.int8_share)
             findings.warn(
-                f"{target.profile.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
-                "--precision auto would take another precision"
+                f"{findings.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
+                "--precision auto would choose another precision"
             )
 
 
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
-    """Return the specs to build whatever the accuracy gate decides, each once."""
+    """Return the specs that the build needs whatever the accuracy gate decides, each spec once."""
     specs: dict[str, BuildSpec] = {}
     for target in targets:
         wanted = [_first_spec(evaluation.source, engine, target) for engine in target.engines]
@@ -197,101 +217,95 @@ def check_gate(choices: Sequence[Choice]) -> None:
     ]
     if in_fp32:
         engine = in_fp32[0].artifact.engine
-        advice = f"{engine} fails in FP32 too, so it computes this model wrongly: leave it out of the profile's engines"
+        advice = f"{engine} fails in FP32 too, so this engine computes the model wrongly: leave {engine} out of the profile's engines"
     raise AccuracyTooLow(f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. {advice}")
 
 
 def _loss_text(choice: Choice, nearest: Candidate) -> str:
-    """Return the loss of an engine's best candidate, and all attempts in that engine."""
+    """Return the loss of an engine's best candidate, and all attempts in this engine."""
     tried = choice.tried_text(nearest.artifact.engine)
     return nearest.result.loss() + (f" (tried: {tried})" if tried else "")
 
 
-def _measurer(
-    builder: CandidateBuilder, target: TargetRequest, measure: Measurer | None, warn: Callable[[str], None]
-) -> Measurer | None:
-    """Return the measurer of a target: the user's or, for "auto", this machine; None if none fits."""
-    name = target.profile.name
+def _measurer(findings: _Findings, measure: Measurer | None) -> Measurer | None:
+    """Return the measurer of a target: the user's or, for "auto", this machine; None if neither fits."""
+    target = findings.target
     if measure is None and target.is_auto:
         on_host = Measurer()
         if on_host.covers(target.profile):
             return on_host
-        builder.progress(
-            f"{name}: not timed, since this machine has another processor. INT8 counts as the fastest if it passes; "
-            "--measure-on DEVICE times it on a device"
+        findings.builder.progress(
+            f"{findings.name}: not timed, because this machine has another processor. INT8 counts as the fastest if it passes; "
+            "--measure-on DEVICE times the candidates on a device"
         )
     elif measure is not None and not measure.covers(target.profile):
-        warn(f"{name} is not measured: name a device of this profile with --measure-on")
+        findings.warn(f"{findings.name} is not measured: name a device of this profile with --measure-on")
         return None
     return measure
 
 
-def _candidates(
-    builder: CandidateBuilder,
-    target: TargetRequest,
-    engine: str,
-    budget: Budget,
-    findings: _Findings,
-    *,
-    until_passed: bool,
-) -> list[Candidate]:
-    """Build one engine's candidates, simplest first.
+@dataclass(frozen=True)
+class _EngineBuild:
+    """Builds the candidates of one engine of a target, the simplest first.
 
-    With `until_passed`, stop at the first that passes. `findings.not_built` gets each candidate that cannot be built.
-    Raises the last error if nothing can be built.
+    Attributes:
+        findings: The target; each result is added here.
+        engine: The engine.
+        budget: The builds that searches for layers in float may still use.
+        until_passed: Stop at the first candidate that passes; False if all candidates are timed.
     """
-    name = target.profile.name
-    tried: list[Candidate] = []
-    failures: list[EdgeRTError] = []
-    for precision in target.precisions:
-        try:
-            spec = BuildSpec(engine, precision, target.profile)
-            if precision == "int8":
-                for candidate in _int8_candidates(builder, target, spec, budget, findings, until_passed=until_passed):
-                    tried.append(candidate)  # built candidates stay, even if a later build fails
-            else:
-                tried.append(builder.build(spec))
-        except CANNOT_BE_BUILT as error:
-            builder.tell_failure(f"{name}: no {engine} {precision}", error)
-            failures.append(error)
-            if precision != "int8":
-                findings.not_built.append(NotBuilt(engine, precision.upper(), error.message))
-            continue
-        if until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
-            break
-    if not tried:
-        raise failures[-1]  # the last error is the most useful one: that of FP32, if it was tried
-    findings.tried += tried
-    return tried
 
+    findings: _Findings
+    engine: str
+    budget: Budget
+    until_passed: bool
 
-def _int8_candidates(
-    builder: CandidateBuilder,
-    target: TargetRequest,
-    spec: BuildSpec,
-    budget: Budget,
-    findings: _Findings,
-    *,
-    until_passed: bool,
-) -> Iterator[Candidate]:
-    """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
-    best, others = best_recipe(builder, spec, target.recipe, findings.not_built)
-    yield from (best, *others)
-    if not best.passed and not budget.spent:
-        search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
-        if search is not None:
-            findings.searches.append((spec.engine, search))
-            findings.warn(f"{target.profile.name}: {search.outcome()}")
-            if search.found is not None:
-                best = search.found
-                yield best
-    if not until_passed:
-        for precision in builder_for(spec.engine).timed_beside_int8:
-            yield builder.build(replace(best.spec, precision=precision))
+    def candidates(self) -> list[Candidate]:
+        """Return the candidates that were built. Raises the last error if nothing can be built."""
+        builder, target = self.findings.builder, self.findings.target
+        tried: list[Candidate] = []
+        failures: list[EdgeRTError] = []
+        for precision in target.precisions:
+            try:
+                spec = BuildSpec(self.engine, precision, target.profile)
+                if precision == "int8":
+                    for candidate in self._int8_candidates(spec):
+                        tried.append(candidate)  # one by one: the candidates stay if a later build fails
+                else:
+                    tried.append(builder.build(spec))
+            except CANNOT_BE_BUILT as error:
+                builder.report_failure(f"{self.findings.name}: no {self.engine} {precision}", error)
+                failures.append(error)
+                if precision != "int8":
+                    self.findings.not_built.append(NotBuilt(self.engine, precision.upper(), error.message))
+                continue
+            if self.until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
+                break
+        if not tried:
+            raise failures[-1]  # the error of the simplest precision, such as FP32, is the most useful one
+        self.findings.tried += tried
+        return tried
+
+    def _int8_candidates(self, spec: BuildSpec) -> Iterator[Candidate]:
+        """Build INT8 by its recipes. If no recipe passes, also build it with the most harmful layers in float."""
+        builder, target = self.findings.builder, self.findings.target
+        best, others = best_recipe(builder, spec, target.recipe, self.findings.not_built)
+        yield from (best, *others)
+        if not best.passed and not self.budget.spent:
+            search = search_float_layers(builder, best, self.budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
+            if search is not None:
+                self.findings.searches.append((self.engine, search))
+                self.findings.warn(f"{self.findings.name}: {search.outcome()}")
+                if search.found is not None:
+                    best = search.found
+                    yield best
+        if not self.until_passed:
+            for precision in builder_for(self.engine).timed_beside_int8:
+                yield builder.build(replace(best.spec, precision=precision))
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates, simplest first; those with hardly any INT8 come last."""
+    """Return the candidates in their order, but those with hardly any INT8 last."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 
@@ -305,7 +319,7 @@ def _first_spec(source: SourceModel, engine: str, target: TargetRequest) -> Buil
 
 
 def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
-    """Sort by speed, the fastest first, if there are times; else keep the profile's order."""
+    """Return the candidates sorted by time, the fastest first; without times, in the profile's order."""
     waiting, ordered = list(candidates), list[Candidate]()
     while waiting and timings:
         ordered.append(fastest(waiting, timings))

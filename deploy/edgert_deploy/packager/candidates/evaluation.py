@@ -1,4 +1,4 @@
-"""The evaluation: FP32's answers, and all other data with which the build makes and judges candidates."""
+"""The evaluation: FP32's answers, and all other data for building and judging candidates."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.signal_samples import features_of
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
 
-SHARE_TOLERANCE = 1e-6  # a share of a probability of 1
+SHARE_TOLERANCE = 1e-6  # the rounding error of a probability of 1
 ScoresRule = TypeVar("ScoresRule", Classify | None, Ctc | None)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The inputs and the gate that all candidates share.
+    """The data that all candidates share.
 
-    `answers` are the source's, of all outputs; `reference` has only the outputs that apps get. `golden` are the
-    hold-out's rows that become golden samples. `golden_set` has these samples, each as the first of a session.
+    Attributes:
+        source: The model.
+        calibration: The samples that determine the INT8 ranges.
+        answers: FP32's answers to the hold-out, in all outputs.
+        reference: FP32's answers in the outputs that apps get, and the meaning of these outputs.
+        metric: The metric of the gate.
+        limits: The largest drops.
+        golden: The rows of the hold-out that become golden samples.
+        golden_set: The golden samples, each in the form of the first item of a session.
     """
 
     source: SourceModel
@@ -46,23 +53,23 @@ class Evaluation:
     golden_set: CalibrationSet
 
     def golden_inputs(self, count: int | None = None) -> Outputs:
-        """Return the golden samples, one array for each input of the model; with `count` the first of them."""
+        """Return the first `count` golden samples, or all: one array for each input of the model."""
         return [self.golden_set.inputs[spec.name][:count] for spec in self.source.inputs]
 
     def golden_answers(self, artifact: Artifact, answers: Outputs) -> Outputs:
-        """Return the artifact's answers to the golden samples; `answers` are its answers to the hold-out."""
+        """Return the artifact's answers to the golden samples. `answers` are its answers to the hold-out."""
         inputs, holdout = self.golden_set.inputs, self.reference.holdout.inputs
         if all(np.array_equal(array, holdout[name][self.golden]) for name, array in inputs.items()):
             return [array[self.golden] for array in answers]
         return artifact_outputs(artifact, self.source, self.golden_set)
 
-    def of_apps(self, answers: Outputs) -> Outputs:
+    def app_answers(self, answers: Outputs) -> Outputs:
         """Return the answers of the outputs that apps get."""
         return [array for spec, array in zip(self.source.outputs, answers, strict=True) if spec in self.reference.specs]
 
 
 def evaluate_source(request: BuildRequest) -> Evaluation:
-    """Run the source on the hold-out. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
+    """Run the source on the hold-out. Raises SourceInvalid, CalibrationInvalid or ConfigInvalid."""
     source, holdout = request.source, request.holdout
     _check_buckets(request)
     answers = _answers(source, holdout)
@@ -80,7 +87,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         embed=request.embed,
         image_size=_image_size(request),
     )
-    metric = metric_for(request.metric, reference.as_judged())
+    metric = metric_for(request.metric, reference.as_embeddings())
     golden = _golden_rows_of(reference.answers, holdout)
     return Evaluation(
         source,
@@ -97,7 +104,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
 def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> ScoresRule:
     """Return the rule without softmax if FP32's scores are probabilities already.
 
-    A second softmax would make all scores nearly alike. The integers of a quantized output are no logits either.
+    A second softmax would make all scores nearly equal. The integers of a quantized output are not logits either.
     """
     if rule is None or not rule.softmax:
         return rule
@@ -107,21 +114,19 @@ def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> Sc
 
 
 def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return FP32's answers. Raises CalibrationInvalid if there are none."""
+    """Return FP32's answers. Raises CalibrationInvalid if the engine fails."""
     try:
         return reference_outputs(source, samples)
     except (EngineFailed, ChildFailed) as error:
         why = error.message if isinstance(error, EngineFailed) else f"{reference_engine(source)} {cause_text(error)}"
-        advice = (
-            "Check that their values are valid for the model, such as token numbers below the size of its vocabulary"
-        )
+        advice = "Check that the samples' values are valid for the model, such as token numbers below the size of its vocabulary"
         if isinstance(error, ChildFailed) and error.cause == "memory":
             advice = f"Free some memory. {advice}"
         raise CalibrationInvalid(f"the model cannot answer the hold-out samples: {why}. {advice}") from error
 
 
 def _as_first_items(request: BuildRequest, rows: Rows) -> CalibrationSet:
-    """Return golden samples as first items of sessions: with zero state and a signal's leading zeros."""
+    """Return golden samples as the first items of sessions: state and the start of a signal are zero."""
     holdout, rule = request.holdout, request.preprocess
     samples = holdout.rows(rows)
     inputs = {name: array.copy() for name, array in samples.inputs.items()}
@@ -147,7 +152,7 @@ def _golden_rows_of(answers: Outputs, holdout: CalibrationSet) -> Rows:
 
 
 def _check_buckets(request: BuildRequest) -> None:
-    """Raise CalibrationInvalid if a bucket has no samples: nothing would calibrate or judge it."""
+    """Raise CalibrationInvalid if a bucket has no samples to calibrate or to judge it."""
     buckets = request.source.buckets
     if buckets is None:
         return
@@ -156,8 +161,8 @@ def _check_buckets(request: BuildRequest) -> None:
         for size in buckets.sizes:
             if not (samples.sizes == size).any():
                 raise CalibrationInvalid(
-                    f"no {kind} sample is for bucket {size}: it holds lengths of {least} to {size} along {buckets.axis!r}. "
-                    "Add samples of these lengths, or leave that bucket out"
+                    f"no {kind} sample is for bucket {size}, which holds lengths of {least} to {size} along {buckets.axis!r}. "
+                    "Add samples of these lengths, or leave this bucket out"
                 )
             least = size + 1
 
@@ -172,7 +177,7 @@ def _image_size(request: BuildRequest) -> tuple[int, int] | None:
 
 
 def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
-    """Raise CalibrationInvalid for NaN and infinity: gate and golden samples would prove nothing."""
+    """Raise CalibrationInvalid for NaN or infinity, because such answers cannot be compared."""
     for spec, array in zip(source.outputs, answers, strict=True):
         if array.dtype.kind != "f":
             continue
@@ -181,7 +186,7 @@ def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
             what = "NaN" if np.isnan(array[bad[0]]).any() else "infinity"
             raise CalibrationInvalid(
                 f"the model answers {what} in output {spec.name!r} to hold-out sample {bad[0]} ({len(bad)} of {len(array)} "
-                "samples): remove these samples if the model need not answer them, else correct the model"
+                "samples): remove these samples if the model need not answer them, or correct the model"
             )
 
 

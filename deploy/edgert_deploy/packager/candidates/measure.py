@@ -1,6 +1,6 @@
-"""Timing candidates: on this machine, or on a device over its transport, by the same `edgertd bench`.
+"""Timing of candidates by `edgertd bench`, on this machine or on a device over its transport.
 
-A candidate replaces a simpler one only if it is more than FASTER_SHARE faster: noise must not decide.
+A candidate replaces a simpler candidate only if it is more than FASTER_SHARE faster, because noise must not decide.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,16 @@ from edgert_deploy.devices.remote import DaemonCrashed, RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.evaluation import Evaluation
+from edgert_deploy.packager.processes.sandbox import Progress
 
 FASTER_SHARE = 0.05
-SECONDS = 5.0  # at most
-ERROR_SHARE_MAX = 0.005  # a share of a median: a tenth of FASTER_SHARE
-
-Progress = Callable[[str], None]
+SECONDS = 5.0  # the longest time for all candidates of a target together
+ERROR_SHARE_MAX = 0.005  # the largest error of a median, as its share: a tenth of FASTER_SHARE
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of a candidate on one machine, or the `error` that prevented them; the numbers are then 0."""
+    """The times of a candidate on the machine `where`. With an `error`, all numbers are 0."""
 
     where: str
     p50_ms: float = 0.0
@@ -48,9 +47,10 @@ Timings = Mapping[str, Timing]  # candidate id -> timing
 
 @dataclass(frozen=True)
 class Measurer:
-    """Times candidates on `device`, for its profile, or on this machine, for profiles of its processor.
+    """Times candidates on `device` or, without a device, on this machine.
 
-    Only compiled engines stay on the device (`STATE/cache`).
+    A device times candidates for its own profile. This machine times candidates for profiles of its processor. After
+    the measurement, only compiled engines stay on the device (`STATE/cache`).
     """
 
     device: Device | None = None
@@ -74,9 +74,10 @@ class Measurer:
 
 
 def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
-    """Return the fastest of `candidates`, simplest first: a later one must be faster by FASTER_SHARE.
+    """Return the fastest candidate. `candidates` are in order, the simplest first.
 
-    A candidate without a time is returned only if none has one.
+    A later candidate counts as faster only if its time is shorter by FASTER_SHARE. If no candidate has a time, the
+    result is the first candidate.
     """
     timed = [c for c in candidates if c.id in timings and not timings[c.id].error]
     best = timed[0] if timed else candidates[0]
@@ -100,7 +101,7 @@ def measurer_on(device: Device, targets: Iterable[DeviceProfile]) -> Measurer:
 def _measured(
     where: str, device: Device, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
 ) -> Timings:
-    """Time the candidates in turn or, if an engine crashes on one of them, each alone."""
+    """Time the candidates together. If an engine crashes on a candidate, time each candidate alone."""
     daemon = RemoteDaemon(open_transport(device), device, progress)
     try:
         results = _results(daemon, evaluation, candidates, progress)

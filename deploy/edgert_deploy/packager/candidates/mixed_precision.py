@@ -1,7 +1,8 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
-docs/accuracy.md describes the search. It ends with its budget, which counts builds, so a busy machine changes nothing.
-Each measurement is saved at once. If the same build runs again, it continues where it stopped.
+docs/accuracy.md describes the search. The search ends at the latest when its budget is spent. The budget counts builds,
+so the result does not depend on the speed of the machine. Each measurement is saved at once. If the same build runs
+again, its search continues from the saved measurements.
 """
 
 from __future__ import annotations
@@ -40,15 +41,19 @@ class Budget:
     def spent(self) -> bool:
         return self.builds <= 0
 
-    def take(self) -> None:
+    def spend_one(self) -> None:
         self.builds -= 1
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt with the `count` most harmful layers in float.
+    """An attempt with some layers in float.
 
-    `drop` is None if the artifact was not built. `share`, of the work in INT8, is None if it is unknown.
+    Attributes:
+        count: The number of layers in float, the most harmful ones.
+        passed: Whether the artifact passed the gate.
+        drop: The drop of the artifact; None if the artifact could not be built.
+        share: The share of the work in INT8; None if the share is unknown.
     """
 
     count: int
@@ -59,7 +64,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """The outcome of a search for `plain`: `found` is None if nothing passed before the budget's end."""
+    """The outcome of a search.
+
+    Attributes:
+        plain: The candidate without layers in float.
+        found: The candidate that passed; None if no candidate passed.
+        harms: The harm of each layer.
+        attempts: The attempts, in order.
+        budget_spent: The budget ended the search.
+    """
 
     plain: Candidate
     found: Candidate | None
@@ -73,10 +86,10 @@ class Search:
         layers, attempts = len(self.harms), len(self.attempts)
         if self.found is not None:
             names = self.found.artifact.float_layers
-            more = "; the budget ended the search for fewer" if self.budget_spent else ""
+            more = "; the budget ended the search for fewer layers" if self.budget_spent else ""
             if not self.found.is_worth_it:
                 share = share_text(self.found.artifact.int8_share)
-                more += f"; {share} of the work is left in INT8, so --precision auto would take another precision"
+                more += f"; {share} of the work is left in INT8, so --precision auto would choose another precision"
             return (
                 f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
                 f"{', '.join(names)} (without: {self.plain.result.loss()}){more}"
@@ -87,7 +100,7 @@ class Search:
                 "Repeat the build to continue, or give a larger --budget"
             )
         if not attempts:
-            return f"{engine} INT8 does not pass, and with its most harmful layer in float, no layer would be in INT8"
+            return f"{engine} INT8 does not pass, and with the most harmful layer in float, no layer would be in INT8"
         most = max((attempt.count for attempt in self.attempts), default=0)
         if any(attempt.passed for attempt in self.attempts):
             return (
@@ -99,93 +112,105 @@ class Search:
 def search_float_layers(
     builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
 ) -> Search | None:
-    """Search for the fewest layers in float with which `plain` passes; None without known layers.
+    """Search for the fewest layers in float with which the model passes; None without known layers.
 
-    The search stops once less than `share_min` of the work is in INT8.
+    Args:
+        builder: The builder of all candidates.
+        plain: The candidate without layers in float.
+        budget: The builds that the search may still use.
+        share_min: The search ends if less than this share of the work is in INT8.
     """
     source = builder.evaluation.source
-    if source.proto is None or source.quantized:  # the user's own quantization stays as it is
+    if source.proto is None or source.quantized:  # the build keeps the user's own quantization
         return None
-    layers = builder.processes.layers()
-    saved = _Saved(builder, plain.spec)
-    harms = _measured(builder, plain.spec, layers, saved)
-    found, spent = _fewest(builder, plain.spec, worst_first(harms), saved, budget, share_min)
-    return Search(plain, found, harms, tuple(saved.attempts), spent)
+    search = _LayerSearch(builder, plain.spec, budget, share_min)
+    harms = search.measured(builder.processes.layers())
+    found, spent = search.fewest(worst_first(harms))
+    return Search(plain, found, harms, tuple(search.saved.attempts), spent)
 
 
-def _measured(builder: CandidateBuilder, spec: BuildSpec, layers: Sequence[Layer], saved: _Saved) -> tuple[Harm, ...]:
-    """Measure the harm of each layer."""
-    name = spec.profile.name
-    missing = [layer for layer in layers if layer.name not in saved.harms]
-    if missing:
-        builder.progress(
-            f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
-            "(--budget 0 skips this search; after Ctrl-C, the next build continues it)"
-        )
-    recipe = _recipe(builder, spec)
-    for number, layer in enumerate(missing, start=1):
-        saved.add_harm(builder.processes.harm(layer, recipe))
-        if number % 10 == 0:
-            builder.progress(f"{name}: {number} of {counted(len(missing), 'layer')} measured")
-    return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
+class _LayerSearch:
+    """A search in one engine: the measurements first, then the builds. `spec` has no layers in float."""
+
+    def __init__(self, builder: CandidateBuilder, spec: BuildSpec, budget: Budget, share_min: float) -> None:
+        self.saved = _Saved(builder, spec)
+        self._builder = builder
+        self._spec = spec
+        self._budget = budget
+        self._share_min = share_min
+        self._name = spec.profile.name
+
+    def measured(self, layers: Sequence[Layer]) -> tuple[Harm, ...]:
+        """Measure the harm of each layer."""
+        missing = [layer for layer in layers if layer.name not in self.saved.harms]
+        if missing:
+            self._builder.progress(
+                f"{self._name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
+                "(--budget 0 skips this search; after Ctrl-C, the next build continues it)"
+            )
+        recipe = _recipe(self._builder, self._spec)
+        for number, layer in enumerate(missing, start=1):
+            self.saved.add_harm(self._builder.processes.harm(layer, recipe))
+            if number % 10 == 0:
+                self._builder.progress(f"{self._name}: {number} of {counted(len(missing), 'layer')} measured")
+        return tuple(Harm(layer, self.saved.harms[layer.name]) for layer in layers)
+
+    def fewest(self, worst: Sequence[Layer]) -> tuple[Candidate | None, bool]:
+        """Return the passing candidate with the fewest layers in float, and whether the budget ran out.
+
+        `worst` are the layers, the most harmful first.
+        """
+        # Counts of layers. Every known count up to `fails` fails; `passes` is 0 while no passing count is known.
+        fails, passes = 0, 0
+        most = len(worst) - 1  # with all layers in float, nothing would be INT8
+        while most > 0 and passes != fails + 1:
+            if passes:
+                count = (fails + passes) // 2
+            elif fails == most:
+                return None, False
+            else:
+                count = min(max(1, 2 * fails), most)
+            attempt = next((known for known in self.saved.attempts if known.count == count), None)
+            if attempt is None:
+                if self._budget.spent:
+                    break
+                self._budget.spend_one()
+                attempt = self._attempt(worst[:count])
+                self.saved.add_attempt(attempt)
+            if attempt.passed:
+                passes = count
+            elif attempt.share is not None and attempt.share < self._share_min:
+                return None, False
+            else:
+                fails = count
+        spent = most > 0 and passes != fails + 1
+        return (self._builder.build(self._with_float(worst[:passes])) if passes else None), spent
+
+    def _attempt(self, layers: Sequence[Layer]) -> Attempt:
+        count = len(layers)
+        names = ", ".join(layer.name for layer in layers[:5]) + (", ..." if count > 5 else "")
+        engine = self._spec.engine
+        self._builder.progress(f"{self._name}: {engine} INT8 with {counted(count, 'layer')} in float ({names})")
+        try:
+            built = self._builder.build(self._with_float(layers))
+        except (BuildFailed, EngineFailed) as error:
+            self._builder.progress(f"{self._name}: {error.message}")
+            return Attempt(count, passed=False, drop=None)
+        return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
+
+    def _with_float(self, layers: Sequence[Layer]) -> BuildSpec:
+        # The order by harm stays: the cache's key and the receipt show it.
+        return replace(self._spec, float_layers=tuple(layers))
 
 
 def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
-    """Return how `spec` is quantized, as closely as a Q/DQ graph can describe it."""
+    """Return the Q/DQ recipe that is nearest to the quantization of `spec`."""
     recipe = builder_for(spec.engine).recipe(builder.evaluation.source, spec.profile)
     return replace(recipe, ops=HEAVY_OPS) if spec.recipe in HEAVY_RECIPES else recipe
 
 
-def _fewest(
-    builder: CandidateBuilder, spec: BuildSpec, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
-) -> tuple[Candidate | None, bool]:
-    """Return the passing candidate with the fewest `worst` in float, and whether the budget ran out."""
-    # Counts of layers. Every known count up to `fails` fails; `passes` is 0 while no passing count is known.
-    fails, passes = 0, 0
-    most = len(worst) - 1  # with all layers in float, nothing would be INT8
-    while most > 0 and passes != fails + 1:
-        if passes:
-            count = (fails + passes) // 2
-        elif fails == most:
-            return None, False
-        else:
-            count = min(max(1, 2 * fails), most)
-        attempt = next((known for known in saved.attempts if known.count == count), None)
-        if attempt is None:
-            if budget.spent:
-                break
-            budget.take()
-            attempt = _attempt(builder, spec, worst, count)
-            saved.add_attempt(attempt)
-        if attempt.passed:
-            passes = count
-        elif attempt.share is not None and attempt.share < share_min:
-            return None, False
-        else:
-            fails = count
-    spent = most > 0 and passes != fails + 1
-    return (builder.build(_spec_with_float(spec, worst, passes)) if passes else None), spent
-
-
-def _attempt(builder: CandidateBuilder, spec: BuildSpec, worst: Sequence[Layer], count: int) -> Attempt:
-    name = spec.profile.name
-    layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
-    builder.progress(f"{name}: {spec.engine} INT8 with {counted(count, 'layer')} in float ({layers})")
-    try:
-        built = builder.build(_spec_with_float(spec, worst, count))
-    except (BuildFailed, EngineFailed) as error:
-        builder.progress(f"{name}: {error.message}")
-        return Attempt(count, passed=False, drop=None)
-    return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
-
-
-def _spec_with_float(spec: BuildSpec, worst: Sequence[Layer], count: int) -> BuildSpec:
-    # Sorted by harm: the cache's key and the receipt show this order.
-    return replace(spec, float_layers=tuple(worst[:count]))
-
-
 class _Saved:
-    """Measurements in files beside the build cache. A file that cannot be read or written only costs time."""
+    """The measurements, in files beside the build cache. A file that cannot be read or written costs time."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec) -> None:
         evaluation = builder.evaluation
@@ -199,9 +224,10 @@ class _Saved:
         judged_by = [*samples, repr(evaluation.limits), metric, repr(reference.detect)]
         judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()
         folder = builder.cache.folder.with_name("search")
-        self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
+        self._harms_file = folder / f"{made_of}.harms.json"
+        self._attempts_file = folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
-        # The user's own metric may have changed since the attempts were saved.
+        # The user's own metric may differ from the metric of the saved attempts.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(**entry) for entry in kept]
 

@@ -1,4 +1,4 @@
-"""The recipes of INT8, tried in turn in one engine until one loses next to nothing."""
+"""The recipes of INT8: an engine tries them in turn until the loss of one is very small."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edgert_deploy.packager.builders import FIRST_RECIPE, BuildSpec, builder_for
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-# EngineFailed: a quantizer may write a file that its own engine does not load.
+# EngineFailed: a quantizer may write a file that its own engine cannot load.
 CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
-# A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
+# A recipe that loses at most this share of the limit ends the search, because a later recipe can hardly lose less.
 GOOD_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class NotBuilt:
-    """A recipe of INT8, or another precision, that an engine's tools refused, and why."""
+    """A recipe of INT8, or another precision, that could not be built, and the reason."""
 
     engine: str
     how: str
@@ -28,9 +28,16 @@ class NotBuilt:
 def best_recipe(
     builder: CandidateBuilder, spec: BuildSpec, pinned: str, not_built: list[NotBuilt]
 ) -> tuple[Candidate, list[Candidate]]:
-    """Try recipes until INT8 loses next to nothing; return the best, and the others that were built.
+    """Build INT8 by one recipe after another until the loss is very small.
 
-    An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
+    Returns the best candidate, and the other candidates that were built. Raises the first error if no recipe can be
+    built.
+
+    Args:
+        builder: The builder of all candidates.
+        spec: The artifact, without a recipe.
+        pinned: The only recipe to try in an engine that has this recipe; "": try all recipes.
+        not_built: Gets each recipe that cannot be built.
     """
     name = spec.profile.name
     built: list[Candidate] = []
@@ -39,7 +46,7 @@ def best_recipe(
         try:
             built.append(builder.build(with_recipe(spec, recipe)))
         except CANNOT_BE_BUILT as error:
-            builder.tell_failure(f"{name}: no {spec.engine} int8 ({recipe})", error)
+            builder.report_failure(f"{name}: no {spec.engine} int8 ({recipe})", error)
             failures.append(error)
             not_built.append(NotBuilt(spec.engine, recipe, error.message))
             continue
@@ -54,10 +61,11 @@ def best_recipe(
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-    """Sort passing candidates first, among them full INT8 before partly float, then by the loss.
+    """Return a key that sorts candidates, the best first.
 
-    Candidates that pass only because almost nothing is in INT8 come last; mixed precision may do better with a recipe
-    that failed.
+    Candidates that pass come first: full INT8, then partly float, each by the loss. Candidates that fail follow.
+    Candidates that pass only because almost nothing is in INT8 come last, because mixed precision may do better with a
+    recipe that failed.
     """
     passed = candidate.passed
     partly = passed and candidate.artifact.is_partly_float
@@ -65,7 +73,7 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
 
 
 def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
-    """Return the recipes to try: the `pinned` one alone if the engine has it."""
+    """Return the recipes to try: only `pinned` if the engine has this recipe."""
     maker = builder_for(engine)
     if is_kept(source, engine) or not takes(source, engine):
         return (FIRST_RECIPE,)

@@ -1,1 +1,1 @@
-"""Child processes with limits, in which vendors' tools run; their output, and the folder of a build."""
+"""Child processes for vendors' tools, the output of these tools, and the folder of a build."""

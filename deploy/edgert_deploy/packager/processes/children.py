@@ -1,7 +1,7 @@
-"""The children of a build: vendors' engines and tools run there, because native code may crash.
+"""The children of a build: the processes of vendors' engines and tools, whose native code may crash.
 
 One child stays for the next request, because a new child needs 1 to 2 s to import its tools. Requests are pickled.
-Answers are JSON and arrays, so that a hostile model that controls a child cannot run code in the command.
+Answers are JSON and arrays. So a hostile model that controls a child cannot run code in the command.
 """
 
 from __future__ import annotations
@@ -27,38 +27,41 @@ from edgert_deploy.packager.processes.sandbox import Answer, ChildFailed, Progre
 
 LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
 ALIGNMENT_BYTES = 64
-HELD_MAX = 4  # the hold-out, and parts of it
+STORED_MAX = 4  # enough for the hold-out and its parts
 
 _idle: list[sandbox.Child] = []
 _all: set[sandbox.Child] = set()
 _lock = threading.Lock()
 
 
-def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
+def call(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
     """Return the answer of `function` ("module:name") in a child. Raises ChildFailed and its EdgeRTErrors."""
-    with _lent_child() as child:
-        return child.ask(function, request, payload, LIMITS, progress)
+    with _idle_or_new_child() as child:
+        return child.call(function, request, payload, LIMITS, progress)
 
 
 def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
-    """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
+    """Return the arrays that `function(value, *given)` returns in a child. Raises the errors of `call`.
 
-    Raises as `ask` does. The arrays in `value` may be larger than the memory. So they go through a file, which is
-    written once for the same object.
+    Args:
+        function: The function's name, as "module:name".
+        value: A value whose arrays may be larger than the memory. The child reads these arrays from a file. The file is
+            written once for the same object.
+        given: Further arguments, which are pickled.
     """
-    held = _held_for(value)
+    stored = _stored_for(value)
     with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:
-        request = {"call": function, "folder": folder, "held": str(held.path), "places": held.places}
-        answer, _ = ask(f"{__name__}:arrays_in_child", request, pickle.dumps((held.pickled, given)))
+        request = {"call": function, "folder": folder, "stored": str(stored.path), "places": stored.places}
+        answer, _ = call(f"{__name__}:arrays_in_child", request, pickle.dumps((stored.pickled, given)))
         return [np.load(Path(folder) / f"{i}.npy", allow_pickle=False) for i in range(int(answer["arrays"]))]
 
 
 def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
-    """Call the function and write its arrays: a child's side of `arrays_of`."""
+    """Call the function and write its arrays: the child's side of `arrays_of`."""
     folder = Path(request["folder"])
     put_temporary_files_into(folder)
     pickled, given = pickle.loads(payload)
-    kept = pickle.loads(pickled, buffers=_mapped(Path(request["held"]), request["places"]))
+    kept = pickle.loads(pickled, buffers=_mapped(Path(request["stored"]), request["places"]))
     arrays = pkgutil.resolve_name(request["call"])(kept, *given)
     for i, array in enumerate(arrays):
         np.save(folder / f"{i}.npy", array, allow_pickle=False)
@@ -66,7 +69,7 @@ def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _StoredValue:
     """A value, and the file with its arrays."""
 
     value: Any
@@ -75,30 +78,30 @@ class _Held:
     places: list[tuple[int, int]]  # start and end of each array
 
 
-_helds: list[_Held] = []  # the most recently used one first
+_stored_values: list[_StoredValue] = []  # the most recently used one first
 
 
-def _held_for(value: Any) -> _Held:
-    held_value = next((held for held in _helds if held.value is value and held.path.exists()), None) or _write_held(
-        value
-    )
-    _helds[:] = [held_value, *(held for held in _helds if held is not held_value)]
-    while len(_helds) > HELD_MAX:
-        _helds.pop().path.unlink(missing_ok=True)
-    return held_value
+def _stored_for(value: Any) -> _StoredValue:
+    """Return `value` with its file. Write a missing file, and keep the STORED_MAX last used files."""
+    known = (each for each in _stored_values if each.value is value and each.path.exists())
+    stored = next(known, None) or _write_stored(value)
+    _stored_values[:] = [stored, *(each for each in _stored_values if each is not stored)]
+    while len(_stored_values) > STORED_MAX:
+        _stored_values.pop().path.unlink(missing_ok=True)
+    return stored
 
 
-def _write_held(value: Any) -> _Held:
+def _write_stored(value: Any) -> _StoredValue:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
-    # The file is in the folder of the build; the build removes it.
-    with tempfile.NamedTemporaryFile(prefix="edgert-held-", delete=False) as file:
+    # The build removes its folder and so this file.
+    with tempfile.NamedTemporaryFile(prefix="edgert-stored-", delete=False) as file:
         for buffer in buffers:
             file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)
             begin = file.tell()
             file.write(buffer.raw())
             places.append((begin, file.tell()))
-    return _Held(value, pickled, Path(file.name), places)
+    return _StoredValue(value, pickled, Path(file.name), places)
 
 
 def _mapped(path: Path, places: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -108,12 +111,12 @@ def _mapped(path: Path, places: Sequence[tuple[int, int]]) -> list[memoryview]:
 
 
 def put_temporary_files_into(folder: Path) -> None:
-    """Let this child write its temporary files into `folder`, which its parent removes."""
+    """Let this child write its temporary files into `folder`. The parent removes the folder."""
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
 
 def cause_text(failed: ChildFailed) -> str:
-    """Return the fault of a child that did not answer, as the predicate of a sentence."""
+    """Return the cause of a child's failure as the predicate of a sentence."""
     return {
         "crash": f"crashed ({failed.detail})",
         "memory": "ran out of memory",
@@ -124,14 +127,18 @@ def cause_text(failed: ChildFailed) -> str:
 
 
 def kill_busy_children() -> None:
+    """Kill each child with a request in progress."""
     with _lock:
         for child in _all.difference(_idle):
             child.kill()
 
 
 @contextmanager
-def _lent_child() -> Iterator[sandbox.Child]:
-    """Yield an idle child, or a new one. Keep at most one child, and only if it answered its request."""
+def _idle_or_new_child() -> Iterator[sandbox.Child]:
+    """Yield an idle child, or a new child.
+
+    Afterwards, the child stays if it answered its request, and if no other child is idle.
+    """
     with _lock:
         child = _idle.pop() if _idle else sandbox.Child()
         _all.add(child)
@@ -149,5 +156,5 @@ def _lent_child() -> Iterator[sandbox.Child]:
 def _close() -> None:
     for child in _idle:
         child.close()
-    for held in _helds:
-        held.path.unlink(missing_ok=True)
+    for stored in _stored_values:
+        stored.path.unlink(missing_ok=True)

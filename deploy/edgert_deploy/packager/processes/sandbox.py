@@ -1,8 +1,8 @@
-"""Child processes for native code that reads users' models: a crash there does not end the command.
+"""Child processes for native code that reads users' models, so that a crash does not end the command.
 
-Requests and answers are frames: JSON, then a payload. The parent reads nothing else from a child, so that a hostile
-model that controls the child cannot run code in the parent. A child limits its own memory and processor time before it
-handles a request. It ends whenever its parent ends, because its standard input then closes.
+Requests and answers are frames: JSON, then a payload. The parent reads nothing else from a child. So a hostile model
+that controls the child cannot run code in the parent. A child limits its own memory and processor time before it
+handles a request. It ends when its parent ends, because its standard input then closes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from edgert.machine import prefer_for_oom
 from edgert.printable import in_short
 
 LENGTH_BYTES = 8
-STDERR_BYTES_MAX = 64 * 1024  # kept of a child's output, from the end
-# The longest wait for an answer, in units of the limit of processor time.
+STDERR_BYTES_MAX = 64 * 1024  # of the end of a child's output
+# The longest wait for an answer is this number times the limit of processor time.
 WAIT_TIMES = 20
 
 Answer = tuple[dict[str, Any], bytes]
@@ -39,22 +39,23 @@ Function = Callable[[dict[str, Any], bytes, Progress], Answer]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request: `time_s` of processor time, `memory_bytes` of address space (0: none)."""
+    """The limits of one request: `time_s` of processor time, `memory_bytes` of memory (0: no limit)."""
 
     memory_bytes: int
     time_s: int
 
 
 class ChildFailed(Exception):
-    """A child did not answer. `detail` is the signal's name, the last line printed, or the error's text."""
+    """A child did not answer. `detail` is the signal's name, the last printed line, or the error's text."""
 
     def __init__(self, cause: Literal["crash", "memory", "time", "wait", "error"], detail: str) -> None:
         super().__init__(f"{cause}: {detail}")
-        self.cause, self.detail = cause, detail
+        self.cause = cause
+        self.detail = detail
 
 
 class Child:
-    """A process that answers one request at a time; close it after a failure or an interruption."""
+    """A process that answers one request at a time. After a failure or an interruption, close it."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.idle = True  # no request failed, and none is in progress
@@ -70,7 +71,7 @@ class Child:
             start_new_session=True,  # only the parent sees Ctrl-C, and ends the child
         )
 
-    def ask(
+    def call(
         self,
         function: str,
         request: dict[str, Any],
@@ -78,7 +79,15 @@ class Child:
         limits: Limits,
         progress: Progress = lambda _: None,
     ) -> Answer:
-        """Return the answer of `function` ("module:name"). Raises ChildFailed, and the child's EdgeRTErrors."""
+        """Return the answer of a function in the child. Raises ChildFailed, and the child's EdgeRTErrors.
+
+        Args:
+            function: The function's name, as "module:name".
+            request: The JSON object for the function.
+            payload: The bytes for the function.
+            limits: The limits of the request.
+            progress: Gets each line that the function reports.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.idle, overdue = False, threading.Event()
@@ -95,7 +104,7 @@ class Child:
         finally:
             timer.cancel()
         self.idle = True
-        return checked(*answer)
+        return answer_or_error(*answer)
 
     def kill(self, overdue: threading.Event | None = None) -> None:
         if overdue is not None:
@@ -110,7 +119,7 @@ class Child:
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._stderr):
             assert file is not None
-            with contextlib.suppress(OSError):  # the child did not read the whole request
+            with contextlib.suppress(OSError):  # raised if the child did not read the whole request
                 file.close()
 
     def _printed(self) -> str:
@@ -133,22 +142,22 @@ def serve() -> None:
     while True:
         head, payload = requests.get()
         restrict(Limits(**head["limits"]))
-        answer = answered(pkgutil.resolve_name(head["call"]), head["with"], payload, progress)
+        answer = answer_of(pkgutil.resolve_name(head["call"]), head["with"], payload, progress)
         del payload
         write_frame(answers, *answer)
         del answer
 
 
 def _receive(requests: queue.SimpleQueue[Answer]) -> None:
-    # Not sys.stdin: if a thread holds its lock when Python ends, Python aborts.
+    # Not sys.stdin, because Python aborts if it ends while a thread holds the lock of sys.stdin.
     with os.fdopen(os.dup(0), "rb") as file, contextlib.suppress(EOFError):
         while True:
             requests.put(read_frame(file))
     os._exit(1)
 
 
-def answered(function: Function, request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
-    """Return the answer of `function`; an error of any kind is an answer too."""
+def answer_of(function: Function, request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
+    """Return the answer of `function`. An error of any class becomes an answer, too."""
     try:
         return function(request, payload, progress)
     except EdgeRTError as error:
@@ -161,8 +170,8 @@ def answered(function: Function, request: dict[str, Any], payload: bytes, progre
         return {"error": in_short(error)}, b""
 
 
-def checked(answer: dict[str, Any], payload: bytes) -> Answer:
-    """Return a good answer, or raise the error that it reports."""
+def answer_or_error(answer: dict[str, Any], payload: bytes) -> Answer:
+    """Return the answer, or raise the error that the answer reports."""
     if "memory" in answer:
         raise ChildFailed("memory", "")
     if "code" in answer:
@@ -173,10 +182,10 @@ def checked(answer: dict[str, Any], payload: bytes) -> Answer:
 
 
 def failure(code: int, printed: str) -> ChildFailed:
-    """Return the reason why a child ended, from its exit `code` and what it `printed`."""
+    """Return the reason for a child's end, from its exit `code` and the text that it `printed`."""
     lines = printed.strip().splitlines() or ["no message"]
     if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
-        return ChildFailed("memory", "")  # killed from outside: the machine itself ran out of memory
+        return ChildFailed("memory", "")  # the kernel kills a process if the machine runs out of memory
     if code == -signal.SIGXCPU:
         return ChildFailed("time", "")
     if code < 0:
@@ -186,7 +195,7 @@ def failure(code: int, printed: str) -> ChildFailed:
 
 
 def restrict(limits: Limits) -> None:
-    """Apply `limits` to this process, with time counted from now. A crash leaves no core file."""
+    """Apply `limits` to this process. The time counts from now. A crash leaves no core file."""
     if limits.memory_bytes:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         memory = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
@@ -195,8 +204,8 @@ def restrict(limits: Limits) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     until = int(used.ru_utime + used.ru_stime) + limits.time_s
     until = until if hard == resource.RLIM_INFINITY else min(until, hard - 1)
-    # A memory limit cannot be raised again. So a child with a memory limit serves one request; its time limit is final,
-    # too.
+    # A process cannot raise its memory limit again. So a child with a memory limit serves one request, and its time
+    # limit is final, too.
     resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1 if limits.memory_bytes else hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -1,7 +1,7 @@
 """Silences vendors' tools, which print banners and write files to the working folder.
 
-Standard output belongs to the command's result (`--json` must stay JSON). While such a tool runs, file descriptors 1
-and 2 point to a temporary file, which silences native code too.
+Standard output belongs to the command's result (`--json` must stay JSON). While a vendor's tool runs, file descriptors
+1 and 2 point to a temporary file. This also silences native code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Make `folder` the process's working folder: some tools write files there unasked."""
-    before = os.open(".", os.O_PATH)  # stays valid if the folder is renamed or removed
+    """Make `folder` the process's working folder, because some tools write files into the working folder."""
+    before = os.open(".", os.O_PATH)  # the descriptor stays valid if the folder is renamed or removed
     try:
         os.chdir(folder)
         yield

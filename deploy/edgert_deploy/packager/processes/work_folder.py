@@ -1,7 +1,7 @@
-"""The temporary folder of a build: the build checks its space, and errors about a full disk name it.
+"""The temporary folder of a build: errors about a full disk name this folder.
 
-Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it.
-After SIGKILL the folder stays, but its lock is free: the next build removes the folder.
+Every temporary file of a build, its tools and its children is in this folder. A build holds the lock of a file in the
+folder. After SIGKILL the folder stays, but the lock is free. So the next build removes the folder.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
-    """Yield a temporary folder; remove it afterwards, also if SIGTERM ends the build.
+    """Yield a temporary folder. Remove the folder afterwards, also if SIGTERM ends the build.
 
-    Until then, this process and its child processes write all temporary files into it. Raises BuildFailed if
-    its disk has less than `needed` bytes free, or becomes full.
+    While the folder exists, this process and its child processes write all temporary files into it. Raises BuildFailed
+    if the disk of the folder has less than `needed` bytes free, or becomes full.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
     with _sigterm_interrupts(), tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(folder := Path(name)):
@@ -54,7 +54,7 @@ def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> It
 def _locked(folder: Path) -> FileIO:
     """Lock the build's folder.
 
-    The lock file gets its name only once it is locked, because other builds remove unlocked folders.
+    The lock file gets its name after it is locked, because other builds remove folders with an unlocked lock file.
     """
     lock = locked(folder / f"{LOCK}.new")
     (folder / f"{LOCK}.new").rename(folder / LOCK)
@@ -62,9 +62,9 @@ def _locked(folder: Path) -> FileIO:
 
 
 def _remove_abandoned(temporary: Path) -> None:
-    """Remove this user's folders of builds that were killed."""
+    """Remove this user's folders of killed builds."""
     for folder in temporary.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # its build has just removed it
+        with suppress(OSError):  # the folder's build has just removed it
             lock = (folder / LOCK).lstat()
             if lock.st_uid == os.geteuid() and not is_locked(folder / LOCK):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -86,7 +86,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does. By default, SIGTERM would end the process at once."""
+    """Let SIGTERM end the block like Ctrl-C. By default, SIGTERM ends the process at once."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
@@ -106,5 +106,5 @@ def _is_full(error: OSError | EdgeRTError) -> bool:
 def _too_small(folder: Path, left: int, needed: int) -> BuildFailed:
     return BuildFailed(
         f"the folder for temporary files, {folder.parent}, has {size_text(left)} free, and this build needs about "
-        f"{size_text(needed)} there: free some space, or set TMPDIR=/folder/on/a/larger/disk"
+        f"{size_text(needed)}: free some space, or set TMPDIR=/folder/on/a/larger/disk"
     )

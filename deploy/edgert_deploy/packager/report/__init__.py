@@ -1,6 +1,6 @@
-"""The report on a bundle: gathered once, then shown as text, JSON or an HTML page.
+"""The report on a bundle: its data, which commands show as text or JSON, and page.py as HTML.
 
-`gather` reads the signed manifest, the receipt and the artifacts; the commands and page.py only show it.
+`gather` reads the signed manifest, the receipt and the artifacts once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edgert_deploy.packager.receipt import PATH, read_receipt
 
 Receipt = dict[str, Any]
 
-# The parts of a receipt that the report shows, and the keys that each entry needs. Another tool may have written the
-# receipt.
+# The parts of a receipt in the report, and the keys that each entry needs. The report checks them, because another tool
+# may have written the receipt.
 PARTS = {
     "targets": ("profile",),
     "candidates": ("id", "engine", "kind", "size_bytes", "packed", "passed", "accuracy"),
@@ -36,8 +36,13 @@ PARTS = {
 class GoldenAgreement:
     """The difference of two artifacts' answers to the golden samples, in the output that differs most.
 
-    `difference` is the largest of any element, `tolerance` the allowed difference of a device from `artifact`.
-    `same_class` is the share of samples for which both put the same class first, None if the output holds no scores.
+    Attributes:
+        artifact: The id of the one artifact.
+        other: The id of the other artifact.
+        output: The name of the output.
+        difference: The largest difference of any element.
+        tolerance: The difference from `artifact` that a device may have.
+        same_class: The share of samples with the same top class in both; None if the output holds no scores.
     """
 
     artifact: str
@@ -50,7 +55,7 @@ class GoldenAgreement:
 
 @dataclass(frozen=True)
 class Report:
-    """All facts about a bundle. `receipt` is {} if it has none."""
+    """All facts about a bundle. `receipt` is {} for a bundle without a receipt."""
 
     manifest: Manifest
     digest: str
@@ -73,7 +78,7 @@ class Report:
         }
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Return all candidates, packed or not; if the receipt lacks them, the manifest's artifacts."""
+        """Return all candidates, packed or not. Without a receipt, return the manifest's artifacts."""
         if entries := self.receipt.get("candidates"):
             return list(entries)
         return [
@@ -90,12 +95,12 @@ class Report:
         ]
 
     def times(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return (target, times of a candidate, or the error that prevented them)."""
+        """Return (target, times of a candidate) for each timed candidate. An error may replace the times."""
         targets = self.receipt.get("targets", [])
         return [(target["profile"], timing) for target in targets for timing in target.get("times", [])]
 
     def harms(self) -> list[tuple[str, list[dict[str, Any]]]]:
-        """Return by engine the layers that a search for mixed precision measured, the most harmed first."""
+        """Return (engine, layers) for each search for mixed precision, the most harmful layer first."""
         by_engine = {}
         for target in self.receipt.get("targets", []):
             for search in target.get("mixed_precision", []):
@@ -103,12 +108,12 @@ class Report:
         return sorted(by_engine.items())
 
     def worst_activations(self, count: int) -> list[dict[str, Any]]:
-        """Return the layers whose own answers lose most in 8 bits."""
+        """Return the `count` layers whose own answers lose most in 8 bits."""
         return sorted(self.receipt.get("activations", []), key=lambda one: float(one["sqnr_db"]))[:count]
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:
-    """Read an open bundle. Raises BundleCorrupt for a changed file, BundleError if unreadable."""
+    """Return the report on an open bundle. Raises BundleCorrupt for a changed file, else BundleError."""
     manifest = bundle.manifest
     with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
         bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))
@@ -125,11 +130,11 @@ def gather(bundle: Bundle, size_bytes: int) -> Report:
 
 
 def _checked(receipt: Receipt) -> Receipt:
-    """Return `receipt`. Raises BundleError for a part of another shape."""
+    """Return `receipt`. Raises BundleError for a part with another form."""
     for part, keys in PARTS.items():
         entries = receipt.get(part, [])
         if not isinstance(entries, list):
-            raise BundleError(f"the bundle's {PATH} has {part!r}, but not as a list: build the bundle again")
+            raise BundleError(f"the bundle's {PATH} has a {part!r} that is no list: build the bundle again")
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict) or (missing := [key for key in keys if key not in entry]):
                 what = f"lacks {', '.join(missing)}" if isinstance(entry, dict) else "is no object"
@@ -151,12 +156,12 @@ def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, fol
 
 
 def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
-    """Return {kind of layer: {dtype: count}}, the most frequent first; empty if no reader understands it."""
+    """Return {kind of layer: {dtype: count}}, the most frequent first; {} if no reader can read the file."""
     counts: dict[str, Counter[str]] = {}
     try:
         for kind, precision, _ in builder_for(engine).layers(path) if engine in BUILDERS else ():
             counts.setdefault(kind, Counter())[precision] += 1
-    except Exception:  # noqa: BLE001 - a file from anywhere, read by four parsers; its content is checked elsewhere
+    except Exception:  # noqa: BLE001 - four parsers read a file of any origin; other code checks its content
         return {}
     ordered = sorted(counts, key=lambda kind: (-sum(counts[kind].values()), kind))
     return {kind: dict(counts[kind].most_common()) for kind in ordered}

@@ -1,7 +1,7 @@
-"""Compares two bundles: their differences, and the files that a device with one lacks of the other.
+"""Compares two bundles: their differences, and the files that a device with the old bundle lacks.
 
 The manifests are compared field by field as JSON, so that fields of later versions are compared too. Entries of lists
-are matched by their name (an artifact's id, a target's profile, a file's path).
+are matched by their name: an artifact's id, a target's profile, a file's path.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgert.bundle.manifest import Manifest, TargetEntry
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.rollout.delta import lacking, packed, predecessors
 
-# The field that names an entry of a list of objects.
+# The fields that may name an entry in a list of objects.
 NAMED_BY = ("id", "profile", "path", "name")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field, as `artifacts.tflite-int8.precision`; `before` or `after` is None if it was absent."""
+    """A changed field, such as `artifacts.tflite-int8.precision`. The value of an absent field is None."""
 
     field: str
     before: Any
@@ -34,10 +34,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Fetch:
-    """The files that a device with one release fetches for the other: it lacks their content.
+    """The files that a device with the old release fetches for the new release.
 
-    `size_bytes` is their size, `compressed_bytes` what `edgert deploy` sends for them (compressed patches),
-    `whole_bytes` everything that the target needs.
+    Attributes:
+        target: The profile of the device.
+        files: The number of files.
+        size_bytes: The size of the files.
+        compressed_bytes: The size of the compressed patches that `edgert deploy` sends.
+        whole_bytes: The size of all files that the target needs.
     """
 
     target: str
@@ -49,7 +53,10 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The `changes` of the manifests, and of the `receipts`, none if one bundle has no receipt."""
+    """The changes of manifest and receipt, and the files to fetch.
+
+    `receipts` is empty if one bundle has no receipt.
+    """
 
     changes: tuple[Change, ...]
     fetches: tuple[Fetch, ...]
@@ -57,7 +64,7 @@ class Comparison:
 
 
 def compare(before: Bundle, after: Bundle) -> Comparison:
-    """Compare two open bundles. Raises BundleCorrupt for a file that differs from the signed one."""
+    """Compare two open bundles. Raises BundleCorrupt for a file that differs from the signed file."""
     changes = tuple(_changes("", _by_name(_value(before.manifest)), _by_name(_value(after.manifest))))
     with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
         old, new = Path(folder) / "before", Path(folder) / "after"
@@ -71,7 +78,15 @@ def compare(before: Bundle, after: Bundle) -> Comparison:
 
 
 def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new: Path) -> Fetch:
-    """Return the Fetch of a device of `target` with `before`; `old` and `new` are the unpacked bundles."""
+    """Return the files that a device fetches.
+
+    Args:
+        before: The manifest that the device has.
+        after: The manifest that the device gets.
+        target: The entry of the device's profile in `after`.
+        old: The folder of the unpacked old bundle.
+        new: The folder of the unpacked new bundle.
+    """
     was = next((t for t in before.targets if t.profile == target.profile), None)
     has = {entry.sha256: entry for entry in before.files_for(was)} if was is not None else {}
     lacks = lacking(after, target, has)
@@ -98,7 +113,7 @@ def _value(manifest: Manifest) -> dict[str, Any]:
 
 
 def _by_name(value: Any) -> Any:
-    """Return `value` with each list of named objects as an object by these names."""
+    """Return `value` with each list of named objects changed to {name: object}."""
     if isinstance(value, dict):
         return {key: _by_name(inner) for key, inner in value.items()}
     if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):

@@ -1,4 +1,4 @@
-"""The inputs, outputs and rules of a bundle in the lines that bundle inspect and the page show."""
+"""The lines about inputs, outputs and rules of a bundle, for `edgert bundle inspect` and the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS_SHOWN_MAX = 12
 
 
 def meaning(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield each fact's kind and text: tensors, state, buckets, the rules before and after the model."""
+    """Yield (kind, text) of each fact: tensors, state, buckets, the rules before and after the model."""
     yield from (("input", f"{spec.name} {spec.form}") for spec in manifest.inputs)
     yield from (("output", f"{spec.name} {spec.form}") for spec in manifest.outputs)
     if manifest.state:

@@ -1,7 +1,7 @@
 """The plots: small SVG pictures in table cells, beside the numbers that they show.
 
-A picture contains no text: it scales with its cell, and a screen reader finds everything in the table. Colours are
-classes of the page's style sheet, and follow the colour scheme.
+A picture contains no text, because it scales with its cell. A screen reader finds all numbers in the table. Colours are
+classes of the page's style sheet, so they follow the colour scheme.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def segments(parts: Sequence[tuple[str, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis linear near 0 and logarithmic beyond `unit` (asinh): small and large ranges show."""
+    """An axis that is linear near 0 and logarithmic beyond `unit` (asinh), for small and large ranges."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Scale:
-        """Return the scale that shows all of `values` and 0; its unit is the median of their magnitudes."""
+        """Return the scale from the lowest value to the highest, with 0. Its unit is the median magnitude."""
         magnitudes = sorted(abs(value) for value in values if value)
         unit = magnitudes[len(magnitudes) // 2] if magnitudes else 1.0
         return cls(min(0.0, *values), max(0.0, *values), unit)
@@ -58,7 +58,7 @@ class Scale:
 
 
 def spread(scale: Scale, low: float, high: float, quantiles: Sequence[float]) -> str:
-    """Return a range: a thin line for all values, a thick one for most, marks at the median and at 0."""
+    """Return a range: a thin line for all values, a thick line for most, marks at the median and at 0."""
     inner_low, median, inner_high = (scale.at(value) for value in quantiles)
     zero, left, right = scale.at(0.0), scale.at(low), scale.at(high)
     return _svg(

@@ -80,7 +80,7 @@ def _candidates(report: Report) -> str:
 
 
 def _by_group(report: Report, key: str, heading: str) -> str:
-    """Show the artifact with the largest loss of a group, and fold the others away."""
+    """Return the artifact with the largest loss of a group, and the other artifacts folded away."""
     candidates = [candidate for candidate in report.candidates() if candidate["packed"] and candidate.get(key)]
     candidates.sort(key=lambda candidate: (min(map(_group_change, candidate[key])), candidate["id"]))
     if not candidates:
@@ -156,8 +156,8 @@ def _harm(report: Report) -> str:
     if not parts and (worst := report.worst_activations(ROWS_SHOWN_MAX)):
         parts = [_harm_table("The layers whose own answers lose most to 8 bits", worst, "layer")]
         lead = (
-            "<p>INT8 passed, so no layer was measured alone. These are the layers whose own answers lose most when "
-            "rounded to 8 bits; the accuracy above includes what later layers make of that noise.</p>"
+            "<p>INT8 passed, so no layer was measured alone. The table has the layers whose own answers lose most when "
+            "they are rounded to 8 bits. The accuracy above includes the effect of this noise on later layers.</p>"
         )
     floats = [
         f"<li>{code(candidate['id'])}: {escape(', '.join(candidate['float_layers']))}</li>"
@@ -200,10 +200,11 @@ def _ranges(report: Report) -> str:
         for activation in ranges
     ]
     lead = (
-        "<p>The values between the layers of the FP32 model on calibration samples, in the order of the graph. All share "
-        "one axis, logarithmic away from 0. SQNR: signal to noise of the layer's own answer rounded to 8 bits.</p>"
+        "<p>The values between the layers of the FP32 model on calibration samples, in the order of the graph. All ranges "
+        "share one axis, which is logarithmic away from 0. SQNR is the signal to noise ratio of the layer's own answer, "
+        "rounded to 8 bits.</p>"
     )
-    key = legend([("most", "99.8 % of the values"), ("", "line: all of them; tick: the median")])
+    key = legend([("most", "99.8 % of the values"), ("", "line: all values; tick: the median")])
     return lead + key + table("Activation ranges", "Layer|Kind|Range~|Least#|Greatest#|SQNR, dB#", rows)
 
 

@@ -17,15 +17,18 @@ def code(text: str) -> Cell:
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Return a key of (class, text)."""
+    """Return a legend of (class, text)."""
     items = [f"<li>{f'<i class={name!r}></i>' if name else ''}{escape(text)}</li>" for name, text in entries]
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that scrolls by itself, with all but ROWS_SHOWN_MAX rows folded away.
+    """Return a table that scrolls in its own box. The rows after ROWS_SHOWN_MAX are folded away.
 
-    `columns` are headings with `|` between them; `#` behind one means numbers, `~` plots.
+    Args:
+        caption: The text above the table.
+        columns: The headings, separated by `|`. A `#` after a heading marks a column of numbers, a `~` one of plots.
+        rows: The cells of each row.
     """
     parsed = [(name.rstrip("#~"), CLASSES.get(name[-1:], "")) for name in columns.split("|")]
     first = _table_of(caption, parsed, rows[:ROWS_SHOWN_MAX])

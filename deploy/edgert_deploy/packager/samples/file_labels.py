@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -35,15 +36,28 @@ class Timing(NamedTuple):
     length_s: float
 
 
-def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
-    """Return the array LABELS with the class of each file: from the table, else from its folder.
+@dataclass(frozen=True)
+class Labelling:
+    """How the labels of files are read.
 
-    If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. The result is empty
-    if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another
-    table.
+    Attributes:
+        class_names: The order of the classes; if empty, the order is alphabetical.
+        transcripts: The labels are texts, because the model writes text.
     """
-    path, has_table = folder / LABELS_TABLE, _has_table(folder)
-    if transcripts:
+
+    class_names: Sequence[str] = ()
+    transcripts: bool = False
+
+
+def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arrays:
+    """Return the class of each file as LABELS, or its text as TRANSCRIPTS.
+
+    The class is from the table, else it is the name of the file's folder. A text is from the table only. The result is
+    empty if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in a
+    table of another name.
+    """
+    path, has_table, class_names = folder / LABELS_TABLE, _has_table(folder), labelling.class_names
+    if labelling.transcripts:
         texts = _of_files(path, files, read_transcripts(path)) if has_table else None
         return {} if texts is None else {TRANSCRIPTS: np.array(texts, np.str_)}
     if has_table:
@@ -51,30 +65,41 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
     classes = _by_folder(folder, files, class_names)
     if classes is None and (others := [folder / name for name in OTHER_TABLES if (folder / name).exists()]):
         raise CalibrationInvalid(
-            f"EdgeRT does not read {others[0]}, and the folder has no other labels. If its columns are file_name,label, copy "
-            f"it to {path}. Otherwise write {path} with a line `file,label` for each file. If you need no labels, remove it"
+            f"EdgeRT does not read {others[0]}, and the folder has no other labels. If the columns of this table are "
+            f"file_name,label, copy it to {path}. Otherwise write {path} with a line `file,label` for each file. If you need "
+            "no labels, remove the table"
         )
     return {} if classes is None else {LABELS: classes}
 
 
 def labels_of_windows(
-    folder: Path, files: Sequence[Path], class_names: Sequence[str], counts: Sequence[int], timing: Timing
+    folder: Path, files: Sequence[Path], labelling: Labelling, counts: Sequence[int], timing: Timing
 ) -> Arrays:
-    """Return LABELS of the recordings' windows, `counts` of each: from the file or from a labelled part.
+    """Return the class of each window of the recordings `files` as LABELS. Raises CalibrationInvalid.
 
-    A part labels a window if they share at least half of the shorter one. Raises CalibrationInvalid.
+    A window has the class of its recording, unless the table labels a part of the recording. The label of a part counts
+    for a window if the shared time is at least half of the shorter of the two.
+
+    Args:
+        folder: The folder of the recordings and of the table.
+        files: The recordings.
+        labelling: How the labels are read.
+        counts: The number of windows of each recording.
+        timing: The times of the windows in a recording.
     """
     path = folder / LABELS_TABLE
     if not _has_table(folder):
-        of_files = labels_of(folder, files, class_names)
+        of_files = labels_of(folder, files, labelling)
         return {name: np.repeat(array, counts) for name, array in of_files.items()}
-    whole, spans = read_label_spans(path, class_names)
+    whole, spans = read_label_spans(path, labelling.class_names)
     labels = np.repeat(np.array(_of_files(path, files, whole), np.int64), counts)
     first = dict(zip([file.relative_to(folder).as_posix() for file in files], np.cumsum([0, *counts]), strict=False))
     number = {name: i for i, name in enumerate(first)}
     for span in spans:
         if span.file not in first:
-            raise CalibrationInvalid(f"{path} has a line for {span.file}, which is no recording of {folder}")
+            raise CalibrationInvalid(
+                f"{path} has a line for {span.file}, which is no recording in {folder}: correct or remove the line"
+            )
         begins = timing.begin_s + timing.step_s * np.arange(counts[number[span.file]])
         shared = np.minimum(begins + timing.length_s, span.end_s) - np.maximum(begins, span.begin_s)
         shows = np.flatnonzero(shared >= min(timing.length_s, span.end_s - span.begin_s) / 2)
@@ -83,13 +108,13 @@ def labels_of_windows(
 
 
 def _has_table(folder: Path) -> bool:
-    """Whether the folder has LABELS_TABLE. Raises CalibrationInvalid if LABELS_TABLE is no file."""
+    """Return whether the folder has LABELS_TABLE. Raises CalibrationInvalid if LABELS_TABLE is no file."""
     path = folder / LABELS_TABLE
     if path.is_dir() or (path.is_symlink() and not path.exists()):
-        kind = "a folder" if path.is_dir() else "a link to nothing"
+        kind = "folder" if path.is_dir() else "link to nothing"
         raise CalibrationInvalid(
-            f"{path} is {kind}, and the table of labels has this name: write a file, a line `file,label` for each sample, "
-            "or rename it"
+            f"{path} is a {kind}, but the table of labels must have this name: write a file with a line `file,label` for each "
+            f"sample, or rename the {kind}"
         )
     return path.is_file()
 
@@ -98,7 +123,7 @@ def _of_files(path: Path, files: Sequence[Path], table: Mapping[str, T]) -> list
     listed = [file.relative_to(path.parent).as_posix() for file in files]
     if missing := [name for name in listed if name not in table]:
         raise CalibrationInvalid(
-            f"{path} has no line for {missing[0]} ({len(missing)} of {len(files)} files): add `file,label` for each"
+            f"{path} has no line for {missing[0]} ({len(missing)} of {len(files)} files): add a line `file,label` for each file"
         )
     return [table[name] for name in listed]
 
@@ -108,7 +133,9 @@ def _by_folder(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
     if not names:
         return None
     if len(names) != len(files):
-        raise CalibrationInvalid(f"{folder} has files both in and beside folders of classes: move all into folders")
+        raise CalibrationInvalid(
+            f"{folder} has files both in and beside folders of classes: move all files into folders"
+        )
     number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
     if unknown := sorted(set(names) - set(number)):
         raise CalibrationInvalid(

@@ -1,4 +1,4 @@
-"""Samples of different lengths, for buckets: padded to the largest one, with their lengths."""
+"""Samples of different lengths, for buckets: padded to the largest bucket, with their own lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ Arrays = dict[str, NDArray[Any]]
 def stack_all(
     where: str, specs: Sequence[TensorSpec], rows: Sequence[Sequence[NDArray[Any]]], buckets: Buckets
 ) -> Arrays:
-    """Return each input's items, of any lengths, as arrays with `lengths`. Raises CalibrationInvalid."""
+    """Return items of any lengths as one padded array for each input, with `lengths`.
+
+    Raises CalibrationInvalid, also if the inputs of a sample differ in length.
+
+    Args:
+        where: The origin of the samples, for messages.
+        specs: The inputs of the model.
+        rows: The items of each input.
+        buckets: The model's buckets.
+    """
     arrays: Arrays = {}
     lengths_of: dict[str, list[int]] = {}
     for spec, items in zip(specs, rows, strict=True):
@@ -29,7 +38,10 @@ def stack_all(
     for name, lengths in lengths_of.items():
         if lengths != (first := next(iter(lengths_of.values()))):
             i = next(i for i, (one, other) in enumerate(zip(lengths, first, strict=True)) if one != other)
-            raise CalibrationInvalid(f"the inputs of sample {i} of {where} differ in length: {name!r} has {lengths[i]}")
+            raise CalibrationInvalid(
+                f"the inputs of sample {i} of {where} differ in length: {name!r} has {lengths[i]}, and another input has "
+                f"{first[i]}; give all inputs of a sample the same length"
+            )
     return arrays | {"lengths": np.array(next(iter(lengths_of.values()), []), np.int64)}
 
 
@@ -39,21 +51,29 @@ def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
         if not 1 <= length <= buckets.largest:
             raise CalibrationInvalid(
                 f"sample {i} of {where} has {length} along axis {buckets.axis!r}; the buckets hold 1 to {buckets.largest}: "
-                "cut it as your application does, or add a larger bucket"
+                "cut the sample like your application, or add a larger bucket"
             )
 
 
 def in_buckets(
     path: Path, inputs: Mapping[str, NDArray[Any]], stated: NDArray[Any] | None, buckets: Buckets
 ) -> tuple[Arrays, NDArray[np.int64]]:
-    """Return samples padded to the largest bucket, with their lengths: `stated`, or those of the arrays.
+    """Return samples padded to the largest bucket, and their lengths. Raises CalibrationInvalid.
 
-    The values beyond a sample's length become padding. Raises CalibrationInvalid.
+    The values after the end of a sample become padding.
+
+    Args:
+        path: The samples' file or folder, for messages.
+        inputs: The samples of each input.
+        stated: The length of each sample; None: the length of the arrays.
+        buckets: The model's buckets.
     """
     count = len(next(iter(inputs.values())))
     lengths_of = {place.name: inputs[place.name].shape[place.axis] for place in buckets.inputs}
     if len(set(lengths_of.values())) > 1:
-        raise CalibrationInvalid(f"the inputs of {path} differ in length along axis {buckets.axis!r}: {lengths_of}")
+        raise CalibrationInvalid(
+            f"the inputs of {path} differ in length along axis {buckets.axis!r}: {lengths_of}; give one length"
+        )
     longest = next(iter(lengths_of.values()))
     lengths = np.full(count, longest, np.int64) if stated is None else np.asarray(stated)
     if lengths.shape != (count,) or lengths.dtype.kind not in "iu" or (count and int(lengths.max()) > longest):

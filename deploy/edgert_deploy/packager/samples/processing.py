@@ -41,10 +41,10 @@ IMAGENET_MARGIN = 256 / 224  # the shorter side before the crop, relative to the
 
 
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
-    """Return the preset `path`, or a file's rule; None if it only binds state. Raises ConfigInvalid.
+    """Return the rule of a preset or a file; None for a file that only binds state. Raises ConfigInvalid.
 
-    A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. For an image,
-    only the key `input` is required. The default of `model_layout` is "nhwc" if only the last axis can be the channels.
+    A file has a table `sound`, `series` or `text`, or the keys of `Preprocess` and a table `resize`. For an image, only
+    the key `input` is required. The default of `model_layout` is "nhwc" if only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
@@ -59,11 +59,11 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     if spec is None:
         names = ", ".join(spec.name for spec in source.app_inputs)
         raise ConfigInvalid(
-            f"{path}: input = {values.get('input')!r} is not an input of the model; its inputs: {names}"
+            f"{path}: input = {values.get('input')!r} is not an input of the model; the model's inputs are {names}"
         )
     if spec.datatype != "FP32" and not (len(spec.shape) == 4 and spec.datatype in ("FP16", "UINT8", "INT8")):
         raise ConfigInvalid(
-            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32, and of images also FP16, UINT8 or INT8"
+            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32 or, for images, also FP16, UINT8 or INT8"
         )
     layout = values.get("model_layout", _model_layout(spec))
     colour = "gray" if _channels(spec, layout) == 1 else "rgb"
@@ -78,7 +78,14 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
 def read_postprocess(
     path: Path, source: SourceModel, labels: Path | None, before: InputRule | None = None
 ) -> OutputRule:
-    """Return the preset `path`, or a file with one table of OUTPUT_TABLES. Raises ConfigInvalid."""
+    """Return the rule of a preset, or of a file with one table of OUTPUT_TABLES. Raises ConfigInvalid.
+
+    Args:
+        path: The name of a preset, or the file.
+        source: The model.
+        labels: The file of labels.
+        before: The rule for the inputs; the table `embed` takes its mask from a rule for text.
+    """
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, () if labels is None else _labels(labels)), source)
     _check_there(path, POSTPROCESS_PRESETS)
@@ -87,7 +94,7 @@ def read_postprocess(
         raise ConfigInvalid(f"{path} needs exactly one table: [{'], ['.join(OUTPUT_TABLES)}]")
     kind, table = next(iter(values.items()))
     if "labels" in table:
-        raise ConfigInvalid(f"{path}: [{kind}] has labels: give them as a file, with --labels")
+        raise ConfigInvalid(f"{path}: [{kind}] has labels: give the labels in a file, with --labels")
     if kind == "ctc":
         return _ctc(path, table, source, labels)
     if kind == "embed":
@@ -99,7 +106,10 @@ def read_postprocess(
 
 
 def read_classify(path: Path, source: SourceModel) -> Classify:
-    """Return labels, one per line, with the first output of class scores they fit. Raises ConfigInvalid."""
+    """Return the rule for a file of labels, one per line. Raises ConfigInvalid.
+
+    The output is the first output of class scores with as many classes as labels.
+    """
     labels = _labels(path)
     scores = [spec for spec in source.outputs if spec.may_be_scores]
     for spec in scores:
@@ -112,7 +122,7 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
 
 
 def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series | Text:
-    """Return the rule of a file with one table of INPUT_TABLES; a number may replace a list of one."""
+    """Return the rule of a file with one table of INPUT_TABLES."""
     kind, table = next(iter(values.items()))
     if len(values) != 1 or not isinstance(table, dict):
         raise ConfigInvalid(f"{path} needs exactly one table, [sound], [series] or [text], and nothing else")
@@ -131,7 +141,7 @@ def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound 
 
 
 def _preset(name: str, source: SourceModel) -> Preprocess:
-    """Return a preset for camera frames: torchvision's ImageNet evaluation, or Ultralytics' letterbox."""
+    """Return a preset for camera frames: torchvision's evaluation of ImageNet, or Ultralytics' letterbox."""
     images = [
         spec
         for spec in source.inputs
@@ -139,7 +149,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
     ]
     if len(images) != 1:
         raise ConfigInvalid(
-            f"--preprocess {name} needs a model with one FP32 input of 4 axes, or one in INT8 with a scale; this one has "
+            f"--preprocess {name} needs a model with one FP32 input of 4 axes, or one in INT8 with a scale; this model has "
             f"{len(images)}: give a file"
         )
     spec = images[0]
@@ -173,7 +183,7 @@ def _quantized(rule: Preprocess, source: SourceModel) -> Preprocess:
 
 
 def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
-    """Return the kind of YOLO export of an output, by the number of labels, else by its longer axis."""
+    """Return the rule of the output with a YOLO export, by the number of labels or by the longer axis."""
     for spec in source.outputs:
         if len(spec.shape) != 3 or spec.dtype.kind != "f":
             continue
@@ -182,18 +192,18 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
             if labels and values in (4 + len(labels), 5 + len(labels)):
                 return Detect(spec.name, labels=labels, form=form, objectness=values == 5 + len(labels))
             if not labels and 5 <= values < boxes:
-                # YOLOv5 and similar models output the axis of boxes first, and have objectness; YOLOv8 and later differ
-                # in both.
+                # The output of YOLOv5 and similar models has the axis of boxes first, and objectness. The output of
+                # YOLOv8 and later models has the axis of boxes last, and no objectness.
                 return Detect(spec.name, form=form, objectness=form == "anchors_first")
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
-        f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (they are {shapes}"
+        f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (the outputs are {shapes}"
         f"{f', and --labels gives {len(labels)}' if labels else ''}): give a file with a table [detect]"
     )
 
 
 def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Classify:
-    """Return the rule of a table [classify]; a number may replace a list of one threshold."""
+    """Return the rule of a table [classify]. Raises ConfigInvalid."""
     names = () if labels is None else _labels(labels)
     if "output" not in table:
         if labels is None:
@@ -206,17 +216,18 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
             f"{path}: output {classify.output!r} has {classes[0]} classes, and --labels gives "
-            f"{counted(len(classify.labels), 'label')}: give one for each class"
+            f"{counted(len(classify.labels), 'label')}: give one label for each class"
         )
     return classify
 
 
 def _ctc(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Ctc:
-    """Return the rule of a table [ctc], with the line of `labels` for each class; the blank may have none."""
+    """Return the rule of a table [ctc]. Raises ConfigInvalid.
+
+    Each line of `labels` is the text of a class. The blank may have no line.
+    """
     if labels is None:
-        raise ConfigInvalid(
-            f"{path}: [ctc] needs --labels, a file with a line for each class: the text that it stands for"
-        )
+        raise ConfigInvalid(f"{path}: [ctc] needs --labels, a file with a line for each class: the text of the class")
     outputs = [spec for spec in source.outputs if len(spec.shape) == 3 and spec.dtype.kind == "f"]
     if len(outputs) == 1:
         table = {"output": outputs[0].name, **table}
@@ -261,7 +272,9 @@ def _labels(path: Path) -> tuple[str, ...]:
 
 def _check_there(path: Path, presets: tuple[str, ...]) -> None:
     if path.suffix != ".toml" or not path.is_file():
-        raise ConfigInvalid(f"{path} is neither a preset nor a .toml file: give {' or '.join(presets)}, or such a file")
+        raise ConfigInvalid(
+            f"{path} is neither a preset nor a .toml file: give {' or '.join(presets)}, or a .toml file"
+        )
 
 
 def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preprocess:
@@ -285,6 +298,6 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
     if detect.labels and values != -1 and classes != len(detect.labels):
         raise ConfigInvalid(
             f"{name}: output {scored!r} has {classes} classes, and --labels gives "
-            f"{counted(len(detect.labels), 'label')}: give one for each class"
+            f"{counted(len(detect.labels), 'label')}: give one label for each class"
         )
     return detect

@@ -1,7 +1,8 @@
-"""Samples from files, never unpickled: .npz, .npy, a folder of .npy, and a table of labels.
+"""Samples from files, which are never unpickled: .npz, .npy, a folder of .npy, and a table of labels.
 
-Names, shapes and sizes are checked in the headers before data is read: a file of kilobytes may unpack to gigabytes.
-Stacked .npy files are mapped, not read. docs/models.md has the three arrangements of a folder of .npy.
+This module checks names, shapes and sizes in the headers before it reads data, because a file of kilobytes may unpack
+to gigabytes. It maps stacked .npy files instead of reading them. docs/models.md has the three arrangements of a folder
+of .npy.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ OTHER_SUFFIXES = frozenset(
 
 
 def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise CalibrationInvalid unless an array of `shape` and `dtype` holds samples of `spec`.
+    """Raise CalibrationInvalid unless an array of `shape` and `dtype` can hold samples of `spec`.
 
-    Narrower numbers of the same kind are accepted: a model in FP16, for example, is built in FP32.
+    Narrower numbers of the same kind are valid. For example, a model in FP16 is built in FP32, and its samples may be
+    in FP16.
     """
     if dtype.kind != spec.dtype.kind or not np.can_cast(dtype, spec.dtype):
         advice = "convert the samples exactly like your application does (scaled and normalized, no raw bytes)"
         if dtype.kind == spec.dtype.kind:
-            advice = f"save it with .astype(numpy.{spec.dtype})"
+            advice = f"save the array with .astype(numpy.{spec.dtype})"
             if spec.datatype == "FP32":
-                advice += ", which keeps 7 digits: subtract a start from large numbers such as Unix times before"
+                advice += ", which keeps 7 digits. From large numbers such as Unix times, subtract a start value first"
         raise CalibrationInvalid(f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; {advice}")
     if len(shape) != len(spec.shape) or any(
         n not in (-1, got) for n, got in zip(spec.item_shape, shape[1:], strict=True)
@@ -63,7 +65,7 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
 
 
 def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
-    """Return advice to transpose `shape` into the order of `spec`, if only the order differs."""
+    """Return the advice to transpose an array of `shape`; "" unless it differs from `spec` only in order."""
     lengths = list(shape[1:])
     if len(set(lengths)) < len(lengths) - 1 or sorted(lengths) != sorted(spec.item_shape):
         return ""
@@ -87,7 +89,7 @@ def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> 
     """Return the arrays of `specs`, and those of `more` that the archive has. Raises CalibrationInvalid."""
     if path.suffix.lower() in TABLES and path.is_file():
         raise CalibrationInvalid(
-            f"{path} is a table, and samples are arrays: {_NPZ_ADVICE}, or give a function that reads it, as module:function"
+            f"{path} is a table, but samples must be arrays: {_NPZ_ADVICE}, or give a function that reads the table, as module:function"
         )
     with _as_samples(path, ".npz file of plain arrays", _NPZ_ADVICE), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -118,14 +120,21 @@ def read_npy(path: Path, specs: Sequence[TensorSpec]) -> Arrays:
 
 
 def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
-    """Whether `folder` holds .npy files in any of the three arrangements."""
+    """Return whether `folder` holds .npy files in any of the three arrangements."""
     return any(folder.glob("*.npy")) or any(any((folder / stem(spec.name)).glob("*.npy")) for spec in specs)
 
 
 def read_npy_folder(
     folder: Path, specs: Sequence[TensorSpec], more: Collection[str], buckets: Buckets | None = None
 ) -> Arrays:
-    """Return a folder's samples, with `buckets` of any lengths, and `more`. Raises CalibrationInvalid."""
+    """Return the samples in a folder. Raises CalibrationInvalid.
+
+    Args:
+        folder: The folder, in one of the three arrangements.
+        specs: The inputs of the model.
+        more: The names of further arrays that the folder may have.
+        buckets: The model's buckets, which allow samples of different lengths.
+    """
     beside = {name: folder / f"{name}.npy" for name in more}
     stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}
     if all(path.is_file() for path in stacked.values()):
@@ -146,14 +155,15 @@ def stem(name: str) -> str:
 
 
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files of `suffixes` (in any case) in a folder and its folders, without hidden ones.
+    """Return the files with `suffixes` (in any case) in a folder and its folders, without hidden files.
 
-    Raises CalibrationInvalid for images, sound or tables of other formats, so that the build never omits one silently.
+    Raises CalibrationInvalid for images, sound or tables in other formats, because the build must not omit them without
+    a message.
     """
     found = sorted((*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")))
     if others := [path for path in found if path.suffix.lower() in OTHER_SUFFIXES]:
         raise CalibrationInvalid(
-            f"{folder} has {counted(len(others), 'file')} that {'is' if len(others) == 1 else 'are'} not read, as {others[0]}: "
+            f"{folder} has {counted(len(others), 'file')} in formats that are not read, such as {others[0]}: "
             f"convert them to {' or '.join(suffixes)}, or remove them"
         )
     return [path for path in found if path.suffix.lower() in suffixes]
@@ -169,12 +179,12 @@ class Span(NamedTuple):
 
 
 def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
-    """Return {file name: class} of a CSV of files and labels. Raises CalibrationInvalid."""
+    """Return {file name: class} of the table of files and labels. Raises CalibrationInvalid."""
     return {row[0]: _class_number(path, i, row[1], class_names) for i, row in _table_rows(path, (2,))}
 
 
 def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
-    """Return {file: class}, and the parts of files with other classes. Raises CalibrationInvalid."""
+    """Return {file name: class}, and the parts of files with other classes. Raises CalibrationInvalid."""
     whole: dict[str, int] = {}
     spans: list[Span] = []
     for i, row in _table_rows(path, (2, 4)):
@@ -193,7 +203,7 @@ def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, 
 
 
 def read_transcripts(path: Path) -> dict[str, str]:
-    """Return {file name: text} of a CSV of files and the texts that they hold. Raises CalibrationInvalid."""
+    """Return {file name: text} of the table of files and texts. Raises CalibrationInvalid."""
     return {row[0]: row[1] for _, row in _table_rows(path, (2,))}
 
 
@@ -209,7 +219,10 @@ def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) 
 
 
 def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line with content; the first cell is a path below the folder."""
+    """Yield number and cells of each line with content. The first cell is a path below the folder.
+
+    `columns` are the allowed numbers of cells. Raises CalibrationInvalid.
+    """
     labels: dict[str, str] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
         if path.stat().st_size > TABLE_BYTES_MAX:
@@ -230,7 +243,7 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
                 row[0] = row[0].strip().replace("\\", "/").removeprefix("./")
                 if len(row) == min(columns) and labels.setdefault(row[0], row[1]) != row[1]:
                     raise CalibrationInvalid(
-                        f"line {i} of {path} names {row[0]} again, with another label: keep one line"
+                        f"line {i} of {path} names {row[0]} again, with another label: keep one of the lines"
                     )
                 yield i, row
 
@@ -258,7 +271,7 @@ def _check_names(path: Path, names: Collection[str], specs: Sequence[TensorSpec]
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of an .npy file. Raises ValueError for anything but plain values.
 
-    Only format 1.0 is read: its header has at most 64 KiB, and NumPy writes no other format for plain values. A header
+    The format must be 1.0. Its header has at most 64 KiB, and NumPy writes no other format for plain values. A header
     of format 2.0 may unpack to gigabytes.
     """
     npy: Any = np.lib.format  # NumPy before 2.3 has no types for it
@@ -272,7 +285,10 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
-    """Map a stacked file. For a file of another kind, NumPy's `load` would advise to unpickle it."""
+    """Return the array of a stacked file, mapped.
+
+    NumPy's `load` is not used, because its message about other files advises to unpickle them.
+    """
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
         array = np.asarray(_open_memmap(path, mode="r"))
         if spec is not None:
@@ -296,7 +312,7 @@ def _files_of(
     names = [[file.name for file in files] for files in listed]
     if any(other != names[0] for other in names):
         raise CalibrationInvalid(
-            f"the inputs of {folder} have different files; give each sample one name under all inputs"
+            f"the inputs of {folder} have different files; give the files of a sample the same name in the folders of all inputs"
         )
     if len(names[0]) > FILES_MAX:
         raise CalibrationInvalid(f"{folder} has {len(names[0])} samples, and the limit is {FILES_MAX}: give fewer")
@@ -304,7 +320,7 @@ def _files_of(
 
 
 def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
-    """Return files of one sample each, with or without a batch axis of length 1, as one array."""
+    """Return the samples of `files` as one array. Each file holds one sample."""
     item = int(np.prod(spec.item_shape, dtype=object)) * spec.dtype.itemsize
     if files:
         check_size(files[0].parent, item * len(files))
@@ -315,13 +331,13 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
 
 
 def _read_item(spec: TensorSpec, path: Path) -> NDArray[Any]:
-    """Return the item in a file of one sample, with or without a batch axis of length 1."""
+    """Return the item in a file of one sample. The file may have a batch axis of length 1."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
         array = _open_memmap(path, mode="r")
         shape = array.shape if len(array.shape) == len(spec.shape) else (1, *array.shape)
         if shape[:1] != (1,):
             raise CalibrationInvalid(
-                f"{path} holds {counted(shape[0], 'sample')}; give one per file, or all in {spec.name}.npy"
+                f"{path} holds {counted(shape[0], 'sample')}; give one sample per file, or all samples in {stem(spec.name)}.npy"
             )
         check_form(str(path), spec, shape, array.dtype)
         return np.asarray(array.reshape(shape[1:]))
@@ -329,7 +345,7 @@ def _read_item(spec: TensorSpec, path: Path) -> NDArray[Any]:
 
 @contextmanager
 def as_recording(path: Path, size_bytes_max: int, advice: str) -> Iterator[None]:
-    """Refuse an image or a signal whose file is too large, and translate the errors of decoding it."""
+    """Raise CalibrationInvalid for an image, signal or text that is too large or cannot be decoded."""
     if problem := pointer_problem(path):
         raise CalibrationInvalid(problem)
     try:

@@ -1,9 +1,9 @@
 """Samples from a function of the user: `module:function`, run in this interpreter.
 
-The function is called once, without arguments, and returns or yields samples. A sample is one item: an array if the
-model has one input, else {input: array}, each in the input's dtype and shape, without the batch axis or with one of
-length 1. `(sample, label)` adds its class. With preprocessing, the build applies the manifest's rule to a UINT8 frame.
-The function's output goes to stderr.
+The function is called once, without arguments, and returns or yields samples. A sample is one item: an array for a
+model with one input, else {input: array}. Each array has the dtype and shape of its input, without the batch axis or
+with a batch axis of length 1. `(sample, label)` adds the class of the sample. With preprocessing, the build applies the
+manifest's rule to a UINT8 frame. The function's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ _END = object()
 def read_function(
     name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor], buckets: Buckets | None = None
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
-    """Return the samples of the function `name`, and their labels; `buckets` allow different lengths.
+    """Return the samples of the function `name`, and their labels.
 
     Raises CalibrationInvalid, which names the wrong sample, or the function's error and its line.
+
+    Args:
+        name: The function.
+        specs: The inputs of the model.
+        preprocessors: The preprocessors of UINT8 frames, by input.
+        buckets: The model's buckets, which allow samples of different lengths.
     """
     rows: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in specs}
     labels: list[int] = []
@@ -55,7 +61,7 @@ def read_function(
             labels.append(_label(where, label))
         if labels and len(labels) != i + 1:
             raise CalibrationInvalid(
-                f"{where} has {'no' if label is None else 'a'} label, unlike those before; return labels for all or none"
+                f"{where} has {'no' if label is None else 'a'} label, unlike the samples before: return labels for all samples, or for none"
             )
     if buckets is None:
         arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _no_samples(spec) for spec in specs}
@@ -65,7 +71,7 @@ def read_function(
 
 
 def _samples(name: str) -> Iterator[Any]:
-    """Yield the function's samples; its errors become CalibrationInvalid."""
+    """Yield the function's samples. An error of the function becomes CalibrationInvalid."""
     at = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -101,7 +107,7 @@ def _by_input(where: str, specs: Sequence[TensorSpec], sample: Any) -> list[Any]
         return [sample[name] for name in names]
     if len(specs) != 1:
         raise CalibrationInvalid(
-            f"{where} is a {type(sample).__name__}; the model has {len(specs)} inputs: return a dictionary, input: array"
+            f"{where} is a {type(sample).__name__}; the model has {len(specs)} inputs: return a dictionary {{input: array}}"
         )
     return [sample]
 
@@ -118,7 +124,7 @@ def _item(where: str, spec: TensorSpec, array: Any, preprocessor: Preprocessor |
             raise CalibrationInvalid(f"{where}: {error.message}") from error
     check_form(where, spec, batched.shape, batched.dtype)
     if len(batched) != 1:
-        raise CalibrationInvalid(f"{where} holds {len(batched)} items; return one at a time")
+        raise CalibrationInvalid(f"{where} holds {len(batched)} items; return one item at a time")
     return np.array(batched[0])  # a copy: the function may fill the same array again
 
 

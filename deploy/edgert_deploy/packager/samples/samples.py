@@ -1,4 +1,4 @@
-"""Samples that quantize a model (calibration) and judge it (hold-out)."""
+"""Samples that calibrate the quantization of a model, or judge the artifacts (hold-out)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgert.printable import counted
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.file_labels import Labelling, labels_of
 from edgert_deploy.packager.samples.lengths import Arrays, in_buckets
 from edgert_deploy.packager.samples.sample_files import (
     LABELS,
@@ -42,11 +42,11 @@ from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, toke
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
-CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs only as many samples as there are golden samples
+CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs only as many samples as a bundle has golden samples
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
-# Arrays with one element per sample: the accepted kinds of dtype, the dtype they get, and an element.
+# Arrays with one element per sample: the accepted kinds of dtype, the final dtype, and the element in messages.
 PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
     LABELS: ("iu", np.int64, "one integer per sample"),
     SLICES: ("iuU", np.str_, "one name (text or an integer) per sample"),
@@ -55,25 +55,30 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
-SIZES_APART = 10  # if the mean values of two sets differ by a larger factor, the sets were prepared in different ways
-BEYOND = 0.1  # a share of the calibration's range: values farther outside cause a warning
+SIZES_APART = 10  # a larger factor between the mean values of two sets shows a different preparation
+BEYOND = 0.1  # values farther outside than this share of the calibration's range cause a warning
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
-RUN_BYTES_MAX = 2 * 1024**2  # size of the inputs that run at once: activations are hundreds of times larger
+RUN_BYTES_MAX = 2 * 1024**2  # of inputs that run at once, because activations are hundreds of times larger
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
+    """Samples for calibration or for the hold-out.
 
-    `labels` holds one class index (int64) per sample; `slices` holds the name of the part of the field (a camera, a
-    time of day) from which the sample comes; `boxes` [samples, M, 5] holds a detector's true boxes
-    (mean_average_precision.py). `raw` holds the windows [samples, length(, channels)] of the signals, or the texts
-    UINT8 [samples, bytes], from which inputs were made.
-
-    `transcripts` holds the text that a model should write for each sample. `recordings` holds the number of each
-    window's recording: equal numbers that follow each other are windows of one signal, in order. If the model has
-    `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own length.
+    Attributes:
+        inputs: The samples of each input along axis 0, in the model's dtype and item shape.
+        labels: One class index (int64) per sample.
+        slices: The name of the part of the field from which the sample comes, such as a camera or a time of day.
+        boxes: A detector's true boxes [samples, M, 5] (mean_average_precision.py).
+        raw: The windows of signals [samples, length(, channels)], or the texts UINT8 [samples, bytes], from which the
+            inputs were made.
+        lengths: The own length (int64) of each sample, for a model with buckets.
+        buckets: The model's buckets. Every row of `inputs` is padded to the largest bucket.
+        transcripts: The text that the model should write for each sample.
+        recordings: The number of each window's recording. Consecutive equal numbers mark the windows of one signal, in
+            order.
+        state: The model's state.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -92,7 +97,7 @@ class CalibrationSet:
 
     @property
     def run_max(self) -> int:
-        """The most samples that may run at once, to save the host's memory."""
+        """The largest number of samples that may run at once. The limit saves the host's memory."""
         item_bytes = sum(array[:1].nbytes for array in self.inputs.values())
         return max(1, RUN_BYTES_MAX // max(1, item_bytes))
 
@@ -104,13 +109,13 @@ class CalibrationSet:
         return np.array([self.buckets.size_for(int(length)) for length in self.lengths], np.int64)
 
     def rows(self, index: Any) -> CalibrationSet:
-        """Return the inputs of the samples that `index` (a slice, a mask or numbers) selects, without labels."""
+        """Return the samples that `index` (a slice, a mask or numbers) selects: only inputs and lengths."""
         lengths = None if self.lengths is None else self.lengths[index]
         inputs = {name: array[index] for name, array in self.inputs.items()}
         return CalibrationSet(inputs, None, lengths=lengths, buckets=self.buckets)
 
     def cut(self, length: int) -> CalibrationSet:
-        """Return the inputs cut to `length` along the axis of the buckets: samples of a model of that length."""
+        """Return the inputs cut to `length` along the axis of the buckets."""
         assert self.buckets is not None
         inputs = dict(self.inputs)
         for place in self.buckets.inputs:
@@ -118,7 +123,7 @@ class CalibrationSet:
         return CalibrationSet(inputs, None)
 
     def served(self, row: int) -> dict[str, NDArray[Any]]:
-        """Return one sample as a device's engine gets it: padded to its bucket."""
+        """Return one sample in the form that a device's engine gets: padded to its bucket."""
         single = self.rows(slice(row, row + 1))
         return single.inputs if single.buckets is None else single.cut(int(single.sizes[0])).inputs
 
@@ -132,80 +137,117 @@ def load_samples(
     at_least: int,
     transcripts: bool = False,
 ) -> CalibrationSet:
-    """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` if there are any.
+    """Return samples, with any `labels`, `slice`, `boxes`, `transcript` and `recording`.
 
-    `path` is any of the forms in docs/models.md. Images, signals and texts are preprocessed by the code that devices
-    run. `class_names` is the order of the classes; without it, the order is alphabetical. With `transcripts` labels.csv
-    holds texts. Raises CalibrationInvalid, also for fewer than `at_least` samples.
+    The code that devices run preprocesses images, signals and texts. Raises CalibrationInvalid.
+
+    Args:
+        path: Samples in one of the forms of docs/models.md.
+        source: The model.
+        preprocess: The rule of an image, a signal or a text; without one, the samples are the model's own tensors.
+        class_names: The order of the classes; if empty, the order is alphabetical.
+        at_least: The smallest number of samples that is accepted.
+        transcripts: The table labels.csv holds texts, because the model writes text.
     """
-    signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
-    given = source.app_inputs
-    arrays, raw = _read(path, source, preprocess, class_names, at_least, transcripts)
-    if signal_rule is not None:
+    files = _Reader(path, source, preprocess, Labelling(class_names, transcripts), at_least)
+    arrays, raw = files.read()
+    if (signal_rule := files.signal_rule) is not None:
         raw = arrays[signal_rule.input]
-        arrays[signal_rule.input] = features_of(path, given, signal_rule, raw, arrays)
-    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in given}
+        arrays[signal_rule.input] = features_of(path, source.app_inputs, signal_rule, raw, arrays)
+    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.app_inputs}
     count = _checked_count(path, inputs, at_least)
     lengths = None
     if source.buckets is not None:
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
-    # An input of the model may have one of these names.
+    # An input of the model may have the name of one of the arrays beside the inputs.
     more = {name: array for name, array in arrays.items() if name not in inputs}
     columns = {name: _checked_column(path, name, more[name], count) for name in PER_SAMPLE if name in more}
     if source.state:
         inputs = with_state(path, source, inputs, columns.get(RECORDINGS))
     return CalibrationSet(
-        inputs,
-        columns.get(LABELS),
-        columns.get(SLICES),
-        _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
-        raw,
-        lengths,
-        source.buckets,
-        columns.get(TRANSCRIPTS),
-        columns.get(RECORDINGS),
-        source.state,
+        inputs=inputs,
+        labels=columns.get(LABELS),
+        slices=columns.get(SLICES),
+        boxes=_checked_boxes(path, more[BOXES], count) if BOXES in more else None,
+        raw=raw,
+        lengths=lengths,
+        buckets=source.buckets,
+        transcripts=columns.get(TRANSCRIPTS),
+        recordings=columns.get(RECORDINGS),
+        state=source.state,
     )
 
 
-def _read(
-    path: Path,
-    source: SourceModel,
-    preprocess: InputRule | None,
-    class_names: Sequence[str],
-    at_least: int,
-    transcripts: bool,
-) -> tuple[Arrays, NDArray[Any] | None]:
-    """Return the arrays at `path` by name, and the texts from which tokens were made."""
-    image_rule = preprocess if isinstance(preprocess, Preprocess) else None
-    signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
-    given = source.app_inputs
-    specs = sample_specs(given, signal_rule)
-    names = (*NAMES, *source.unread, LENGTHS) if source.buckets is not None else (*NAMES, *source.unread)
-    if is_function(str(path)):
-        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
-        return arrays | ({} if labels is None else {LABELS: labels}), None
-    is_text = path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
-    if isinstance(preprocess, Text) and is_text:
-        texts, labels_of_texts = read_texts(path, class_names, at_least)
-        return tokens_of(path, given, preprocess, texts, source.buckets) | labels_of_texts, texts
-    if path.suffix == ".npy" and path.is_file():
-        return read_npy(path, specs), None
-    if not path.is_dir():
-        return read_npz(path, specs, names), None
-    if has_npy(path, specs):
-        return read_npy_folder(path, specs, names, source.buckets), None
-    if signal_rule is not None:
-        return read_signal_files(path, given, signal_rule, class_names, at_least, transcripts), None
-    return _images(path, source, image_rule, class_names, at_least, transcripts), None
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the arrays of samples in any form; the fields are the arguments of `load_samples`."""
+
+    path: Path
+    source: SourceModel
+    preprocess: InputRule | None
+    labelling: Labelling
+    at_least: int
+
+    @property
+    def image_rule(self) -> Preprocess | None:
+        return self.preprocess if isinstance(self.preprocess, Preprocess) else None
+
+    @property
+    def signal_rule(self) -> Sound | Series | None:
+        return self.preprocess if isinstance(self.preprocess, Sound | Series) else None
+
+    def read(self) -> tuple[Arrays, NDArray[Any] | None]:
+        """Return the arrays at `path` by name, and the texts from which tokens were made."""
+        path, source, rule = self.path, self.source, self.preprocess
+        specs = sample_specs(source.app_inputs, self.signal_rule)
+        names = (*NAMES, *source.unread, LENGTHS) if source.buckets is not None else (*NAMES, *source.unread)
+        if is_function(str(path)):
+            arrays, labels = read_function(str(path), specs, _preprocessors(source, self.image_rule), source.buckets)
+            return arrays | ({} if labels is None else {LABELS: labels}), None
+        is_text = path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
+        if isinstance(rule, Text) and is_text:
+            texts, labels_of_texts = read_texts(path, self.labelling, self.at_least)
+            return tokens_of(path, source.app_inputs, rule, texts, source.buckets) | labels_of_texts, texts
+        if path.suffix == ".npy" and path.is_file():
+            return read_npy(path, specs), None
+        if not path.is_dir():
+            return read_npz(path, specs, names), None
+        if has_npy(path, specs):
+            return read_npy_folder(path, specs, names, source.buckets), None
+        if self.signal_rule is not None:
+            return read_signal_files(path, source.app_inputs, self.signal_rule, self.labelling, self.at_least), None
+        return self._images(), None
+
+    def _images(self) -> Arrays:
+        """Return the preprocessed images of the folder and their labels. Raises CalibrationInvalid."""
+        folder, source, rule = self.path, self.source, self.image_rule
+        if rule is None or not rule.decode or len(source.inputs) != 1:
+            raise CalibrationInvalid(
+                f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
+                "or a file with decode = true, and a model with one input"
+            )
+        files = files_in(folder, IMAGE_SUFFIXES)
+        if len(files) < self.at_least:
+            raise CalibrationInvalid(
+                f"{folder} and its subfolders have {counted(len(files), 'image')} ({', '.join(IMAGE_SUFFIXES)}); "
+                f"at least {self.at_least} are needed: add more"
+            )
+        labels = labels_of(folder, files, self.labelling)
+        preprocessor = Preprocessor(rule, source.inputs[0])
+        first = _image(preprocessor, files[0])
+        check_size(folder, first.nbytes * len(files))
+        arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
+        for row, file in zip(arrays, files, strict=True):
+            row[...] = _image(preprocessor, file)[0]
+        return {source.inputs[0].name: arrays, **labels}
 
 
 def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
-    """Return the number of samples. Raises CalibrationInvalid if it is too small, or differs by input."""
+    """Return the number of samples. Raises CalibrationInvalid for too few, or if inputs differ in number."""
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(
-            f"the inputs of {path} have different numbers of samples: {counts}; give each the same number"
+            f"the inputs of {path} have different numbers of samples: {counts}; give each input the same number"
         )
     count = next(iter(counts.values()))
     if count < at_least:
@@ -216,8 +258,8 @@ def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int
 def constant_inputs(samples: CalibrationSet) -> list[str]:
     """Return the inputs that hold the same values in all samples.
 
-    An integer input may be a setting, such as a sampling rate. So integer inputs count only if no input differs between
-    samples.
+    An integer input may be a setting, such as a sampling rate. So the result has integer inputs only if all inputs hold
+    the same values in all samples.
     """
     if len(samples) < 2:
         return []
@@ -228,7 +270,10 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
 
 
 def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
-    """Return float inputs whose values differ in size, as 0 to 1 in one set and 0 to 255 in the other."""
+    """Return the float inputs whose values differ in size between the sets.
+
+    For example, the values are 0 to 1 in one set and 0 to 255 in the other.
+    """
     apart = []
     for name, array in one.inputs.items():
         if array.dtype.kind == "f":
@@ -239,7 +284,7 @@ def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
 
 
 def inputs_beyond(calibration: CalibrationSet, holdout: CalibrationSet) -> list[str]:
-    """Return float inputs whose hold-out values lie clearly outside the calibration's range."""
+    """Return the float inputs whose hold-out values are clearly outside the calibration's range."""
     beyond = []
     for name, array in calibration.inputs.items():
         if array.dtype.kind == "f":
@@ -257,35 +302,6 @@ def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Pr
     }
 
 
-def _images(
-    folder: Path,
-    source: SourceModel,
-    rule: Preprocess | None,
-    class_names: Sequence[str],
-    at_least: int,
-    transcripts: bool,
-) -> Arrays:
-    if rule is None or not rule.decode or len(source.inputs) != 1:
-        raise CalibrationInvalid(
-            f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
-            "or a file with decode = true, and a model with one input"
-        )
-    files = files_in(folder, IMAGE_SUFFIXES)
-    if len(files) < at_least:
-        raise CalibrationInvalid(
-            f"{folder} and its subfolders have {counted(len(files), 'image')} ({', '.join(IMAGE_SUFFIXES)}); "
-            f"at least {at_least} are needed: add more"
-        )
-    labels = labels_of(folder, files, class_names, transcripts)
-    preprocessor = Preprocessor(rule, source.inputs[0])
-    first = _image(preprocessor, files[0])
-    check_size(folder, first.nbytes * len(files))
-    arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
-    for row, file in zip(arrays, files, strict=True):
-        row[...] = _image(preprocessor, file)[0]
-    return {source.inputs[0].name: arrays, **labels}
-
-
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
     with as_recording(path, IMAGE_BYTES_MAX, "give a smaller image"):
         array, _ = preprocessor(np.frombuffer(path.read_bytes(), np.uint8)[None])
@@ -298,7 +314,7 @@ def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
         raise CalibrationInvalid(
             f"array {spec.name!r} of {path} has NaN or infinity in sample {bad[0]} ({len(bad)} of {len(array)} samples): "
-            "remove them, or correct what prepares them"
+            "remove these samples, or correct the code that prepares the samples"
         )
     return np.ascontiguousarray(array, spec.dtype)
 
@@ -311,7 +327,9 @@ def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> N
         )
     if name == LABELS and array.size and (int(array.min()) < 0 or int(array.max()) >= CLASSES_END):
         wrong = int(array.min() if array.min() < 0 else array.max())
-        raise CalibrationInvalid(f"array 'labels' of {path} includes {wrong}; classes count from 0")
+        raise CalibrationInvalid(
+            f"array 'labels' of {path} includes {wrong}, which is no class: give numbers that count from 0"
+        )
     return array.astype(dtype)
 
 
@@ -319,8 +337,10 @@ def _checked_boxes(path: Path, boxes: NDArray[Any], count: int) -> NDArray[Any]:
     if boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 5 or boxes.dtype.kind not in "iuf":
         raise CalibrationInvalid(
             f"array 'boxes' of {path} is {boxes.dtype} of shape {list(boxes.shape)}; give class, left, top, right, bottom of "
-            f"each: [{count}, boxes, 5], class -1 for padding"
+            f"each box: [{count}, boxes, 5], class -1 for padding"
         )
     if not np.isfinite(boxes).all():
-        raise CalibrationInvalid(f"array 'boxes' of {path} has NaN or infinity; pad with class -1")
+        raise CalibrationInvalid(
+            f"array 'boxes' of {path} has NaN or infinity; give finite numbers, and pad with class -1"
+        )
     return boxes.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Samples of sound and of sensor series: windows and features by the code that devices run."""
+"""Samples of sound and of sensor series: the code that devices run makes their windows and features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgert.printable import counted
 from edgert.processing.signals.csv_table import read_csv
 from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.file_labels import Timing, labels_of, labels_of_windows
+from edgert_deploy.packager.samples.file_labels import Labelling, Timing, labels_of, labels_of_windows
 from edgert_deploy.packager.samples.lengths import Arrays
 from edgert_deploy.packager.samples.sample_files import (
     FILES,
@@ -34,16 +34,21 @@ Rule = Sound | Series
 
 
 def sample_specs(inputs: Sequence[TensorSpec], rule: Rule | None) -> tuple[TensorSpec, ...]:
-    """Return the specs of samples: windows of the signal for the rule's input, else the input itself."""
+    """Return the specs of the samples. For the rule's input, the samples are windows of the signal."""
     return tuple(_window_spec(spec, rule) if rule is not None and spec.name == rule.input else spec for spec in inputs)
 
 
 def features_of(
     path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: NDArray[np.float32], arrays: Arrays | None = None
 ) -> NDArray[Any]:
-    """Return the model's tensor for `windows`. Raises CalibrationInvalid, which names the sample.
+    """Return the model's tensor for `windows`. Raises CalibrationInvalid with the name of the sample.
 
-    `arrays` with FILES and RECORDINGS name the file of each window.
+    Args:
+        path: The samples' file or folder, for messages.
+        inputs: The inputs of the model.
+        rule: The rule of the signal.
+        windows: The windows, along axis 0.
+        arrays: FILES and RECORDINGS give the file of each window, for messages.
     """
     spec = next(spec for spec in inputs if spec.name == rule.input)
     check_form(str(path), _window_spec(spec, rule), windows.shape, windows.dtype)
@@ -62,7 +67,7 @@ def features_of(
 def _name_refused(
     path: Path, preprocessor: SignalPreprocessor, block: NDArray[np.float32], begin: int, arrays: Arrays
 ) -> None:
-    """Raise CalibrationInvalid for the first window of `block` that has no features."""
+    """Raise CalibrationInvalid for the first window of `block` without features."""
     for row in range(begin, begin + len(block)):
         try:
             preprocessor.features(block[row - begin : row - begin + 1])
@@ -76,21 +81,24 @@ def _name_refused(
 
 
 def read_signal_files(
-    folder: Path,
-    inputs: Sequence[TensorSpec],
-    rule: Rule,
-    class_names: Sequence[str],
-    at_least: int,
-    transcripts: bool = False,
+    folder: Path, inputs: Sequence[TensorSpec], rule: Rule, labelling: Labelling, at_least: int
 ) -> Arrays:
-    """Return the windows of WAV or CSV files, with RECORDINGS and labels. Raises CalibrationInvalid."""
+    """Return the windows of WAV or CSV files, with RECORDINGS and labels. Raises CalibrationInvalid.
+
+    Args:
+        folder: The folder of the files.
+        inputs: The inputs of the model.
+        rule: The rule of the signal.
+        labelling: How the labels are read.
+        at_least: The smallest number of windows that is accepted.
+    """
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"
     if len(inputs) != 1:
-        raise CalibrationInvalid(f"{folder} can hold {suffix} files only for a model with one input: give an .npz")
+        raise CalibrationInvalid(f"{folder} holds {suffix} files, which fit only a model with one input: give an .npz")
     files = [path for path in files_in(folder, (suffix,)) if path != folder / LABELS_TABLE]
     if not files:
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
-    texts = labels_of(folder, files, class_names, transcripts) if transcripts else {}
+    texts = labels_of(folder, files, labelling) if labelling.transcripts else {}
     preprocessor = SignalPreprocessor(rule, inputs[0])
     of_files = [_windows(preprocessor, rule, file) for file in files]
     count = sum(map(len, of_files))
@@ -102,11 +110,11 @@ def read_signal_files(
     counts = [len(windows) for windows in of_files]
     if texts and (several := [file for file, n in zip(files, counts, strict=True) if n > 1]):
         raise CalibrationInvalid(
-            f"{several[0]} has several windows, and {LABELS_TABLE} one text for all ({len(several)} of {len(files)} files): "
+            f"{several[0]} has several windows, and {LABELS_TABLE} has one text for all of them ({len(several)} of {len(files)} files): "
             "give recordings of one window each"
         )
     timing = Timing(*(value / rule.rate_hz for value in (-rule.lead, rule.step, rule.length)))
-    labels = texts if transcripts else labels_of_windows(folder, files, class_names, counts, timing)
+    labels = texts if labelling.transcripts else labels_of_windows(folder, files, labelling, counts, timing)
     recordings = {RECORDINGS: np.repeat(np.arange(len(files)), counts), FILES: np.array([str(file) for file in files])}
     return {rule.input: np.concatenate(of_files), **recordings, **labels}
 
@@ -127,6 +135,6 @@ def _windows(preprocessor: SignalPreprocessor, rule: Rule, path: Path) -> NDArra
         if table.shape[1] != rule.channels:
             raise CalibrationInvalid(
                 f"{path} has {counted(table.shape[1], 'column')}, and the rule has {counted(rule.channels, 'channel')}: "
-                "leave out columns that are no channel, such as the time, or change `channels`"
+                "remove columns that are no channel, such as the time, or change `channels`"
             )
         return preprocessor.windows(table[None])[0]

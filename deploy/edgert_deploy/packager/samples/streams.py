@@ -1,4 +1,4 @@
-"""Recordings for a model with state: samples run in turn, and each run passes its state to the next."""
+"""Recordings for a model with state: each sample gets the state after the previous sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, reference_a
 
 TABLE, ID = "state", "state_id"  # keys of a processing file
 FILE_BYTES_MAX = 16 * 1024**2
-TOGETHER = 32  # recordings that run side by side, if the batch axis is open
+TOGETHER = 32  # the number of recordings that run together, if the batch axis is open
 
 
 def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]:
@@ -34,7 +34,7 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
     if not isinstance(tables, list):
         raise ConfigInvalid(f"{path}: write [[{TABLE}]] in double brackets, once for each state")
     if not isinstance(state_id, str):
-        raise ConfigInvalid(f"{path}: {ID} = {state_id!r} must be text")
+        raise ConfigInvalid(f"{path}: {ID} = {state_id!r} is not text: put it in quotes")
     state = tuple(from_table(State, table, f"{path}, table [[{TABLE}]]") for table in tables)
     with about(path):
         check_state(state, state_id, source.inputs, source.outputs)
@@ -42,55 +42,68 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
 
 
 def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDArray[np.int64] | None) -> Arrays:
-    """Return the samples with the state that FP32 reaches before each. Raises CalibrationInvalid."""
+    """Return the samples with FP32's state before each sample. Raises CalibrationInvalid.
+
+    Args:
+        path: The samples' file, for messages.
+        source: The model.
+        inputs: The samples without state.
+        recordings: The number of each sample's recording.
+    """
     if recordings is None:
         raise CalibrationInvalid(
-            f"{path} does not say which samples follow each other, and the model has state: give a folder of recordings, or "
-            "an array `recording` with one number for each sample, in the order of time"
+            f"the model has state, and {path} does not define the order of its samples: give a folder of recordings, or an "
+            "array `recording` with one number for each sample, in the order of time"
         )
     try:
-        met = arrays_of(f"{__name__}:states_met", inputs, source, recordings)
+        before = arrays_of(f"{__name__}:states_before", inputs, source, recordings)
     except ChildFailed as error:
         raise CalibrationInvalid(
             f"{path}: the model cannot answer these samples one after another: {reference_engine(source)} "
-            f"{cause_text(error)}. Check that their values are valid for the model"
+            f"{cause_text(error)}. Check that the samples' values are valid for the model"
         ) from error
-    return {**inputs, **{binding.input: array for binding, array in zip(source.state, met, strict=True)}}
+    return {**inputs, **{binding.input: array for binding, array in zip(source.state, before, strict=True)}}
 
 
-def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Return each state's values before each sample: a child's side of `with_state`."""
+def states_before(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Return the values of each state before each sample: the child's side of `with_state`."""
     with tempfile.TemporaryDirectory() as folder:
         artifact = reference_artifact(source, Path(folder))
         with quiet():
             session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
         try:
-            _, met = run_in_turn(session, inputs, recordings, source.state)
+            _, before = run_in_turn(session, inputs, recordings, source.state)
         finally:
             session.close()
-    return [met[binding.input] for binding in source.state]
+    return [before[binding.input] for binding in source.state]
 
 
 def run_in_turn(
     session: Session, inputs: Mapping[str, NDArray[Any]], recordings: NDArray[np.int64], state: Sequence[State]
 ) -> tuple[list[NDArray[Any]], Arrays]:
-    """Run each recording's samples in order, each with the state after the previous one.
+    """Run the samples of each recording in order. Each sample gets the state after the previous sample.
 
-    Returns an array for each output, and for each state an array of its values before each sample. All arrays are in
+    Returns the answers, one array for each output, and the values of each state before each sample. All arrays are in
     the order of the samples.
+
+    Args:
+        session: The engine session.
+        inputs: The samples without state.
+        recordings: The number of each sample's recording.
+        state: The outputs that become inputs.
     """
     specs = {spec.name: spec for spec in session.inputs}
     places = {one.input: [spec.name for spec in session.outputs].index(one.output) for one in state}
     rows = sorted((np.flatnonzero(recordings == number) for number in np.unique(recordings)), key=len, reverse=True)
     together = TOGETHER if session.inputs[0].shape[0] == -1 else 1
     count = len(recordings)
-    met = {name: np.zeros((count, *specs[name].item_shape), specs[name].dtype) for name in places}
+    before = {name: np.zeros((count, *specs[name].item_shape), specs[name].dtype) for name in places}
     answers: list[NDArray[Any]] = []
     for begin in range(0, len(rows), together):
         group = rows[begin : begin + together]
         for step in range(len(group[0])):
-            now = np.array([one[step] for one in group if step < len(one)])  # the longest come first
-            feeds = [met[name][now] if name in met else inputs[name][now] for name in specs]
+            now = np.array([one[step] for one in group if step < len(one)])  # recordings are sorted, the longest first
+            feeds = [before[name][now] if name in before else inputs[name][now] for name in specs]
             outputs = session.run(feeds)
             if not answers:
                 answers = [np.empty((count, *array.shape[1:]), array.dtype) for array in outputs]
@@ -99,5 +112,5 @@ def run_in_turn(
             following = [(i, one[step + 1]) for i, one in enumerate(group) if step + 1 < len(one)]
             for name, at in places.items():
                 for i, row in following:
-                    met[name][row] = outputs[at][i]
-    return answers, met
+                    before[name][row] = outputs[at][i]
+    return answers, before

@@ -1,4 +1,4 @@
-"""The rules for text and embeddings, from the user's tables and from defaults of model and tokenizer."""
+"""The rules for text and embeddings, from the user's tables and the defaults of model and tokenizer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ PAD_TOKENS = ("[PAD]", "<pad>", "<|endoftext|>")
 
 
 def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Text:
-    """Return the rule of table `text`, its tokenizer a path on this host. Raises ConfigInvalid.
+    """Return the rule of the table `text`. Raises ConfigInvalid.
 
-    Only `tokenizer` is required if the inputs have the usual names.
+    The rule's tokenizer is a path on this host. If the inputs have the usual names, only the key `tokenizer` is
+    required.
     """
     specs = {spec.name: spec for spec in source.app_inputs}
     if not isinstance(table.get("tokenizer"), str):
@@ -33,8 +34,8 @@ def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Te
     values = {"pad_id": _pad_id(file, content), **usual, **table, "tokenizer": str(file)}
     if values.get("input") not in specs:
         raise ConfigInvalid(
-            f"{path}: [text] needs input, the model's input for token ids (and mask and types, if it has them); its inputs: "
-            f"{', '.join(specs)}"
+            f"{path}: [text] needs input, the model's input for token ids (and mask and types, if the model has them); the "
+            f"model's inputs are {', '.join(specs)}"
         )
     if "max_tokens" not in values:
         length = specs[values["input"]].shape[-1]
@@ -50,7 +51,7 @@ def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Te
 
 
 def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: InputRule | None) -> Embed:
-    """Return the rule of a table `embed`. Its default mask is that of the text. Raises ConfigInvalid."""
+    """Return the rule of a table `embed`. The default mask is the mask of the text. Raises ConfigInvalid."""
     pooling = table.get("pooling", "mean")
     mask = {"mask": before.mask} if pooling == "mean" and isinstance(before, Text) else {}
     if "output" not in table and len(source.app_outputs) == 1:
@@ -62,7 +63,7 @@ def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: I
 
 
 def _pad_id(file: Path, content: str) -> int:
-    """Return the padding id in the tokenizer's file, else the id of a known padding token, else 0."""
+    """Return the padding id of a tokenizer's file: the stated one, else that of a known token, else 0."""
     try:
         value = json.loads(content)
         if isinstance(value.get("padding"), dict):

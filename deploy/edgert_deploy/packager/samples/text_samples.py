@@ -1,4 +1,4 @@
-"""Samples of text, made into tokens by the code that devices run."""
+"""Samples of text: the code that devices run makes their tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgert.errors import CalibrationInvalid, RequestError
 from edgert.printable import counted
 from edgert.processing.text import TEXT_BYTES_MAX, TextPreprocessor, text_in_file, texts_of
 from edgert.tensors import TensorSpec, byte_rows
-from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.file_labels import Labelling, labels_of
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
 from edgert_deploy.packager.samples.sample_files import as_recording, check_size, files_in
 
@@ -22,15 +22,21 @@ SUFFIX = ".txt"
 LINES_BYTES_MAX = 256 * 1024**2
 
 
-def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
-    """Return texts, UINT8 [N, bytes], and labels, of a .txt or a folder. Raises CalibrationInvalid."""
+def read_texts(path: Path, labelling: Labelling, at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
+    """Return the texts, UINT8 [N, bytes], and their labels. Raises CalibrationInvalid.
+
+    Args:
+        path: A .txt file with one text on each line, or a folder of .txt files with one text in each file.
+        labelling: How the labels of a folder's files are read.
+        at_least: The smallest number of texts that is accepted.
+    """
     labels: Arrays = {}
     if path.is_file():
         with as_recording(path, LINES_BYTES_MAX, "split it"):
             texts = [line for line in map(bytes.strip, text_in_file(path).splitlines()) if line]
     else:
         files = files_in(path, (SUFFIX,))
-        labels = labels_of(path, files, class_names)
+        labels = labels_of(path, files, labelling)
         texts = [_file(file) for file in files]
     if len(texts) < at_least:
         raise CalibrationInvalid(
@@ -44,11 +50,19 @@ def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[N
 def tokens_of(
     path: Path, inputs: Sequence[TensorSpec], rule: Text, texts: NDArray[np.uint8], buckets: Buckets | None
 ) -> Arrays:
-    """Return the model's tensors for texts; with `buckets` their `lengths` too. Raises CalibrationInvalid."""
+    """Return the model's tensors for texts. Raises CalibrationInvalid.
+
+    Args:
+        path: The texts' file or folder, for messages.
+        inputs: The inputs of the model.
+        rule: The rule of the text.
+        texts: The texts, UINT8 [N, bytes].
+        buckets: The model's buckets. With buckets, the result also has `lengths`.
+    """
     if set(rule.inputs) != {spec.name for spec in inputs}:
         raise CalibrationInvalid(
-            f"{path} holds text, which becomes {', '.join(rule.inputs)}, and the model has other inputs too: "
-            "give an .npz with all of them"
+            f"{path} holds text, which becomes {', '.join(rule.inputs)}, but the model has other inputs too: "
+            "give an .npz with all inputs"
         )
     preprocessor = TextPreprocessor(rule, inputs, Path(rule.tokenizer).read_bytes())
     rows = []
@@ -67,5 +81,5 @@ def _file(path: Path) -> bytes:
     with as_recording(path, TEXT_BYTES_MAX, "cut it"):
         text = text_in_file(path)
     if not text.strip():
-        raise CalibrationInvalid(f"{path} holds no text: remove it, or write its text")
+        raise CalibrationInvalid(f"{path} holds no text: remove the file, or write its text")
     return text

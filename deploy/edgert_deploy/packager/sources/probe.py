@@ -81,7 +81,7 @@ def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> 
     steps = ["onnx read the model"]
     with closing(Child(ENVIRONMENT)) as child:
         try:
-            return child.ask(function, request, data, limits, steps.append)
+            return child.call(function, request, data, limits, steps.append)
         except EdgeRTError as error:
             raise SourceInvalid(error.message) from error
         except ChildFailed as error:

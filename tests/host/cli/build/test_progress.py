@@ -54,5 +54,5 @@ def test_stdout_holds_the_result_alone(shell: Shell) -> None:
     stdout, _ = build.communicate()
     assert build.returncode == 0
     assert json.loads(stdout)["targets"][0]["passed"]
-    for words_shown in ("this-machine", "building onnxruntime int8", "judging it", "left", "done", "━"):
+    for words_shown in ("this-machine", "building onnxruntime int8", "judging the artifact", "left", "done", "━"):
         assert words_shown in shown.decode()

@@ -1,4 +1,4 @@
-"""The accuracy gate: what passes, and what a class or slice may lose."""
+"""The accuracy gate: its limits for the whole hold-out, for classes and for slices, and its warnings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_source_no_better_than_chance_is_a_warning() -> None:
     (warning,) = warnings([EYE[[1, 2, 0]]], [0, 1, 2])
     assert "top-1 is 0.0000" in warning
     assert "chance is 0.3333" in warning
-    # Three of four labels are class 0: naming it always is right in 0.75.
+    # Three of four labels are class 0, so a model that always answers class 0 has a top-1 of 0.75.
     (warning,) = warnings([EYE[[0, 0, 0, 0]]], [0, 0, 0, 1])
     assert "chance is 0.7500" in warning
     assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
@@ -52,7 +52,7 @@ def test_a_gate_that_knows_only_similarity_says_so() -> None:
     ],
 )
 def test_a_hold_out_whose_answers_are_all_alike_is_a_warning(reference: Any, named: str) -> None:
-    """A broken artifact that always answers the same would pass: a detector that finds nothing, a word never said."""
+    """A broken artifact with one constant answer would pass, such as a detector that finds no object."""
     found = [text for text in warnings([reference], None, max_drop=0.01) if "so alike that an artifact which" in text]
     assert len(found) == int(named != "values" or not reference.any()), found
     assert all(named in text for text in found)
@@ -89,18 +89,17 @@ def test_a_drop_equal_to_the_limit_passes() -> None:
 
 def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate() -> None:
     labels = np.repeat([0, 1, 2], 40)
-    reference = EYE[labels]
-    answers = reference.copy()
+    answers = EYE[labels]
     answers[40:52] = EYE[0]  # 12 of class 1, all at night
-    asked = reference_to(
-        (SCORES,), [reference], labels, slices=np.array(["night" if 40 <= i < 60 else "day" for i in range(120)])
+    reference = reference_to(
+        (SCORES,), [EYE[labels]], labels, slices=np.array(["night" if 40 <= i < 60 else "day" for i in range(120)])
     )
-    found = result_of(asked, [answers], Limits(0.1))
+    found = result_of(reference, [answers], Limits(0.1))
     assert found.passed
     worst_class, worst_slice = worst(found, "class"), worst(found, "slice")
     assert (worst_class.name, worst_class.samples, round(worst_class.drop, 4)) == ("1", 40, 0.3)
     assert (worst_slice.name, worst_slice.samples, round(worst_slice.drop, 4)) == ("night", 20, 0.6)
-    strict = result_of(asked, [answers], Limits(0.1, max_class_drop=0.2))
+    strict = result_of(reference, [answers], Limits(0.1, max_class_drop=0.2))
     assert not strict.passed
     assert "slice 'night' lost 0.6000" in strict.loss()
 
@@ -118,10 +117,10 @@ def test_a_bucket_that_lost_too_much_fails_whatever_the_mean_is() -> None:
     answers = EYE[labels].copy()
     answers[110:] = EYE[0]  # 7 of the 10 samples of the largest bucket are wrong
     buckets = Buckets("tokens", (8, 16), (PaddedInput("x", 1),))
-    asked = reference_to((SCORES,), [EYE[labels]], labels)
+    reference = reference_to((SCORES,), [EYE[labels]], labels)
     lengths = np.array([5] * 110 + [12] * 10)
-    asked = replace(asked, holdout=replace(asked.holdout, lengths=lengths, buckets=buckets))
-    result = result_of(asked, [answers], Limits(0.2))
+    reference = replace(reference, holdout=replace(reference.holdout, lengths=lengths, buckets=buckets))
+    result = result_of(reference, [answers], Limits(0.2))
     assert result.accuracy.passed
     assert [(g.name, g.samples) for g in result.groups if g.kind == "bucket"] == [("8", 110), ("16", 10)]
     assert [g.name for g in result.failed_groups] == ["16"]

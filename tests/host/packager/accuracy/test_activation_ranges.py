@@ -1,4 +1,4 @@
-"""The ranges of the layers' answers, and what 8 bits lose of them."""
+"""The ranges of the layers' answers, and their loss in 8 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import models
 
 
 def doubled(x: Any, tmp_path: Path) -> Any:
-    """Return the note on the only layer of y = x + x."""
+    """Return the range of the only layer of y = x + x."""
     source = load_source(
         models.write(models.model("float[N,64] x) => (float[N,64] y", "y = Add(x, x)"), tmp_path / "m")
     )
@@ -37,7 +37,7 @@ def test_extremes_and_quantiles_are_those_of_the_answer(tmp_path: Path) -> None:
 def test_noise_is_that_of_a_uniform_quantizer_and_an_outlier_raises_it(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (16, 64))
     even = doubled(x, tmp_path)
-    # Signal 1/3 of the amplitude squared, noise step^2 / 12 with 255 steps: 20 log10(255) decibels.
+    # The signal is amplitude^2 / 3 and the noise step^2 / 12. With 255 steps, the ratio is 20 log10(255) decibels.
     assert even.sqnr_db == pytest.approx(48.1, abs=0.5)
     x[0, 0] = 32.0
     assert doubled(x, tmp_path).sqnr_db < even.sqnr_db - 15

@@ -88,7 +88,7 @@ def test_run_samples_gives_fixed_models_one_sample_at_a_time() -> None:
 
 
 def test_a_model_with_buckets_is_compared_with_its_own_answers_to_unpadded_samples(tmp_path: Path) -> None:
-    # The mean over the length: padding changes the answer, and the gate must see that.
+    # Padding changes the mean over the length, and the gate must notice the changed answer.
     body = "y = ReduceMean <axes = [1], keepdims = 0> (x)"
     proto = models.model("float[N,T,3] x) => (float[N,3] y", body)
     source = load_source(models.write(proto, tmp_path / "m.onnx"), Conversion(buckets=read_buckets("T=4,8")))
@@ -116,7 +116,7 @@ def test_answers_of_different_lengths_are_filled_up_with_their_last_element() ->
 
 
 def test_answers_that_differ_between_one_sample_and_a_batch_are_judged_both_ways(tmp_path: Path) -> None:
-    """OpenVINO computes an INT8 LSTM with other kernels for a batch of 1: most requests of a device hold one sample."""
+    """OpenVINO has other kernels for an INT8 LSTM in a batch of 1, and most requests to a device hold one sample."""
     body = (
         "s = Shape(x) n = Gather(s, zero) one = Constant<value_int=1>() a = Equal(n, one) m = Neg(x) y = Where(a, m, x)"
     )

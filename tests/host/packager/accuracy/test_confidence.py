@@ -20,7 +20,7 @@ def test_without_losses_the_interval_follows_the_number_of_samples() -> None:
 
 
 def test_one_sided_losses_have_wilsons_interval() -> None:
-    """With no gains the pairs are a share of losses: Wilson's interval of 10 in 100 is .0552 to .1744."""
+    """Without gains, the drop is a simple share of losses. Wilson's interval of 10 in 100 is .0552 to .1744."""
     low, high = drop_interval(drops(10, 0, 100))
     assert high == pytest.approx(0.1744, abs=1e-4)
     assert 0 < low < 0.1
@@ -28,7 +28,7 @@ def test_one_sided_losses_have_wilsons_interval() -> None:
 
 @pytest.mark.parametrize(("lost", "gained", "count"), [(1, 0, 44), (12, 5, 80), (3, 9, 60)])
 def test_the_ends_are_where_the_score_test_rejects(lost: int, gained: int, count: int) -> None:
-    """The likeliest shares with a difference of `end` are found by trying them all."""
+    """The test finds the most likely shares with a difference of `end` by a search over all shares."""
     for end in drop_interval(drops(lost, gained, count)):
         gains = np.linspace(max(0.0, -end), (1 - end) / 2, 200_001)[1:-1]
         losses = gains + end

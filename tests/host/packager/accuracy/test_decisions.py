@@ -1,7 +1,8 @@
-"""Each output is judged by what an app reads from it, and what a cosine hides is seen."""
+"""Each output is judged by the values that an app reads from it, which shows errors that a cosine hides."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,17 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     unit_vectors,
     value_agreement,
 )
+from edgert_deploy.packager.accuracy.reference import Reference
+from edgert_deploy.packager.samples.samples import CalibrationSet
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
 
 
-def judged(*outputs: Array, **stated: Any) -> tuple[Judgement, ...]:
-    specs = [TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs)]
-    return judgements(specs, list(outputs), **stated)
+def judged(*outputs: Array, inputs: Sequence[tuple[int, ...]] = (), **rules: Any) -> tuple[Judgement, ...]:
+    specs = tuple(TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs))
+    samples = {f"in{i}": np.zeros((len(outputs[0]), *shape), np.float32) for i, shape in enumerate(inputs)}
+    return judgements(Reference(specs, list(outputs), CalibrationSet(samples, None), **rules))
 
 
 def softmax(logits: Array) -> Array:
@@ -82,7 +86,7 @@ def test_answers_that_are_not_finite_do_not_pass(name: str) -> None:
 
 
 def test_small_scores_beside_large_coordinates_count() -> None:
-    """One INT8 scale of 0 to 320 leaves nothing of scores of 0 to 1; the cosine is still .999."""
+    """One INT8 scale of 0 to 320 destroys scores of 0 to 1, but the cosine is still .999."""
     reference = yolo()
     scale = reference.max() / 255
     coarse = (np.round(reference / scale) * scale).astype(np.float32)
@@ -213,20 +217,19 @@ def test_the_bytes_of_a_quantized_output_are_no_classes() -> None:
 
 def test_stated_texts_have_the_stated_blank_and_axis() -> None:
     steps = np.eye(3, dtype=np.float32)[[[2, 2, 0, 2, 1, 1], [1, 2, 1, 0, 0, 0]]]
-    specs = (TensorSpec("steps", "FP32", (-1, 3, 6)),)
-    rule = Ctc("steps", ("", "a", "b"), time_axis="last")
+    rule = Ctc("out0", ("", "a", "b"), time_axis="last")
     scores = steps.transpose(0, 2, 1)
     other = scores.copy()
     other[1, :, 2] = [1, 0, 0]  # "ab" instead of "aba"
-    (one,) = judgements(specs, [scores], ctc=rule)
+    (one,) = judged(scores, ctc=rule)
     assert (one.name, one.score([scores], [scores]), one.score([other], [scores])) == ("texts", 1.0, 0.5)
     later = scores.copy()
-    later[0, :, 1] = [1, 0, 0]  # a shorter run reads the same
+    later[0, :, 1] = [1, 0, 0]  # a shorter run decodes to the same text
     assert one.score([later], [scores]) == 1.0
 
 
 def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
-    """Half of the positions above a detector's threshold of 0.3 are lost; one of 0.5 sees no loss."""
+    """Half of the positions above a threshold of 0.3 are lost, but no position above 0.5 is lost."""
     reference = np.zeros((2, 1, 16, 16), np.float32)
     reference[:, :, :8], reference[:, :, 8:] = 0.9, 0.35
     answers = np.where(reference == 0.9, reference, np.float32(0.25))
@@ -235,7 +238,7 @@ def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
 
 
 def test_classes_of_each_step_of_an_input_are_no_text() -> None:
-    """A reader of text has fewer steps than its input; one wrong letter is a wrong text, one wrong tag of 40 is not."""
+    """A text recognizer has fewer steps than its input. One wrong letter makes a wrong text; one wrong tag does not."""
     scores = softmax(RANDOM.normal(0, 3, (20, 40, 5)))
     (one,) = judged(scores, inputs=[(40,)])
     assert (one.name, judged(scores, inputs=[(1, 32, 160)])[0].name) == ("steps", "texts")
@@ -248,7 +251,7 @@ def test_classes_of_each_step_of_an_input_are_no_text() -> None:
 
 
 def test_steps_of_the_background_do_not_hide_what_is_lost() -> None:
-    """Half of the few steps that are no background are lost: nearly all steps agree."""
+    """Half of the few steps outside the background are lost, although nearly all steps agree."""
     classes = np.zeros((8, 100), int)
     classes[:, 10:14] = 1
     lost = classes.copy()
@@ -266,7 +269,7 @@ def test_scores_of_the_steps_of_a_series_are_no_boxes() -> None:
 
 
 def test_many_classes_of_which_few_are_there_are_no_embedding() -> None:
-    """As of sounds or birds: a score below the threshold is a lost answer, and hardly turns the whole vector."""
+    """Models of sounds have many classes. A score under the threshold is lost, but the vector hardly changes."""
     scores = RANDOM.uniform(0, 0.05, (12, 500)).astype(np.float32)
     scores[np.arange(12), RANDOM.integers(0, 500, 12)] = 0.8
     (one,) = judged(scores)

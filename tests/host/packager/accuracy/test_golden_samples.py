@@ -1,4 +1,4 @@
-"""Golden samples reach over all that the model answers, and a tolerance comes from what was seen to differ."""
+"""Golden samples cover the range of the model's answers; a tolerance covers the differences on this host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_golden_samples_have_the_extremes_and_as_many_classes_as_samples(
     assert len(rows) == len(set(rows.tolist())) == SAMPLES
     assert (scores[rows].min(), scores[rows].max()) == (scores.min(), scores.max())
     assert len(set(scores[rows].argmax(axis=1).tolist())) >= SAMPLES - 1  # both extremes may be of one class
-    assert len(set(scores[:SAMPLES].argmax(axis=1).tolist())) < SAMPLES - 1  # which the first do not reach
+    assert (
+        len(set(scores[:SAMPLES].argmax(axis=1).tolist())) < SAMPLES - 1
+    )  # the first SAMPLES samples have fewer classes
     np.testing.assert_array_equal(rows, golden_rows(reference))
 
 

@@ -26,14 +26,14 @@ def test_a_detectors_precision_is_cocos() -> None:
     answers[:, 0] = [10, 10, 40, 40, 0.9, 0]
     answers[:2, 1] = [60, 60, 90, 90, 0, 0.8]
     rule = Detect("boxes", form="anchors_first", box_format="xyxy", labels=("cat", "dog"))
-    asked = reference_to(
+    reference = reference_to(
         (spec,), [answers], boxes=truth, detect=rule, image_size=(100, 100), class_names=("cat", "dog")
     )
-    exact = result_of(asked, [answers])
+    exact = result_of(reference, [answers])
     assert (exact.accuracy.metric, exact.accuracy.fp32, exact.accuracy.artifact) == ("map", 1.0, 1.0)
     worse = answers.copy()
-    worse[1, 1, 4:] = 0  # the second dog is not seen: half of the recall, so half of the class's precision
-    found = result_of(asked, [worse], Limits(0.1))
+    worse[1, 1, 4:] = 0  # one of two dogs is missed, so the average precision of the class is 0.5
+    found = result_of(reference, [worse], Limits(0.1))
     assert found.accuracy.artifact == pytest.approx(0.75, abs=0.01)
     assert not found.passed
     dog = worst(found, "class")

@@ -1,4 +1,4 @@
-"""The metrics: which one applies, and its number for answers known beforehand."""
+"""The metrics: the choice of a metric, and its score for known answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_labels_that_fit_no_output_are_refused() -> None:
 
 
 def test_labels_judge_the_output_that_names_them_most_often() -> None:
-    """A model may answer its features, too, and these may come first."""
+    """The first output of a model may hold features instead of scores."""
     labels = np.tile([0, 1, 2], 10)
     features, scores = models.random(30, 8), EYE[labels]
     specs = (TensorSpec("features", "FP32", (-1, 8)), SCORES)
@@ -101,37 +101,39 @@ def test_labels_judge_the_output_that_names_them_most_often() -> None:
 
 
 def test_labels_that_fp32_does_not_reach_judge_nothing() -> None:
-    """Any artifact would keep a score that is no better than chance."""
+    """Every artifact would keep a score that is no better than chance."""
     labels = np.tile([0, 1, 2], 20)
     scores = EYE[np.repeat([0, 1, 2], 20)]
-    asked = reference_to((SCORES,), [scores], labels)
-    result = result_of(asked, [scores[::-1].copy()])
+    reference = reference_to((SCORES,), [scores], labels)
+    result = result_of(reference, [scores[::-1].copy()])
     assert (result.accuracy.metric, result.accuracy.fp32) == ("top1_agreement", 1.0)
     assert not result.passed
-    assert result_of(asked, [scores], metric="top1").accuracy.metric == "top1"
+    assert result_of(reference, [scores], metric="top1").accuracy.metric == "top1"
 
 
 def test_outputs_beside_the_labelled_one_are_judged_like_those_of_a_model_without_labels() -> None:
     labels = np.tile([0, 1, 2], 20)
     scores, size = EYE[labels], models.random(60, 2) * 100
     specs = (SCORES, TensorSpec("size", "FP32", (-1, 2)), TensorSpec("chosen", "INT64", (-1,)))
-    asked = reference_to(specs, [scores, size, labels], labels)
-    assert result_of(asked, [scores, size, labels]).passed
-    broken = result_of(asked, [scores, size[::-1], labels])
+    reference = reference_to(specs, [scores, size, labels], labels)
+    assert result_of(reference, [scores, size, labels]).passed
+    broken = result_of(reference, [scores, size[::-1], labels])
     assert broken.accuracy.passed
     assert not broken.passed
     assert broken.loss().startswith("values of size fell by ")
     assert "--metric top1" in broken.loss()
     assert broken.loss().endswith("judges only the outputs that it reads")
     assert worst(broken, "output").samples == 60
-    assert result_of(asked, [scores, size[::-1], labels], metric="top1").passed  # stated: this output alone
+    assert result_of(
+        reference, [scores, size[::-1], labels], metric="top1"
+    ).passed  # a stated metric judges only its own output
 
 
 def test_top5_counts_the_right_class_among_the_first_five() -> None:
     spec, scores = TensorSpec("scores", "FP32", (-1, 8)), np.tile(np.arange(8, dtype=np.float32), (4, 1))
-    asked = reference_to((spec,), [scores], np.array([7, 3, 2, 0]))
-    assert result_of(asked, [scores], Limits(), "top5").accuracy.artifact == 0.5
-    assert {name: got for name, _, got in result_of(asked, [scores], metric="top1").other_metrics}["top5"] == 0.5
+    reference = reference_to((spec,), [scores], np.array([7, 3, 2, 0]))
+    assert result_of(reference, [scores], Limits(), "top5").accuracy.artifact == 0.5
+    assert {name: got for name, _, got in result_of(reference, [scores], metric="top1").other_metrics}["top5"] == 0.5
     with pytest.raises(CalibrationInvalid, match="top5 needs"):
         metric_for("top5", reference_to((spec,), [scores]))
 
@@ -144,8 +146,8 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
         "def endless(outputs, inputs, labels):\n    return float('nan')\n"
     )
     monkeypatch.chdir(tmp_path)
-    asked = reference_to((SCORES,), [EYE])
-    found = result_of(asked, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
+    reference = reference_to((SCORES,), [EYE])
+    found = result_of(reference, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
     assert (found.accuracy.fp32, found.accuracy.artifact, found.passed) == (0.0, -1.5, False)
     for name, words in (
         (
@@ -157,9 +159,9 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
         ("absent", "--metric edgert_own_metric:absent.*no function"),
     ):
         with pytest.raises(ConfigInvalid, match=words):
-            result_of(asked, [EYE], Limits(), f"edgert_own_metric:{name}")
+            result_of(reference, [EYE], Limits(), f"edgert_own_metric:{name}")
     with pytest.raises(ConfigInvalid, match="give auto, top1"):
-        metric_for("f1", asked)
+        metric_for("f1", reference)
 
 
 def test_noise_is_measured_in_decibels() -> None:

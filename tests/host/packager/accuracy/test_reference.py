@@ -1,4 +1,4 @@
-"""The reference judges what devices answer: of an embedding the vectors, of all other outputs the output itself."""
+"""The reference compares what devices answer: the vectors of an embedding, and all other outputs unchanged."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def a_reference(rule: Embed, answers: list[Any], *specs: TensorSpec) -> Referenc
 
 
 def test_without_an_embedding_every_output_is_judged_as_it_is() -> None:
-    asked = reference_to((SCORES,), [EYE])
+    reference = reference_to((SCORES,), [EYE])
     answers = [2 * EYE]
-    assert asked.judged(answers) is answers
-    assert asked.as_judged() is asked
+    assert reference.with_embeddings(answers) is answers
+    assert reference.as_embeddings() is reference
 
 
 def test_the_mean_is_of_the_tokens_that_the_mask_marks() -> None:
-    (vectors,) = a_reference(Embed("states", mask="mask", normalize=False), [states()]).judged([states(1)])
+    (vectors,) = a_reference(Embed("states", mask="mask", normalize=False), [states()]).with_embeddings([states(1)])
     np.testing.assert_allclose(vectors[0], states(1)[0, :2].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(vectors[1], states(1)[1].mean(axis=0), rtol=1e-6)
     np.testing.assert_array_equal(vectors[2], np.zeros(SIZE), "a text without a token has no direction")
@@ -45,36 +45,38 @@ def test_the_mean_is_of_the_tokens_that_the_mask_marks() -> None:
 
 def test_changes_of_tokens_behind_the_mask_cost_no_accuracy() -> None:
     whole = states()[:2]
-    asked = Reference((STATES,), [whole], CalibrationSet({"mask": MASK[:2]}, None), embed=Embed("states", mask="mask"))
+    reference = Reference(
+        (STATES,), [whole], CalibrationSet({"mask": MASK[:2]}, None), embed=Embed("states", mask="mask")
+    )
     noisy = whole.copy()
     noisy[0, 2:] = 1e6
-    metric = metric_for("auto", asked.as_judged())
-    assert judge(metric, asked, [noisy], LIMITS).accuracy.drop == pytest.approx(0, abs=1e-6)
+    metric = metric_for("auto", reference.as_embeddings())
+    assert judge(metric, reference, [noisy], LIMITS).accuracy.drop == pytest.approx(0, abs=1e-6)
     noisy[0, :2] *= -1
-    assert judge(metric, asked, [noisy], LIMITS).accuracy.drop > LIMITS.max_drop
+    assert judge(metric, reference, [noisy], LIMITS).accuracy.drop > LIMITS.max_drop
 
 
 def test_of_several_outputs_the_named_one_becomes_vectors_in_its_place() -> None:
     scores, pooled = TensorSpec("scores", "FP32", (-1, 3)), Embed("states", "cls")
-    asked = a_reference(pooled, [EYE, states()], scores, STATES).as_judged()
-    assert [spec.name for spec in asked.specs] == ["scores", "states_embedding"]
-    assert asked.specs[1] == TensorSpec("states_embedding", "FP32", (-1, SIZE))
-    assert asked.answers[0] is EYE
+    reference = a_reference(pooled, [EYE, states()], scores, STATES).as_embeddings()
+    assert [spec.name for spec in reference.specs] == ["scores", "states_embedding"]
+    assert reference.specs[1] == TensorSpec("states_embedding", "FP32", (-1, SIZE))
+    assert reference.answers[0] is EYE
     first = states()[:, 0]
-    np.testing.assert_allclose(asked.answers[1], first / np.linalg.norm(first, axis=1, keepdims=True), rtol=1e-6)
-    assert asked.embed is None
-    assert asked.as_judged() is asked, "vectors are made once"
-    answers = [EYE, asked.answers[1]]
-    assert asked.judged(answers) is answers
+    np.testing.assert_allclose(reference.answers[1], first / np.linalg.norm(first, axis=1, keepdims=True), rtol=1e-6)
+    assert reference.embed is None
+    assert reference.as_embeddings() is reference, "vectors are made once"
+    answers = [EYE, reference.answers[1]]
+    assert reference.with_embeddings(answers) is answers
 
 
 def test_an_output_that_is_one_vector_for_each_sample_is_taken_as_it_is_but_for_its_length() -> None:
     vectors = np.array([[3, 4], [0, 0], [1e-30, 0]], np.float64)
     spec = TensorSpec("y", "FP64", (-1, 2))
-    asked = a_reference(Embed("y", "none"), [vectors], spec).as_judged()
-    np.testing.assert_allclose(asked.answers[0], [[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]], atol=1e-7)
-    assert asked.answers[0].dtype == np.float32
-    assert asked.specs == (TensorSpec("y_embedding", "FP32", (-1, 2)),)
+    reference = a_reference(Embed("y", "none"), [vectors], spec).as_embeddings()
+    np.testing.assert_allclose(reference.answers[0], [[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]], atol=1e-7)
+    assert reference.answers[0].dtype == np.float32
+    assert reference.specs == (TensorSpec("y_embedding", "FP32", (-1, 2)),)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 3])

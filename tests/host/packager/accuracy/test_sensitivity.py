@@ -1,4 +1,4 @@
-"""Sensitivity: the noise of each layer alone in INT8, and the order of the layers by it."""
+"""Sensitivity: the noise of each layer alone in INT8, and the order of the layers by this noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word and character error rates: those of jiwer."""
+"""Word and character error rates are equal to those of jiwer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = st.text(LETTERS, min_size=1, max_size=12).filter(lambda text: text.strip
 
 
 def steps_of(texts: list[str]) -> NDArray[np.float32]:
-    """Return scores [N, 24, classes] that read as `texts`: each letter and a blank after it."""
+    """Return scores [N, 24, classes] that CTC decodes to `texts`. A blank follows each letter."""
     path = np.zeros((len(texts), 24), int)
     for row, text in zip(path, texts, strict=True):
         row[: 2 * len(text) : 2] = [1 + LETTERS.index(letter) for letter in text]
@@ -35,10 +35,10 @@ def steps_of(texts: list[str]) -> NDArray[np.float32]:
 def test_the_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
     truth, found = ([pair[i] for pair in pairs] for i in (0, 1))
     answers = [steps_of(found)]
-    asked = reference_to(SPECS, answers, ctc=RULE, transcripts=np.array(truth))
-    rows = asked.all_rows
-    assert metric_for("wer", asked).score(answers, rows) == pytest.approx(1 - jiwer.wer(truth, found))
-    assert metric_for("cer", asked).score(answers, rows) == pytest.approx(1 - jiwer.cer(truth, found))
+    reference = reference_to(SPECS, answers, ctc=RULE, transcripts=np.array(truth))
+    rows = reference.all_rows
+    assert metric_for("wer", reference).score(answers, rows) == pytest.approx(1 - jiwer.wer(truth, found))
+    assert metric_for("cer", reference).score(answers, rows) == pytest.approx(1 - jiwer.cer(truth, found))
 
 
 def test_edits_of_sequences_that_are_known() -> None:
@@ -49,25 +49,25 @@ def test_edits_of_sequences_that_are_known() -> None:
 
 
 def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
-    asked = reference_to(SPECS, [steps_of(["ab c", "b"])], ctc=RULE, transcripts=np.array(["ab c", "b"]))
-    result = result_of(asked, [steps_of(["ab a", "b"])])
+    reference = reference_to(SPECS, [steps_of(["ab c", "b"])], ctc=RULE, transcripts=np.array(["ab c", "b"]))
+    result = result_of(reference, [steps_of(["ab a", "b"])])
     assert (result.accuracy.metric, result.accuracy.fp32, result.accuracy.artifact) == ("1-cer", 1.0, 0.8)
     assert result.other_metrics[0] == ("1-wer", 1.0, 1 - 1 / 3)
-    assert result_of(asked, [steps_of(["", ""])], metric="wer").accuracy.artifact == 0.0
-    assert metric_for("auto", reference_to(SPECS, asked.answers, ctc=RULE)).name == "texts"
+    assert result_of(reference, [steps_of(["", ""])], metric="wer").accuracy.artifact == 0.0
+    assert metric_for("auto", reference_to(SPECS, reference.answers, ctc=RULE)).name == "texts"
 
 
 def test_outputs_beside_the_texts_are_judged_too() -> None:
     truth = ["ab c", "b", "c", "a"] * 3
     steps, place = steps_of(truth), np.arange(24, dtype=np.float32).reshape(12, 2)
     specs = (*SPECS, TensorSpec("place", "FP32", (-1, 2)))
-    asked = reference_to(specs, [steps, place], ctc=RULE, transcripts=np.array(truth))
-    assert result_of(asked, [steps, place]).passed
-    broken = result_of(asked, [steps, place[::-1]])
+    reference = reference_to(specs, [steps, place], ctc=RULE, transcripts=np.array(truth))
+    assert result_of(reference, [steps, place]).passed
+    broken = result_of(reference, [steps, place[::-1]])
     assert not broken.passed
     assert "values of place fell by" in broken.loss()
     assert "--metric cer judges" in broken.loss()
-    assert result_of(asked, [steps, place[::-1]], metric="cer").passed
+    assert result_of(reference, [steps, place[::-1]], metric="cer").passed
 
 
 def test_a_rate_needs_texts_and_the_rule_that_reads_them() -> None:

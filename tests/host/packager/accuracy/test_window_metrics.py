@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of answers, by window as scikit-learn counts them, and by event."""
+"""Precision, recall and F1 of answers: by window, equal to scikit-learn's, and by event."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def scores_of(classes: list[int]) -> list[NDArray[np.float32]]:
     return [np.eye(3, dtype=np.float32)[classes]]
 
 
-def asked_for(name: str, found: list[int], truth: list[int], rule: Classify = RULE, **more: Any) -> Counts:
+def counts_of(name: str, found: list[int], truth: list[int], rule: Classify = RULE, **more: Any) -> Counts:
     more = {"recordings": np.zeros(len(truth), np.int64), **more}
-    asked = reference_to(SPECS, scores_of(found), np.array(truth), classify=rule, **more)
-    metric = metric_for(name, asked)
+    reference = reference_to(SPECS, scores_of(found), np.array(truth), classify=rule, **more)
+    metric = metric_for(name, reference)
     assert isinstance(metric, AnswerF1)
-    return metric.counts(asked.answers, asked.all_rows)
+    return metric.counts(reference.answers, reference.all_rows)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
 def test_windows_are_counted_as_scikit_learn_counts_them(pairs: list[tuple[int, int]]) -> None:
     found, truth = ([pair[i] for pair in pairs] for i in (0, 1))
-    got = asked_for("window_f1", found, truth)
+    got = counts_of("window_f1", found, truth)
     options: dict[str, Any] = {"labels": [0, 1], "average": "micro", "zero_division": 1.0}
     assert got.precision == pytest.approx(metrics.precision_score(truth, found, **options))
     assert got.recall == pytest.approx(metrics.recall_score(truth, found, **options))
@@ -50,18 +50,18 @@ def test_windows_are_counted_as_scikit_learn_counts_them(pairs: list[tuple[int, 
 
 def test_an_event_counts_once() -> None:
     truth = [2, 0, 0, 0, 2, 1, 1, 2]
-    assert asked_for("event_f1", truth, truth) == Counts(2, 2, 2)
-    assert asked_for("event_f1", [2, 0, 2, 0, 2, 2, 1, 2], truth) == Counts(2, 3, 2), "yes is answered twice"
-    assert asked_for("event_f1", [0, 2, 2, 2, 2, 0, 0, 0], truth) == Counts(0, 2, 2), "before, and the other class"
+    assert counts_of("event_f1", truth, truth) == Counts(2, 2, 2)
+    assert counts_of("event_f1", [2, 0, 2, 0, 2, 2, 1, 2], truth) == Counts(2, 3, 2), "yes is answered twice"
+    assert counts_of("event_f1", [0, 2, 2, 2, 2, 0, 0, 0], truth) == Counts(0, 2, 2), "before, and the other class"
     halves = np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    assert asked_for("event_f1", truth, truth, recordings=halves) == Counts(2, 2, 2)
-    assert asked_for("event_f1", [0] * 8, [0] * 8, recordings=halves) == Counts(2, 2, 2)
-    assert asked_for("event_f1", [2] * 3, [2] * 3).f1 == 1.0
+    assert counts_of("event_f1", truth, truth, recordings=halves) == Counts(2, 2, 2)
+    assert counts_of("event_f1", [0] * 8, [0] * 8, recordings=halves) == Counts(2, 2, 2)
+    assert counts_of("event_f1", [2] * 3, [2] * 3).f1 == 1.0
 
 
 def test_smoothing_may_be_late() -> None:
     rule = Classify("scores", RULE.labels, softmax=False, none=RULE.none, smooth=Smooth("mean", 3))
-    assert asked_for("event_f1", [2, 0, 2, 2, 2], [2, 0, 2, 2, 2], rule) == Counts(0, 0, 1)
+    assert counts_of("event_f1", [2, 0, 2, 2, 2], [2, 0, 2, 2, 2], rule) == Counts(0, 0, 1)
     assert matched([Event(4, 5, 0)], [Event(1, 3, 0)], 2).right == 1
     assert matched([Event(5, 6, 0)], [Event(1, 3, 0)], 2).right == 0
     assert matched([Event(4, 5, 1)], [Event(1, 3, 0)], 2).right == 0
@@ -79,8 +79,8 @@ def test_events_are_the_runs_of_a_class(classes: list[int]) -> None:
 
 def test_the_gate_shows_precision_and_recall_and_each_class() -> None:
     truth = [0] * 10 + [1] * 10 + [2] * 10
-    asked = reference_to(SPECS, scores_of(truth), np.array(truth), classify=RULE)
-    result = result_of(asked, scores_of([0] * 9 + [2] + [1] * 15 + [2] * 5), metric="window_f1")
+    reference = reference_to(SPECS, scores_of(truth), np.array(truth), classify=RULE)
+    result = result_of(reference, scores_of([0] * 9 + [2] + [1] * 15 + [2] * 5), metric="window_f1")
     assert result.accuracy.metric == "window_f1"
     assert result.other_metrics[:2] == (("precision", 1.0, 19 / 24), ("recall", 1.0, 19 / 20))
     by_class = [(group.name, group.samples, round(group.artifact, 4)) for group in result.groups]

@@ -1,4 +1,4 @@
-"""Artifacts built side by side: they lie in the cache afterwards, and no process outlives the build."""
+"""Parallel builds: the artifacts are in the cache afterwards, and no process outlives the build."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
     (tmp_path / "hostile").mkdir()
     hostile = that_ends(signal.SIGSEGV, digits_source)
     assert processes(tmp_path / "hostile", hostile, digits_calibration).activations(lambda line: None) == ()
-    for name in ("first", "second"):  # the child stays, and the first build's folder is gone
+    for name in ("first", "second"):  # the same child serves both builds, although the first build's folder is gone
         folder = tmp_path / name
         folder.mkdir()
         sound = processes(folder, digits_source, digits_calibration)
@@ -138,7 +138,7 @@ def test_no_process_and_no_file_outlives_an_interrupted_build(
     assert shell.files() == {"tmp"}
     build.stderr.close()
     monkeypatch.setattr("tempfile.tempdir", shell.env["TMPDIR"])
-    with work_folder() as folder:  # what a killed build left is removed by the next one
+    with work_folder() as folder:  # the next build removes the files of a killed build
         assert list(Path(shell.env["TMPDIR"]).iterdir()) == [folder]
 
 

@@ -1,4 +1,4 @@
-"""Candidates: each is built and judged once."""
+"""Candidates: each candidate is built and judged once."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.support.profiles import profile
 
 
 def test_targets_that_share_an_artifact_have_it_built_once(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    result = build_bundle(request_, signing_key, tmp_path / "b.edgert", lines.append, lambda choice: None)
+    result = build_bundle(build_request, signing_key, tmp_path / "b.edgert", lines.append, lambda choice: None)
     assert len([line for line in lines if "building onnxruntime" in line]) == 1
     with open_bundle(result.path, None) as bundle:
         assert [target.artifacts for target in bundle.manifest.targets][:2] == [("onnxruntime-int8",)] * 2

@@ -1,4 +1,4 @@
-"""The choice: what a target gets, what it goes without, and the warnings about it."""
+"""The choice: the artifacts of a target, the engines without an artifact, and the warnings."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ from tests.support.profiles import profile
 
 
 def test_with_reference_adds_an_fp32_artifact_unless_the_targets_own_is_fp32(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     targets = (profile("one"), replace(profile("exact"), precision="fp32"))
-    request = replace(request_, targets=targets, with_reference=True)
+    request = replace(build_request, targets=targets, with_reference=True)
     result = pack(request, signing_key, tmp_path / "b.edgert")
     assert [one.id for one in candidates_of(result)] == ["onnxruntime-int8", "onnxruntime-fp32"]
     with open_bundle(result.path, None) as bundle:
         manifest = bundle.manifest
-        told = read_receipt(bundle)
-    assert told is not None
-    assert all(candidate["packed"] for candidate in told["candidates"])
+        receipt = read_receipt(bundle)
+    assert receipt is not None
+    assert all(candidate["packed"] for candidate in receipt["candidates"])
     assert [target.reference for target in manifest.targets] == ["onnxruntime-fp32", ""]
     assert sorted(artifact.id for artifact in manifest.artifacts) == ["onnxruntime-fp32", "onnxruntime-int8"]
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
 
 def test_precision_can_be_chosen_for_all_targets(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(request_, precision="fp32", max_drop=0.0)
+    request = replace(build_request, precision="fp32", max_drop=0.0)
     result = pack(request, signing_key, tmp_path / "digits.edgert")
     assert {one.artifact.precision for one in candidates_of(result)} == {"fp32"}
     assert all(one.result.accuracy.drop == 0 for one in candidates_of(result))
 
 
 def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
         models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax(x)"), tmp_path / "m.onnx")
     )
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     target = profile("box", "onnxruntime", then=("tflite", "tensorrt"))
-    asked = replace(
-        request_,
+    request = replace(
+        build_request,
         source=source,
         calibration=samples,
         holdout=samples,
@@ -70,22 +70,22 @@ def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_
         preprocess=None,
         classify=None,
     )
-    result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
+    result = pack(replace(request, precision="fp32"), signing_key, tmp_path / "x.edgert")
     assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32", "tensorrt-fp32"]
     assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
-        told = read_receipt(bundle)
-    assert told is not None
-    assert told["targets"][0]["left_out"][0]["engine"] == "tflite"
-    first = pack(replace(asked, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
+        receipt = read_receipt(bundle)
+    assert receipt is not None
+    assert receipt["targets"][0]["left_out"][0]["engine"] == "tflite"
+    first = pack(replace(request, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
     assert [one.id for one in candidates_of(first)] == ["onnxruntime-fp32"]
 
 
 def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(lossy(request_), precision="auto")
+    request = replace(lossy(build_request), precision="auto")
     result = pack(request, signing_key, tmp_path / "x.edgert")
     assert {one.artifact.engine for one in candidates_of(result)} == {"onnxruntime", "tensorrt"}
     assert not any(one.is_int8 for one in candidates_of(result))
@@ -94,10 +94,10 @@ def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
 
 
 def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     other = replace(profile("other"), machines=("no-such-machine",))
-    request = replace(request_, targets=(profile("here"), other), precision="auto", engines="first")
+    request = replace(build_request, targets=(profile("here"), other), precision="auto", engines="first")
     lines: list[str] = []
     result = build_bundle(request, signing_key, tmp_path / "x.edgert", lines.append, lambda choice: None)
     here, elsewhere = result.choices
@@ -106,13 +106,13 @@ def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
     assert here.timings[here.packed[0].id].p50_ms * 0.94 <= fastest_ms  # noise of 5 % chooses nothing
     assert not elsewhere.timings
     assert elsewhere.packed[0].is_int8
-    assert any("other: not timed, since this machine has another processor" in line for line in lines)
+    assert any("other: not timed, because this machine has another processor" in line for line in lines)
 
 
 def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    plain = candidates_of(pack(request_, signing_key, tmp_path / "x.edgert"))[0]
+    plain = candidates_of(pack(build_request, signing_key, tmp_path / "x.edgert"))[0]
     hardly = replace(plain, artifact=replace(plain.artifact, int8_share=0.09))
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
     assert worth_first([plain, half]) == [plain, half]
@@ -120,7 +120,7 @@ def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
 
 
 def crashes_in_int8(request: BuildRequest, folder: Path) -> BuildRequest:
-    """Return a build in which ONNX Runtime crashes while it judges INT8, and in no other precision."""
+    """Return a build in which ONNX Runtime crashes in INT8 only, while it answers the hold-out."""
     source = load_source(models.write(models.dividing(), folder / "m.onnx"))
     holdout = models.crashing(models.for_dividing(40, seed=1), in_int8_only=True)
     return replace(
@@ -135,9 +135,9 @@ def crashes_in_int8(request: BuildRequest, folder: Path) -> BuildRequest:
 
 
 def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_is_packed(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request, lines = replace(crashes_in_int8(request_, tmp_path), precision="auto"), list[str]()
+    request, lines = replace(crashes_in_int8(build_request, tmp_path), precision="auto"), list[str]()
     result = build_bundle(request, signing_key, tmp_path / "b.edgert", lines.append, lambda choice: None)
     assert [one.artifact.precision for one in candidates_of(result)] in (["fp16"], ["fp32"])
     assert [one.how for one in result.choices[0].not_built] == ["min-max", "heavy-only"]
@@ -149,12 +149,12 @@ def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_is_packed(
 
 
 def test_a_crash_in_the_only_precision_ends_the_build_and_leaves_nothing(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     says = r"onnxruntime crashed \(SIGFPE\) .* INT8 artifact \(min-max\) of box; .* --precision auto"
     with pytest.raises(BuildFailed, match=says):
-        pack(crashes_in_int8(request_, tmp_path), signing_key, tmp_path / "b.edgert")
+        pack(crashes_in_int8(build_request, tmp_path), signing_key, tmp_path / "b.edgert")
     assert not (tmp_path / "b.edgert").exists()
     assert not list((tmp_path / "tmp").iterdir())

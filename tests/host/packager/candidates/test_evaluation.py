@@ -1,4 +1,4 @@
-"""The evaluation: the source answers the hold-out itself, one sample independent of the others."""
+"""The evaluation: the source must answer each sample of the hold-out independently of the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_sample_that_crashes_the_engine_is_named_as_the_cause(tmp_path: Path) 
 
 
 def test_an_answer_whose_length_depends_on_the_values_is_refused(tmp_path: Path) -> None:
-    """As of a model that reads a table until it finds the table's end."""
+    """An example is a model that reads a table until it finds the table's end."""
     body = (
         "z = Constant <value = float {0.0}> () p = GreaterOrEqual(x, z) i = NonZero(p) t = Transpose(i) "
         "o = Constant <value = int64[1] {0}> () y = Unsqueeze(t, o)"
@@ -78,7 +78,7 @@ def test_an_answer_whose_length_depends_on_the_values_is_refused(tmp_path: Path)
     ],
 )
 def test_an_answer_whose_rows_depend_on_the_values_is_refused(shape: str, message: str, tmp_path: Path) -> None:
-    """As the boxes that a suppression inside the model keeps: zeros may give one row by chance."""
+    """An example is a model that suppresses boxes itself. A sample of zeros may give one row by chance."""
     body = "n = ReduceMin <axes = [1]> (x)  p = GreaterOrEqual(n, z)  i = NonZero(p)  t = Transpose(i)  y = Identity(t)"
     proto = models.model(f"float[{shape}] x) => (int64[k,2] y", body, {"z": np.asarray(np.float32(0))})
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
@@ -111,16 +111,16 @@ def test_outputs_of_any_dtype_are_compared(tmp_path: Path) -> None:
 
 
 def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_the_holdout(
-    request_: BuildRequest,
+    build_request: BuildRequest,
 ) -> None:
-    evaluation = evaluate_source(request_)
+    evaluation = evaluate_source(build_request)
     np.testing.assert_array_equal(
-        evaluation.reference.answers[0], reference_outputs(request_.source, request_.holdout)[0]
+        evaluation.reference.answers[0], reference_outputs(build_request.source, build_request.holdout)[0]
     )
-    assert (evaluation.metric.name, evaluation.limits) == ("top1", request_.limits)
+    assert (evaluation.metric.name, evaluation.limits) == ("top1", build_request.limits)
     assert evaluation.reference.class_names == tuple("0123456789")
     (images,) = evaluation.golden_inputs()
-    np.testing.assert_array_equal(images, request_.holdout.inputs["image"][evaluation.golden])
+    np.testing.assert_array_equal(images, build_request.holdout.inputs["image"][evaluation.golden])
     assert len(evaluation.golden_inputs(1)[0]) == 1
 
 
@@ -134,7 +134,7 @@ def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_t
     ],
 )
 def test_scores_that_are_probabilities_get_no_softmax(body: str, once: bool, tmp_path: Path) -> None:
-    # Twice, a sure answer of 0.99 among ten classes would be 0.23. The 8-bit integers of a quantized output are no
+    # A second softmax would change 0.99 among ten classes to 0.23. The 8-bit integers of a quantized output are not
     # logits.
     kind = "int8" if "Cast" in body else "float"
     source = load_source(models.write(models.model(f"float[N,4] x) => ({kind}[N,4] y", body), tmp_path / "m.onnx"))
@@ -156,7 +156,7 @@ def test_every_bucket_needs_samples_and_has_a_golden_one(tmp_path: Path) -> None
     evaluation = evaluate_source(request(every, every))
     assert set(every.sizes[evaluation.golden].tolist()) == {8, 16, 32}
     with pytest.raises(
-        CalibrationInvalid, match="no calibration sample is for bucket 32: it holds lengths of 17 to 32"
+        CalibrationInvalid, match="no calibration sample is for bucket 32, which holds lengths of 17 to 32"
     ):
         evaluate_source(request(short, every))
     with pytest.raises(CalibrationInvalid, match="no hold-out sample is for bucket 32"):

@@ -1,4 +1,4 @@
-"""Candidates are timed here or on a device behind a real sshd; only a clearly faster one displaces a simpler one."""
+"""Timing here, or on a device behind a real sshd: only a clearly faster candidate replaces a simpler one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_later_candidate_must_be_clearly_faster_than_a_simpler_one() -> None:
 
 
 @pytest.fixture
-def request_(
+def build_request(
     digits_source: SourceModel,
     digits_calibration: CalibrationSet,
     digits_holdout: CalibrationSet,
@@ -75,33 +75,35 @@ def request_(
 def pack(request: BuildRequest, key: SigningKey, out: Path, lines: list[str]) -> dict[str, Any]:
     result = build_bundle(request, key, out, lines.append, lambda choice: None)
     with open_bundle(result.path, None) as bundle:
-        told = read_receipt(bundle)
-        assert told is not None
-        assert list(bundle.manifest.targets[0].artifacts) == told["targets"][0]["artifacts"]
-    return told
+        receipt = read_receipt(bundle)
+        assert receipt is not None
+        assert list(bundle.manifest.targets[0].artifacts) == receipt["targets"][0]["artifacts"]
+    return receipt
 
 
 def test_every_precision_is_timed_and_the_receipt_holds_the_table(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    told = pack(replace(request_, measure=Measurer()), signing_key, tmp_path / "x.edgert", [])
-    times = {one["id"]: one for one in told["targets"][0]["times"]}
+    receipt = pack(replace(build_request, measure=Measurer()), signing_key, tmp_path / "x.edgert", [])
+    times = {one["id"]: one for one in receipt["targets"][0]["times"]}
     assert list(times) == ["onnxruntime-fp16", "onnxruntime-fp32", "onnxruntime-int8"]
     assert all(one["where"] == "here" and one["p50_ms"] > 0 and one["runs"] >= 15 for one in times.values())
-    assert {one["id"] for one in told["candidates"]} == set(times)
-    first = told["targets"][0]["artifacts"][0]
+    assert {one["id"] for one in receipt["candidates"]} == set(times)
+    first = receipt["targets"][0]["artifacts"][0]
     # On any machine, no candidate is faster than the chosen one by more than the margin.
     assert min(one["p50_ms"] for one in times.values()) >= 0.94 * times[first]["p50_ms"]
 
 
 def test_a_profile_of_another_processor_is_not_timed_here(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     other = replace(profile("other"), machines=("no-such-machine",))
     lines: list[str] = []
-    told = pack(replace(request_, targets=(other,), measure=Measurer()), signing_key, tmp_path / "x.edgert", lines)
-    assert told["targets"][0]["times"] == []
-    assert told["targets"][0]["artifacts"] == ["onnxruntime-int8"]
+    receipt = pack(
+        replace(build_request, targets=(other,), measure=Measurer()), signing_key, tmp_path / "x.edgert", lines
+    )
+    assert receipt["targets"][0]["times"] == []
+    assert receipt["targets"][0]["artifacts"] == ["onnxruntime-int8"]
     assert any("other is not measured" in line for line in lines)
 
 
@@ -128,7 +130,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 
 def with_edgertd(sshd: SshDevice) -> None:
-    """Make the environment that bootstrap would make, whose `edgertd` is this tree's."""
+    """Make an environment like bootstrap's, with the `edgertd` of this source tree."""
     program = Path(sshd.device().home) / "venv" / "bin" / "edgertd"
     program.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])
@@ -137,22 +139,22 @@ def with_edgertd(sshd: SshDevice) -> None:
 
 
 def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
-    request_: BuildRequest, signing_key: SigningKey, sshd: SshDevice, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, sshd: SshDevice, tmp_path: Path
 ) -> None:
     device = replace(sshd.device(), profile="this-machine")
     target: DeviceProfile = replace(load_profile("this-machine"), engines=("onnxruntime", "tensorrt"))
-    request = replace(request_, targets=(target,), precision="int8", measure=measurer_on(device, (target,)))
+    request = replace(build_request, targets=(target,), precision="int8", measure=measurer_on(device, (target,)))
     with pytest.raises(NotBootstrapped, match="bootstrap"):
         pack(request, signing_key, tmp_path / "x.edgert", [])
     with_edgertd(sshd)
     lines: list[str] = []
-    told = pack(request, signing_key, tmp_path / "x.edgert", lines)
-    times = {one["id"]: one for one in told["targets"][0]["times"]}
+    receipt = pack(request, signing_key, tmp_path / "x.edgert", lines)
+    times = {one["id"]: one for one in receipt["targets"][0]["times"]}
     assert times["onnxruntime-int8"]["where"] == device.name
     assert times["onnxruntime-int8"]["p50_ms"] > 0
     assert "tensorrt is not installed" in times["tensorrt-int8"]["error"]
     assert "tensorrt-int8fp16" in times
-    assert told["targets"][0]["artifacts"] == ["onnxruntime-int8", "tensorrt-int8"]
+    assert receipt["targets"][0]["artifacts"] == ["onnxruntime-int8", "tensorrt-int8"]
     assert any("sending" in line for line in lines)
     assert not list((Path(device.state) / "incoming").glob("bench-*"))
 

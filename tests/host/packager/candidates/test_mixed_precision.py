@@ -1,4 +1,4 @@
-"""If plain INT8 loses too much, harmful layers stay in float, in every engine; a search can be resumed."""
+"""If plain INT8 loses too much, harmful layers stay in float, in every engine. A search can be resumed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def outlier(digits_source: SourceModel, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def request_(
+def build_request(
     outlier: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> BuildRequest:
     box = profile("box", "onnxruntime", then=OTHERS)
@@ -49,28 +49,30 @@ def request_(
 
 
 def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_others_are_int8(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
+    result = build_bundle(build_request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
     assert [one.artifact.engine for one in candidates_of(result)] == ["onnxruntime", *OTHERS]
     for one in candidates_of(result):
         assert one.artifact.kind == "mixed"
         assert one.passed
-        # The answers of conv1 hold the outlier, too; TensorRT computes with them before they are quantized.
+        # The answers of conv1 hold the outlier, too. TensorRT uses these answers before it quantizes them.
         assert one.artifact.float_layers == (("conv2",) if one.artifact.engine == "tensorrt" else ("conv2", "conv1"))
-        assert one.size_bytes < request_.source.size_bytes * 1.1  # the classifier, most of the weights, is still INT8
+        assert (
+            one.size_bytes < build_request.source.size_bytes * 1.1
+        )  # the classifier, most of the weights, is still INT8
     with open_bundle(result.path, None) as bundle:
-        told = read_receipt(bundle)
+        receipt = read_receipt(bundle)
         assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
-    # Of the work little is left, and users may take an artifact that is called INT8 for fast.
+    # Little of the work is in INT8, but users may expect that an artifact named INT8 is fast.
     assert any("of the work is left in INT8, so --precision auto" in warning for warning in result.warnings)
-    assert told is not None
-    search = told["targets"][0]["mixed_precision"][0]
+    assert receipt is not None
+    search = receipt["targets"][0]["mixed_precision"][0]
     assert [attempt["passed"] for attempt in search["attempts"]] == [False, True]
     harms = {layer["name"]: layer["sqnr_db"] for layer in search["layers"]}
     assert harms["conv2"] < harms["conv1"] < harms["classify"]
-    plain = [one for one in told["candidates"] if one["kind"] == "int8"]
-    assert {one["engine"] for one in plain} == {one["engine"] for one in told["candidates"] if one["packed"]}
+    plain = [one for one in receipt["candidates"] if one["kind"] == "int8"]
+    assert {one["engine"] for one in plain} == {one["engine"] for one in receipt["candidates"] if one["packed"]}
     assert len({(one["engine"], one["recipe"]) for one in plain}) > len(
         candidates_of(result)
     )  # several recipes were tried
@@ -78,9 +80,9 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
 
 
 def test_without_a_budget_the_gate_fails_and_offers_another_precision(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(request_, budget=0, engines="first")
+    request = replace(build_request, budget=0, engines="first")
     with pytest.raises(AccuracyTooLow, match="--precision auto"):
         build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
     auto = replace(request, precision="auto")
@@ -94,12 +96,12 @@ def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> Candidat
     return CandidateBuilder(evaluate_source(request), request.cache, folder, lines.append)
 
 
-def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: BuildRequest, tmp_path: Path) -> None:
-    box: DeviceProfile = request_.targets[0]
+def test_a_search_that_its_budget_ended_continues_where_it_stopped(build_request: BuildRequest, tmp_path: Path) -> None:
+    box: DeviceProfile = build_request.targets[0]
     lines: list[str] = []
     found, rounds = None, 0
     while found is None:
-        builder = a_builder(request_, tmp_path / f"work-{rounds}", lines)
+        builder = a_builder(build_request, tmp_path / f"work-{rounds}", lines)
         plain = builder.build(BuildSpec("onnxruntime", "int8", box))
         result = search_float_layers(builder, plain, Budget(1))
         assert result is not None
@@ -109,19 +111,19 @@ def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: Bui
     assert rounds == 2
     tries = [line for line in lines if " in float (conv" in line]
     assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
-    again = search_float_layers(a_builder(request_, tmp_path / "again", lines), plain, Budget(0))
+    again = search_float_layers(a_builder(build_request, tmp_path / "again", lines), plain, Budget(0))
     assert again is not None
-    assert again.found is not None  # all is known: no budget is needed
+    assert again.found is not None  # all attempts are saved, so the search needs no budget
     assert result is not None
     assert again.attempts == result.attempts
 
 
-def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(request_: BuildRequest, tmp_path: Path) -> None:
-    builder = a_builder(request_, tmp_path / "work", [])
-    plain = builder.build(BuildSpec("onnxruntime", "int8", request_.targets[0]))
+def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(build_request: BuildRequest, tmp_path: Path) -> None:
+    builder = a_builder(build_request, tmp_path / "work", [])
+    plain = builder.build(BuildSpec("onnxruntime", "int8", build_request.targets[0]))
     result = search_float_layers(builder, plain, Budget(12), share_min=0.95)
     assert result is not None
     assert (result.found, result.budget_spent) == (None, False)
-    (attempt,) = result.attempts  # the second layer, with which it passes, is not tried
+    (attempt,) = result.attempts  # a second layer in float would pass, but the search ends before
     assert attempt.share is not None
     assert attempt.share < 0.95

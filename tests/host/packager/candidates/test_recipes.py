@@ -1,4 +1,4 @@
-"""The recipes of INT8: one that is pinned, and those that a refusal names."""
+"""The recipes of INT8: a pinned recipe, and the list of recipes in an error."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from tests.support.profiles import profile
 
 
 def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(request_, targets=(profile("one", "onnxruntime", then=("tensorrt",)),))
+    request = replace(build_request, targets=(profile("one", "onnxruntime", then=("tensorrt",)),))
     for recipe in ("entropy", "min-max"):
         out = tmp_path / f"{recipe}.edgert"
         result = pack(replace(request, recipe=recipe), signing_key, out)
         assert [one.recipe for one in candidates_of(result)] == [recipe, recipe]
         with open_bundle(out, None) as bundle:
-            told = read_receipt(bundle)
-        assert told is not None
-        assert {one["recipe"] for one in told["candidates"]} == {recipe}
+            receipt = read_receipt(bundle)
+        assert receipt is not None
+        assert {one["recipe"] for one in receipt["candidates"]} == {recipe}
 
 
 def test_a_refusal_says_what_was_tried_and_what_it_scored(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(lossy(request_), targets=(profile("one"),), budget=2)
+    request = replace(lossy(build_request), targets=(profile("one"),), budget=2)
     with pytest.raises(AccuracyTooLow) as refusal:
         pack(request, signing_key, tmp_path / "x.edgert")
     for recipe in ("min-max", "heavy-only"):
@@ -51,9 +51,9 @@ def test_a_refusal_says_what_was_tried_and_what_it_scored(
 
 
 def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
-    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    """`dynamic-range` is the first for attention. It left the convolutions of a detector in float, and lost nothing."""
+    """For attention, `dynamic-range` is the first recipe. It left a detector's convolutions in float, without loss."""
     body = """
         a = Conv <pads = [1, 1, 1, 1]> (x, first)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, second)  d = Relu (c)
         rows = Reshape (d, flat)  columns = Transpose <perm = [0, 2, 1]> (rows)
@@ -65,7 +65,7 @@ def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
     proto = models.model("float[N,3,8,8] x) => (float[N,8] y", body, {k: np.asarray(v) for k, v in weights.items()})
     samples = [CalibrationSet({"x": models.random(60, 3, 8, 8, seed=seed)}, None) for seed in (1, 2)]
     request = replace(
-        request_,
+        build_request,
         source=load_source(models.write(proto, tmp_path / "m.onnx")),
         calibration=samples[0],
         holdout=samples[1],
@@ -90,6 +90,6 @@ def test_a_reason_that_every_recipe_shares_is_reported_once(tmp_path: Path, sign
     lines: list[str] = []
     with pytest.raises(OperatorUnsupported):
         build_bundle(request, signing_key, tmp_path / "m.edgert", lines.append, lambda choice: None)
-    told = [line for line in lines if line.startswith("pi: no tflite ")]
-    assert len(told) > 2
-    assert [line.endswith(": for the same reason") for line in told] == [False, *[True] * (len(told) - 1)]
+    reasons = [line for line in lines if line.startswith("pi: no tflite ")]
+    assert len(reasons) > 2
+    assert [line.endswith(": for the same reason") for line in reasons] == [False, *[True] * (len(reasons) - 1)]

@@ -1,4 +1,4 @@
-"""The children of a build: a crash of an engine ends one of them, and the command gets an error."""
+"""The children of a build: a crash of an engine ends one child, and the command gets an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import EngineFailed
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.builders import Artifact
-from edgert_deploy.packager.processes.children import HELD_MAX, arrays_of, cause_text
+from edgert_deploy.packager.processes.children import STORED_MAX, arrays_of, cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
@@ -30,7 +30,7 @@ HERE = __name__
 
 def doubled(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     for array in arrays:
-        array += array  # what the command has does not change
+        array += array  # the arrays in the command do not change
     return arrays
 
 
@@ -69,15 +69,15 @@ def test_what_is_given_again_is_written_once_and_few_files_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    given = [[np.full(3, i, np.float32)] for i in range(HELD_MAX + 2)]
+    given = [[np.full(3, i, np.float32)] for i in range(STORED_MAX + 2)]
     for one in given[:2] * 2:
         np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", one)[0], 2 * one[0])
     first = {path.name for path in tmp_path.iterdir()}
     assert len(first) == 2
     for one in given:
         np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", one)[0], 2 * one[0])
-    assert len(list(tmp_path.iterdir())) == HELD_MAX
-    for path in tmp_path.iterdir():  # as a build's folder is removed
+    assert len(list(tmp_path.iterdir())) == STORED_MAX
+    for path in tmp_path.iterdir():  # like the removal of a build's folder
         path.unlink()
     np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", given[-1])[0], 2 * given[-1][0])
 
@@ -97,7 +97,7 @@ def test_a_crash_is_an_error_that_leaves_no_file_and_the_next_request_is_answere
     with pytest.raises(ChildFailed) as caught:
         arrays_of(f"{HERE}:ends", number)
     assert re.fullmatch(says, cause_text(caught.value))
-    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("edgert-held-")]
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("edgert-stored-")]
     (name,) = arrays_of(f"{HERE}:folder_of_temporary_files", None)
     assert Path(name.tobytes().decode()).parent == tmp_path
 
@@ -108,7 +108,7 @@ def test_an_error_of_ours_keeps_its_class() -> None:
 
 
 def test_an_engine_that_crashes_on_a_sample_ends_its_child_alone(tmp_path: Path) -> None:
-    """A real crash: ONNX Runtime divides the lowest INT64 by -1."""
+    """The crash is real: ONNX Runtime divides the lowest INT64 by -1."""
     path = models.write(models.dividing(), tmp_path / "m.onnx")
     source, artifact = load_source(path), Artifact("onnxruntime", "fp32", path, (), "onnxruntime", {})
     samples = models.for_dividing(20)

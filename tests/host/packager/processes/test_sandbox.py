@@ -1,4 +1,4 @@
-"""Child processes: requests and progress go in and out, and a child's end is told from its errors."""
+"""Child processes: a request gets progress and an answer. A crash and an error of the request are distinguished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgert_deploy.packager.processes.sandbox import (
     ChildFailed,
     Limits,
     Progress,
-    checked,
+    answer_or_error,
     failure,
     read_frame,
     write_frame,
@@ -44,22 +44,22 @@ def aborts(request: dict[str, Any], payload: bytes, progress: Progress) -> Answe
     os.abort()
 
 
-def call(function: Any) -> str:
+def name_of(function: Any) -> str:
     return f"{__name__}:{function.__name__}"
 
 
 def test_one_child_answers_request_after_request() -> None:
     lines: list[str] = []
     with closing(Child()) as child:
-        first, payload = child.ask(call(doubled), {"n": 1}, b"ab", LIMITS, lines.append)
+        first, payload = child.call(name_of(doubled), {"n": 1}, b"ab", LIMITS, lines.append)
         assert (first["n"], payload, lines) == (1, b"abab", ["doubling"])
         with pytest.raises(BuildFailed, match="no such operator"):
-            child.ask(call(refuses), {}, b"", LIMITS)
+            child.call(name_of(refuses), {}, b"", LIMITS)
         assert child.idle
-        second, _ = child.ask(call(doubled), {}, b"", LIMITS)
+        second, _ = child.call(name_of(doubled), {}, b"", LIMITS)
         assert second["pid"] == first["pid"] != os.getpid()
         with pytest.raises(ChildFailed, match="crash: SIGABRT: no such scale"):
-            child.ask(call(aborts), {}, b"", LIMITS)
+            child.call(name_of(aborts), {}, b"", LIMITS)
         assert not child.idle
 
 
@@ -89,9 +89,9 @@ def test_the_end_of_a_child_has_a_cause(code: int, printed: str, cause: str) -> 
 
 def test_only_edgerts_errors_come_out_of_a_child() -> None:
     with pytest.raises(BuildFailed, match="text"):
-        checked({"code": "build.failed", "error": "text"}, b"")
+        answer_or_error({"code": "build.failed", "error": "text"}, b"")
     with pytest.raises(Exception, match="text") as raised:
-        checked({"code": "SystemExit", "error": "text"}, b"")
+        answer_or_error({"code": "SystemExit", "error": "text"}, b"")
     assert type(raised.value).__name__ == "EdgeRTError"
 
 

@@ -1,4 +1,4 @@
-"""Vendors' tools are silent, in Python and in native code, and what comes after them is not."""
+"""Vendors' tools print nothing, in Python and in native code. Later output appears."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A build's temporary folder: too little space is refused with the folder, the space and the variable to set."""
+"""A build's temporary folder: an error about too little space names the folder, the space and the variable to set."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_temporary_files_of_the_build_and_of_its_tools_lie_in_the_folder(
 
 
 def test_the_folder_is_removed_when_sigterm_ends_the_build(tmp_path: Path) -> None:
-    """Continuous integration ends a build that takes too long like this."""
+    """Continuous integration ends a build that takes too long with SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), work_folder(1):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -53,7 +53,7 @@ def test_the_folder_is_removed_when_sigterm_ends_the_build(tmp_path: Path) -> No
 
 
 def test_the_folder_of_a_killed_build_is_removed_by_the_next_build(tmp_path: Path) -> None:
-    """The folders of a build that runs, and of others, stay."""
+    """The folders of running builds and of other programs stay."""
     program = (
         "import time\nfrom edgert_deploy.packager.processes.work_folder import work_folder\n"
         "with work_folder(1) as folder:\n (folder / 'parts').mkdir()\n print(folder, flush=True)\n time.sleep(600)"

@@ -1,4 +1,4 @@
-"""The differences of two bundles, and the files that a device would fetch."""
+"""The differences of two bundles, and the files that a device fetches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.bundles import make_null_bundle
 
 @pytest.fixture
 def pair(signing_key: SigningKey, tmp_path: Path) -> tuple[Path, Path]:
-    """Release 1, and 2 with another program and 50,000 bytes of ballast that does not compress."""
+    """Return release 1, and release 2 with another program and 50,000 bytes that do not compress."""
     return (
         make_null_bundle(tmp_path, signing_key, release=1),
         make_null_bundle(tmp_path, signing_key, release=2, op="copy", delay_s=0.5, padding_bytes=50_000),

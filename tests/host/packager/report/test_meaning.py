@@ -1,4 +1,4 @@
-"""What a bundle's inputs and outputs mean, in the same words in the terminal and on the page."""
+"""The meaning of a bundle's inputs and outputs: the terminal and the page show the same text."""
 
 from __future__ import annotations
 

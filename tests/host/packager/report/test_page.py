@@ -1,4 +1,4 @@
-"""The report on a bundle, in a real browser: complete, readable on any screen, and nothing is fetched."""
+"""The report on a bundle in a real browser: complete, readable on any screen, without a request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bundle(
 
 @pytest.fixture(scope="module")
 def full(bundle: Path) -> Report:
-    """Return build results with every part of a receipt: a search, times, many layers."""
+    """Return a report with every part of a receipt: a search, times, many layers."""
     with open_bundle(bundle, None) as opened:
         report = gather(opened, bundle.stat().st_size)
     receipt = json.loads(json.dumps(report.receipt))
@@ -100,7 +100,7 @@ def test_the_page_is_complete_and_readable_on_any_screen(opened_page: Any, width
     ]
     ratio, text = seen.contrast_min()
     assert ratio >= 4.5, text
-    if (width, scheme) in ((390, "dark"), (1280, "light")):  # axe takes a second; the four hardly differ for it
+    if (width, scheme) in ((390, "dark"), (1280, "light")):  # axe takes a second, and its results hardly differ
         assert seen.violations() == []
     assert seen.problems == []
     assert len(seen.requests) == 1  # the page itself
@@ -122,7 +122,7 @@ def test_text_from_a_bundle_is_shown_and_never_run(opened_page: Any) -> None:
         "0.9925",
     ):
         assert words in text
-    # A bar is as long as its number says.
+    # The length of a bar is proportional to its number.
     wide, narrow = seen.evaluate("[...document.querySelectorAll('#slices rect')].map((e) => e.width.baseVal.value)")
     assert narrow / wide == pytest.approx(0.75 / 0.9, abs=0.01)
 
@@ -187,7 +187,7 @@ def test_inspect_shows_the_same_as_text_and_json(bundle: Path, capsys: pytest.Ca
     [
         ({"candidates": [{"id": "null"}]}, "candidates[0] of the bundle's receipt.json lacks engine"),
         ({"candidates": ["null"]}, "candidates[0] of the bundle's receipt.json is no object"),
-        ({"targets": {}}, "'targets', but not as a list"),
+        ({"targets": {}}, "has a 'targets' that is no list"),
         ({"activations": [{}]}, "activations[0] of the bundle's receipt.json lacks layer"),
     ],
 )

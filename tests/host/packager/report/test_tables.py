@@ -1,4 +1,4 @@
-"""Tables escape their texts, fold a long rest away, and say how much they leave out."""
+"""Tables escape their texts, fold the rows after the first ones, and count the rows that they leave out."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def source() -> SourceModel:
 
 
 def check(samples: CalibrationSet) -> None:
-    """Whether these are ROWS."""
+    """Check that `samples` are ROWS, padded."""
     assert samples.lengths is not None
     assert samples.lengths.tolist() == LENGTHS
     for i, row in enumerate(ROWS):

@@ -1,4 +1,4 @@
-"""`preprocess.toml` and `labels.txt`: what fits the model is read, the rest is refused with the reason."""
+"""`preprocess.toml` and `labels.txt`: a file that fits the model is read; another is refused with the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path)
     ("text", "says"),
     [
         ("", "is not an input of the model"),
-        ('input = "x"', "its inputs: image, mask"),
+        ('input = "x"', "the model's inputs are image, mask"),
         ('input = "mask"', "is UINT8"),
         ('input = "image"\nsize = 3', "unknown key 'size'"),
         ('input = "image"\nmean = [1, 2]', "give 1, or 3"),
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_refused(text: str, says: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("imagenet", "'image' has 1 channel:"), ("imagnet", "give imagenet or yolo"), ("labels.txt", "or such a file")],
+    [("imagenet", "'image' has 1 channel:"), ("imagnet", "give imagenet or yolo"), ("labels.txt", "or a .toml file")],
 )
 def test_a_wrong_preprocess_names_what_there_is(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("one\n")
@@ -129,7 +129,7 @@ def test_presets_say_what_training_code_does() -> None:
 
 
 def test_a_preset_makes_the_numbers_of_an_int8_input() -> None:
-    """As Ultralytics' export to TFLite has it: a step of 1/255 and a zero point of -128."""
+    """Ultralytics' export to TFLite has a step of 1/255 and a zero point of -128."""
     spec = TensorSpec("image", "INT8", (1, 8, 8, 3))
     quantized = replace(source((1, 8, 8, 3)), inputs=(spec,), scales={"image": (1 / 255, -128)})
     frames = np.arange(256, dtype=np.uint8).repeat(3).reshape(4, 8, 8, 3)
@@ -139,7 +139,7 @@ def test_a_preset_makes_the_numbers_of_an_int8_input() -> None:
     plain = image_rule(Path("imagenet"), source((1, 8, 8, 3)))
     real = (100 / 255 - np.array(plain.mean)) / plain.std
     np.testing.assert_allclose((100 / 255 - np.array(rule.mean)) / rule.std, real / 0.02 + 5)
-    with pytest.raises(ConfigInvalid, match="or one in INT8 with a scale; this one has 0"):
+    with pytest.raises(ConfigInvalid, match="or one in INT8 with a scale; this model has 0"):
         read_preprocess(Path("yolo"), replace(quantized, scales={}))
 
 

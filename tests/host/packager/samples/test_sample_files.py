@@ -76,7 +76,8 @@ def test_files_that_are_not_read_are_named_and_not_left_out_in_silence(tmp_path:
     (tmp_path / "cat" / "c.webp").touch()
     (tmp_path / "d.BMP").touch()
     with pytest.raises(
-        CalibrationInvalid, match=r"has 2 files that are not read, as .*c\.webp: convert them to \.jpg or \.png"
+        CalibrationInvalid,
+        match=r"has 2 files in formats that are not read, such as .*c\.webp: convert them to \.jpg or \.png",
     ):
         files_in(tmp_path, (".jpg", ".png"))
 
@@ -86,7 +87,7 @@ def test_the_form_of_an_array_is_that_of_its_input() -> None:
     for shape, dtype in (((12, 5), "float32"), ((12,), "float32"), ((12, 4), "uint8")):
         with pytest.raises(CalibrationInvalid, match="in/put:0"):
             check_form("s.npz", SPEC, shape, np.dtype(dtype))
-    with pytest.raises(CalibrationInvalid, match=r"is float64, .* save it with \.astype\(numpy\.float32\)"):
+    with pytest.raises(CalibrationInvalid, match=r"is float64, .* save the array with \.astype\(numpy\.float32\)"):
         check_form("s.npz", SPEC, (12, 4), np.dtype("float64"))
     image = TensorSpec("x", "FP32", (-1, 3, 8, 6))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Samples from the user's own function: what fits is taken, any fault of the function's is one clear error."""
+"""Samples from the user's own function: valid samples are read, and each fault gives one clear error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X,), (Y,))
 TWO = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X, Z), (Y,))
 IMAGE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), (Y,))
 
-# One module a test run: Python keeps what it imported.
+# One module for a test run, because Python imports a module once.
 MODULE = """
 import sys
 import numpy as np
@@ -111,7 +111,7 @@ def test_arrays_dictionaries_and_labels_are_taken(in_folder: Path, capfd: pytest
     assert labelled.labels is not None
     assert labelled.labels.tolist() == [0, 1, 2] * 4
     two = load("of_two", TWO)
-    assert two.inputs["z"][:, 1].tolist() == list(range(12))  # the function's own array was filled again
+    assert two.inputs["z"][:, 1].tolist() == list(range(12))  # although the function fills the same array again
 
 
 def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
         ("exits", "failed at sample 0 with SystemExit: 3"),
         ("doubles", "sample 0 of .* is float64, the model takes float32"),
         ("long_rows", r"has shape \[1, 5\]; the model takes \[samples, 4\]"),
-        ("batches", "holds 2 items; return one at a time"),
+        ("batches", "holds 2 items; return one item at a time"),
         ("lists", "list for input 'x'; return a NumPy array"),
         ("some_labels", "sample 1 of .* has no label"),
         ("bad_label", "label 'cat'; return the number of the class"),

@@ -1,4 +1,4 @@
-"""Samples either fit the model exactly, or are refused with what to change."""
+"""Samples fit the model exactly, or an error says what to change."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_infer_leaves_out_what_a_file_of_samples_may_hold_beside_its_inputs() ->
 
 
 def test_samples_in_narrower_numbers_of_the_same_kind_are_read(tmp_path: Path) -> None:
-    """A model in FP16 is built in FP32, and its samples are in FP16."""
+    """A model in FP16 is built in FP32, but its samples may be in FP16."""
     samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD.astype(np.float16)), SOURCE, at_least=10)
     assert samples.inputs["x"].dtype == np.float32
     np.testing.assert_array_equal(samples.inputs["x"], GOOD.astype(np.float16).astype(np.float32))
 
 
 def test_few_samples_of_a_large_input_run_at_once() -> None:
-    """Activations of a spectrogram of 0.6 MB take 100 MB: 32 at once took 3.6 GB for a model of 0.7 MB."""
+    """A spectrogram of 0.6 MB has activations of 100 MB. For a model of 0.7 MB, 32 at once took 3.6 GB."""
     runs = {shape: CalibrationSet({"x": np.zeros((8, *shape), np.float32)}, None).run_max for shape in SHAPES}
     assert runs == {(901, 161): 3, (3, 2048, 2048): 1, (64,): 8192}
 
@@ -91,7 +91,7 @@ def with_nan() -> Any:
         ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
         ({"x": GOOD, "labels": np.arange(11)}, r"one integer per sample: \[12\]"),
         ({"x": GOOD, "labels": np.ones(12)}, "float64"),
-        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1; classes count from 0"),
+        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1, which is no class: give"),
         ({"x": GOOD, "labels": np.full(12, 2**64 - 1, np.uint64)}, "includes 18446744073709551615"),
     ],
 )
@@ -129,7 +129,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
         assert "pickle" not in raised.value.message
         assert "write it with numpy.save" in raised.value.message
     (tmp_path / "text.csv").write_text("label,x0\n1,0.5\n")
-    with pytest.raises(CalibrationInvalid, match=r"is a table, and samples are arrays: write it with numpy\.save"):
+    with pytest.raises(CalibrationInvalid, match=r"is a table, but samples must be arrays: write it with numpy\.save"):
         load_samples(tmp_path / "text.csv", SOURCE, at_least=1)
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(CalibrationInvalid, match="is a pipe or a device"):
@@ -137,7 +137,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    """A header may promise anything: 4 TB here, of which 128 bytes are there."""
+    """A header may state any size. Here it states 4 TB, and the file has 128 bytes."""
     header = b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 4), }"
     bomb = b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + bytes(2**28)  # a header that unpacks to 256 MB
     for content, says in ((header.ljust(127) + b"\n", "should have 17592186044416 bytes"), (bomb, r"format \(2, 0\)")):
@@ -279,7 +279,7 @@ def test_a_file_cut_or_damaged_anywhere_is_refused_or_still_whole(tmp_path: Path
             samples = load_samples(path, SOURCE, at_least=10)
         except CalibrationInvalid:
             continue
-        # A byte that zip does not guard (a time stamp, say): the data must be what was written.
+        # zip does not check some bytes, such as time stamps. The data must still be the written data.
         np.testing.assert_array_equal(samples.inputs["x"], GOOD)
 
 
@@ -328,7 +328,7 @@ def test_sets_whose_values_are_of_another_size_are_reported() -> None:
     ("low", "high", "found"), [(0.0, 1.0, []), (-1.1, 5.1, []), (0.0, 6.9, ["x"]), (-2.0, 1.0, ["x"])]
 )
 def test_a_holdout_beyond_the_calibrations_range_is_reported(low: float, high: float, found: list[str]) -> None:
-    """INT8 clips what lies beyond."""
+    """INT8 clips values outside the calibration's range."""
     calibration, holdout = (
         CalibrationSet({"x": np.linspace(*ends, 48, dtype=np.float32).reshape(12, 4), "n": np.arange(12) * n}, None)
         for ends, n in (((-1.0, 5.0), 1), ((low, high), 9))

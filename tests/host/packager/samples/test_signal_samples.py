@@ -62,7 +62,9 @@ def test_a_table_holds_the_text_of_each_recording(tmp_path: Path) -> None:
         transcripts()
     (tmp_path / "labels.csv").write_text("a.wav,go\nb.wav,stop\n")
     wavfile.write(tmp_path / "b.wav", 8000, np.zeros(2000, np.int16))
-    with pytest.raises(CalibrationInvalid, match=r"b\.wav has several windows, .* one text for all \(1 of 2 files\)"):
+    with pytest.raises(
+        CalibrationInvalid, match=r"b\.wav has several windows, .* has one text for all of them \(1 of 2 files\)"
+    ):
         transcripts()
 
 
@@ -78,8 +80,8 @@ def test_a_table_labels_parts_of_a_recording(tmp_path: Path) -> None:
 
     whole = "a.wav,no\nb.wav,no\n"
     assert labels(whole) == [0] * 14
-    # Of 125 ms from 0.1 s on, the window at 62.5 ms shows 87.5 ms and that at 125 ms shows 100 ms.
-    assert labels("a.wav,no,,\nb.wav,no, ,\n") == [0] * 14  # as spreadsheets write it
+    # The part begins at 0.1 s and has 125 ms. The window at 62.5 ms shows 87.5 ms of it, the window at 125 ms 100 ms.
+    assert labels("a.wav,no,,\nb.wav,no, ,\n") == [0] * 14  # spreadsheets write lines with empty cells
     assert labels(whole + "b.wav,yes,0.1,0.225\n") == [0] * 7 + [0, 1, 1, 0, 0, 0, 0]
     assert labels(whole + "a.wav,yes,0.2,0.22\n") == [0, 0, 1, 1, 0, 0, 0] + [0] * 7
     for wrong, says in [
@@ -120,7 +122,7 @@ def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationInvalid, match=r"a\.wav: this is not a WAV file"):
         load(tmp_path, SOUND, 5, 7)
     (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
-    with pytest.raises(CalibrationInvalid, match=r"has 3 columns, and the rule has 2 channels: leave out .* the time"):
+    with pytest.raises(CalibrationInvalid, match=r"has 3 columns, and the rule has 2 channels: remove .* the time"):
         load(tmp_path, SERIES, 2, 2)
     (tmp_path / "a.csv").write_text("1,2\n3\n")
     with pytest.raises(CalibrationInvalid, match="not a table of numbers"):
@@ -150,5 +152,5 @@ def test_a_table_of_labels_that_is_no_file_is_not_left_out_in_silence(tmp_path: 
     wavfile.write(tmp_path / "a.wav", 8000, np.zeros(1000, np.int16))
     table = tmp_path / "labels.csv"
     table.mkdir() if kind == "folder" else table.symlink_to("moved.csv")
-    with pytest.raises(CalibrationInvalid, match=r"labels\.csv is a (folder|link to nothing), .* or rename it"):
+    with pytest.raises(CalibrationInvalid, match=r"labels\.csv is a (folder|link to nothing), .* or rename the"):
         load(tmp_path, SOUND, 5, 7)

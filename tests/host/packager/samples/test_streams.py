@@ -26,7 +26,7 @@ STATE = (State("s", "next_s"),)
 
 
 def sums(batch: int = -1) -> NullSession:
-    """A model whose `y` and next state are its input and its state added."""
+    """Return a model whose `y` and next state are the sum of its input and its state."""
     inputs, outputs = (
         [TensorSpec(name, "FP32", (batch, 1)) for name in names] for names in (("x", "s"), ("y", "next_s"))
     )
@@ -71,7 +71,7 @@ def test_a_recording_that_crashes_the_engine_is_named_and_others_carry_their_sta
 
 
 def test_samples_without_an_order_are_refused() -> None:
-    with pytest.raises(CalibrationInvalid, match="does not say which samples follow each other"):
+    with pytest.raises(CalibrationInvalid, match="does not define the order of its samples"):
         with_state(Path("samples.npz"), source(), {"x": np.ones((3, 1), np.float32)}, None)
 
 

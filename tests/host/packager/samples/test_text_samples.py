@@ -1,4 +1,4 @@
-"""Texts in files become the tokens that a device makes of them, and the rule's defaults fit the model."""
+"""Texts in files become the tokens that a device makes from them. The rule's defaults fit the model."""
 
 from __future__ import annotations
 
@@ -116,7 +116,11 @@ def test_the_rule_takes_the_usual_names_and_the_models_length(rule_file: Path) -
         ('[text]\ntokenizer = "text.toml"', NAMES, "is not a tokenizer of the library tokenizers"),
         ('[text]\ntokenizer = "list.json"', NAMES, "is not a tokenizer of the library tokenizers"),
         ('[text]\ntokenizer = "half.json"', NAMES, "cannot use the tokenizer"),
-        ('[text]\ntokenizer = "tokenizer.json"', ("a", "b"), r"needs input, the model's input for token ids .*: a, b"),
+        (
+            '[text]\ntokenizer = "tokenizer.json"',
+            ("a", "b"),
+            r"needs input, the model's input for token ids .* inputs are a, b",
+        ),
         ('[text]\ntokenizer = "tokenizer.json"\nmax_tokens = "x"', NAMES, "max_tokens"),
         ('[text]\ntokenizer = "tokenizer.json"\nmax_tokens = 99', NAMES, "allows 1 to 24"),
         ('[text]\ntokenizer = "tokenizer.json"\nlower = true', NAMES, "unknown key 'lower'"),

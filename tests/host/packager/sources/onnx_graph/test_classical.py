@@ -32,7 +32,7 @@ from tests.support.packs import candidates_of, pack
 from tests.support.profiles import profile
 
 
-def asked(path: Path, *targets: Any, labelled: bool = True, **more: Any) -> BuildRequest:
+def build_request(path: Path, *targets: Any, labelled: bool = True, **more: Any) -> BuildRequest:
     source = load_source(path)
     name = source.inputs[0].name
     rows, labels = classical.samples(200)
@@ -120,7 +120,7 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     import onnxruntime
 
     target = profile("box", "openvino", then=("onnxruntime", "tflite"))
-    request = asked(classical.BOOSTING, target, labelled=labelled)
+    request = build_request(classical.BOOSTING, target, labelled=labelled)
     result = pack(request, signing_key, tmp_path / "b.edgert")
     assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32"]
     assert candidates_of(result)[0].result.accuracy.metric == ("top1" if labelled else "values+top1")
@@ -148,8 +148,8 @@ def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_k
         with pytest.raises(
             OperatorUnsupported, match=f"{engine} does not support TreeEnsembleClassifier.*only onnxruntime"
         ):
-            pack(asked(path, profile("one", engine)), signing_key, tmp_path / "b.edgert")
-    request = asked(path, profile("one"))
+            pack(build_request(path, profile("one", engine)), signing_key, tmp_path / "b.edgert")
+    request = build_request(path, profile("one"))
     for precision in ("int8", "fp16"):
         with pytest.raises(ConfigInvalid, match=f"--precision {precision}: the model consists of TreeEnsemble.*FP32"):
             pack(replace(request, precision=precision), signing_key, tmp_path / "b.edgert")
@@ -165,7 +165,7 @@ def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_it
     """It has no operator of ai.onnx.ml. Without --precision the profile's INT8 is only tried."""
     import onnxruntime
 
-    request = asked(classical.KMEANS, profile("one"), labelled=False, budget=0)
+    request = build_request(classical.KMEANS, profile("one"), labelled=False, budget=0)
     assert is_classical(request.source.proto)
     assert not is_classical(models.mlp())
     if precision == "int8":
