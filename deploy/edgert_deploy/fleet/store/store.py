@@ -16,17 +16,17 @@ import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
-from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, counters_of, increase
+from edgert_deploy.fleet.reports import EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import begun_anew, in_order
 from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, placed_ms
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune
+from edgert_deploy.fleet.store.row_ids import RowIds
 from edgert_deploy.fleet.store.schema import COUNTERS
 
 # A question is cut at whole minutes back to this time; see query.py.
 FINE_HOURS = 48
-STREAMS_REMEMBERED_MAX = 200_000
 
 Key = tuple[int, int]  # the key of a window: its stream and its number
 T = TypeVar("T", HistMessage, MetricsMessage)
@@ -39,10 +39,10 @@ class Store:
         self._url, self._log = url, log
         self._engine = database.open_engine(url, writes=True, log=log)
         self._file = database.file_of(self._engine)
-        self._devices: dict[tuple[str, str], int] = {}
-        self._profiles: dict[tuple[str, str], str] = {}
-        self._streams: dict[tuple[str, ...], int] = {}
-        self._groups: dict[tuple[str, ...], int] = {}
+        self._devices = RowIds(schema.device, "site", "device")
+        self._streams = RowIds(schema.stream, "device_id", "boot", "model", "version")
+        self._groups = RowIds(schema.group, "site", "model", "version", "profile")
+        self._profiles: dict[int, str] = {}  # by the id of the device
         self._last_hours = LastHours()
         self._generation: int | None = None  # the `turns` of `forgotten` when the ids above were read
 
@@ -98,7 +98,7 @@ class Store:
         self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
 
     def _clear_cached_ids(self) -> None:
-        for cached in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):
+        for cached in (self._devices, self._streams, self._groups, self._profiles, self._last_hours):
             cached.clear()
 
     def _write(self, connection: sa.Connection, batch: Batch) -> int:
@@ -114,7 +114,7 @@ class Store:
         self._last_hours.store(connection, schema.group_heard, merged.group_hours())
         return new
 
-    # --- devices, streams, groups: names become numbers once --------------------------------
+    # --- ids of devices, streams and groups ---------------------------------------------------
 
     def _write_devices(self, connection: sa.Connection, batch: Batch) -> None:
         names = {
@@ -122,60 +122,40 @@ class Store:
             *batch.heard_ms,
             *((origin.site, origin.device) for origin, _ in (*batch.hists, *batch.metrics, *batch.events)),
         }
-        unknown = sorted(names - self._devices.keys())
-        if unknown:
-            table = schema.device
-            rows = [{"site": site, "device": name} for site, name in unknown]
-            connection.execute(database.insert(connection, table).on_conflict_do_nothing(), rows)
-            for few in chunks(unknown):
-                sites, devices = ({key[place] for key in few} for place in (0, 1))
-                query = sa.select(table.c.id, table.c.site, table.c.device, table.c.profile)
-                for row in connection.execute(query.where(table.c.site.in_(sites), table.c.device.in_(devices))):
-                    self._devices[row.site, row.device] = row.id
-                    self._profiles[row.site, row.device] = row.profile or PROFILE_UNKNOWN
-        for key, fields in batch.devices.items():
+        self._devices.load(connection, names)
+        self._load_profiles(connection, {self._devices[name] for name in names})
+        table = schema.device
+        for name, fields in batch.devices.items():
+            id = self._devices[name]
             if "profile" in fields:
-                self._profiles[key] = fields["profile"]
-            connection.execute(schema.device.update().where(schema.device.c.id == self._devices[key]).values(**fields))
+                self._profiles[id] = fields["profile"]
+            connection.execute(table.update().where(table.c.id == id).values(**fields))
         if batch.heard_ms:
-            ids = [{"_id": self._devices[key], "_at": at_ms} for key, at_ms in batch.heard_ms.items()]
-            table = schema.device
+            heard = [{"_id": self._devices[name], "_at": at_ms} for name, at_ms in batch.heard_ms.items()]
             later = table.update().where(table.c.id == sa.bindparam("_id"), table.c.heard_ms < sa.bindparam("_at"))
-            connection.execute(later.values(heard_ms=sa.bindparam("_at")), ids)
+            connection.execute(later.values(heard_ms=sa.bindparam("_at")), heard)
+
+    def _load_profiles(self, connection: sa.Connection, devices: set[int]) -> None:
+        """Read the profiles of these devices, by id, that are not cached."""
+        query = sa.select(schema.device.c.id, schema.known_profile)
+        for few in chunks(sorted(devices - self._profiles.keys())):
+            self._profiles.update(
+                (row[0], row[1]) for row in connection.execute(query.where(schema.device.c.id.in_(few)))
+            )
 
     def _stream_ids(
         self, connection: sa.Connection, reports: Sequence[tuple[Origin, HistMessage | MetricsMessage]]
     ) -> list[int]:
-        keys = [
-            (origin.site, origin.device, report.boot, origin.model, report.model_version) for origin, report in reports
+        names = [
+            (self._devices[origin.site, origin.device], report.boot, origin.model, report.model_version)
+            for origin, report in reports
         ]
-        unknown = sorted(set(keys) - self._streams.keys())
-        if unknown:
-            if len(self._streams) > STREAMS_REMEMBERED_MAX:
-                self._streams.clear()
-                unknown = sorted(set(keys))
-            table = schema.stream
-            by_key = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
-            names = ("device_id", "boot", "model", "version")
-            rows = [dict(zip(names, key, strict=True)) for key in by_key]
-            connection.execute(database.insert(connection, table).on_conflict_do_nothing(), rows)
-            columns = [table.c[name] for name in names]
-            for few in chunks(list(by_key)):
-                # The first condition lets SQLite search: it reads a whole table for the second one alone.
-                same = (table.c.device_id.in_({key[0] for key in few}), sa.tuple_(*columns).in_(few))
-                for row in connection.execute(sa.select(table.c.id, *columns).where(*same)):
-                    self._streams[by_key[tuple(row[1:])]] = row.id
-        return [self._streams[key] for key in keys]
+        self._streams.load(connection, names)
+        return [self._streams[name] for name in names]
 
     def _group_id(self, connection: sa.Connection, origin: Origin, version: str) -> int:
-        profile = self._profiles[origin.site, origin.device]
-        key = (origin.site, origin.model, version, profile)
-        if key not in self._groups:
-            values = dict(zip(("site", "model", "version", "profile"), key, strict=True))
-            connection.execute(database.insert(connection, schema.group).values(values).on_conflict_do_nothing())
-            same = [schema.group.c[name] == value for name, value in values.items()]
-            self._groups[key] = connection.execute(sa.select(schema.group.c.id).where(*same)).scalar_one()
-        return self._groups[key]
+        profile = self._profiles[self._devices[origin.site, origin.device]]
+        return self._groups.get(connection, (origin.site, origin.model, version, profile))
 
     # --- windows ----------------------------------------------------------------------------
 
