@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,13 +32,52 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
     """The database failed: unreachable, read-only, full, or not a store."""
 
 
+class OpenStore:
+    """The engine of a store of reports. If the store's file is removed or replaced, the engine opens the present file.
+
+    Every method raises ConfigInvalid or StoreFailed.
+    """
+
+    def __init__(self, url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> None:
+        """The arguments are those of `open_engine`; `log` also receives a line about each replaced file."""
+        self._url = url
+        self._writes = writes
+        self._log = log
+        self.engine = open_engine(url, writes=writes, log=log)
+        self.openings = 1
+        self._file = _file_of(self.engine)
+
+    @property
+    def name(self) -> str:
+        """The store's URL without its password."""
+        return shown(self.engine.url)
+
+    def transaction(self) -> AbstractContextManager[sa.Connection]:
+        """Give a connection in a transaction."""
+        file = _file_of(self.engine)
+        if file != self._file:
+            self._reopen(file)
+        return transaction(self.engine)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _reopen(self, file: tuple[int, int] | None) -> None:
+        """Open the present file, or create a new one: a removed file would lose what is written to it."""
+        self.engine.dispose()
+        self.engine = open_engine(self._url, writes=self._writes, log=self._log)
+        self.openings += 1
+        self._file = file or _file_of(self.engine)
+        self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
+
+
 def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
     """Connect to a store of reports; if `writes`, create or migrate it, and report slow steps to `log`.
 
     Raises ConfigInvalid or StoreFailed.
     """
     engine = new_engine(url, writes=writes)
-    with begun(engine) as connection:
+    with transaction(engine) as connection:
         if writes:
             lock(connection)  # two processes that create the same tables would fail
             _create_or_migrate(connection, log)
@@ -52,19 +91,8 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
     return engine
 
 
-def file_of(engine: sa.Engine) -> tuple[int, int] | None:
-    """Return device and inode of a SQLite file, which change if it is replaced; None without a file."""
-    if engine.dialect.name != "sqlite":
-        return None
-    try:
-        found = os.stat(engine.url.database or "")
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 @contextmanager
-def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Give a connection in a transaction. Raises StoreFailed."""
     with translated(engine), engine.begin() as connection:
         yield connection
@@ -130,6 +158,17 @@ def lock(connection: sa.Connection) -> None:
     """Lock the store for one writer until the transaction ends. SQLite does so by itself."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(730541)"))
+
+
+def _file_of(engine: sa.Engine) -> tuple[int, int] | None:
+    """Return device and inode of a SQLite file, which change if it is replaced; None without a file."""
+    if engine.dialect.name != "sqlite":
+        return None
+    try:
+        found = os.stat(engine.url.database or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,11 +103,10 @@ class FleetQuery:
     """One process's connection to the store, for reading. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._engine = url, database.open_engine(url, writes=False)
-        self._file = database.file_of(self._engine)
+        self._database = database.OpenStore(url, writes=False)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
         """Return a group for each combination that reported, by group and time.
@@ -117,7 +115,7 @@ class FleetQuery:
         """
         first, end = _stretch(question, now_ms)
         gathered = _Gathered(question, first, end)
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             for part in _parts(question, first, end):
                 _read(connection, question, part, gathered)
             _read_gaps(connection, question, first, end, gathered)
@@ -125,13 +123,13 @@ class FleetQuery:
 
     def newest_ms(self) -> int:
         """Return when the newest message was stored, of any device; 0 in an empty store."""
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
 
     def minutes_from_ms(self, of_devices: bool) -> int | None:
         """Return since when the store has minutes, of devices or of groups; None if it has none."""
         column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.slot
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             oldest = connection.scalar(sa.select(sa.func.min(column)))
         return None if oldest is None else int(oldest) * MINUTE_MS
 
@@ -144,7 +142,7 @@ class FleetQuery:
             .distinct()
             .where(table.c.clock_synced == 0, table.c.minute >= first, table.c.minute < end)
         )
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             streams = list(connection.scalars(query))
             named = _keys(connection, replace(question, by=("site", "device")), True) if streams else {}
         return sorted({"/".join(named[stream]) for stream in streams if stream in named})
@@ -152,7 +150,7 @@ class FleetQuery:
     def devices(self) -> list[dict[str, Any]]:
         """Return every stored device, with its last `info`, `sys` and `deploy`."""
         table = schema.device
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.site, table.c.device)).all()
         return [
             {
@@ -173,7 +171,7 @@ class FleetQuery:
         query = query.join(schema.group, schema.group.c.id == table.c.owner)
         for name, value in where.items():
             query = query.where(schema.group.c[name] == value)
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             return int(connection.scalar(query) or 0)
 
     def events(
@@ -186,7 +184,7 @@ class FleetQuery:
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
         query = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(query.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
         return [_event(row) for row in rows]
 
@@ -199,14 +197,8 @@ class FleetQuery:
         """Return how many events of each type there are, by name. `where` is that of `events`."""
         kind = schema.event.c.event
         query = _of_events(sa.select(kind, sa.func.count()), since_ms, until_ms, where).group_by(kind).order_by(kind)
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
-
-    def _reading(self) -> AbstractContextManager[sa.Connection]:
-        if (file := database.file_of(self._engine)) != self._file:  # removed, or replaced by a backup
-            self._engine.dispose()
-            self._engine, self._file = database.open_engine(self._url, writes=False), file
-        return database.begun(self._engine)
 
 
 def _event(row: sa.Row[Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class StoredRollouts:
     def __init__(self, url: str) -> None:
         """Connect, and make the table if it is missing; the tables of reports, of any version, stay."""
         self._engine = database.new_engine(url, writes=True)
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             if not sa.inspect(connection).has_table(schema.rollout_line.name):
                 database.lock(connection)  # two processes that create the same table would fail
                 schema.rollout_line.create(connection, checkfirst=True)
@@ -33,18 +33,18 @@ class StoredRollouts:
     def marks(self) -> dict[str, Mark]:
         table = schema.rollout_line
         sums = (sa.func.count(), sa.func.sum(table.c.digest % 2**31))
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             rows = connection.execute(sa.select(table.c.rollout, *sums).group_by(table.c.rollout))
             return {id: (int(count), int(total)) for id, count, total in rows}
 
     def lines(self, id: str) -> list[str]:
         table = schema.rollout_line
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             return list(connection.scalars(sa.select(table.c.line).where(table.c.rollout == id)))
 
     def add(self, id: str, lines: Sequence[str]) -> None:
         rows = [{"rollout": id, "digest": digest_of(line), "line": line} for line in lines]
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             connection.execute(database.insert(connection, schema.rollout_line).on_conflict_do_nothing(), rows)
 
     @contextmanager
@@ -78,7 +78,7 @@ class StoredRollouts:
             "AND objid = CAST(CAST(:one AS bigint) AS oid) "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             return bool(connection.scalar(query, {"all": _LOCKS, "one": _number(id)}))
 
     def close(self) -> None:

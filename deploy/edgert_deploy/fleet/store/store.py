@@ -36,23 +36,21 @@ class Store:
     """One process's connection to the store, for writing. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str, log: Callable[[str], None] = lambda line: None) -> None:
-        self._url, self._log = url, log
-        self._engine = database.open_engine(url, writes=True, log=log)
-        self._file = database.file_of(self._engine)
+        self._database = database.OpenStore(url, writes=True, log=log)
         self._devices = RowIds(schema.device, "site", "device")
         self._streams = RowIds(schema.stream, "device_id", "boot", "model", "version")
         self._groups = RowIds(schema.group, "site", "model", "version", "profile")
         self._profiles: dict[int, str] = {}  # by the id of the device
         self._last_hours = LastHours()
-        self._generation: int | None = None  # the `turns` of `forgotten` when the ids above were read
+        self._generation = (0, -1)  # the openings and the `turns` of `forgotten` for which the caches are valid
 
     @property
     def name(self) -> str:
         """The store's URL without its password."""
-        return database.shown(self._engine.url)
+        return self._database.name
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     def write(self, batch: Batch) -> int:
         """Write `batch` in one transaction: all of it or, if this raises, nothing.
@@ -79,23 +77,13 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        if database.file_of(self._engine) != self._file:
-            self._follow_the_file()
-        with database.begun(self._engine) as connection:
+        with self._database.transaction() as connection:
             database.lock(connection)
-            generation = connection.scalar(sa.select(schema.forgotten.c.turns))
-            if generation != self._generation:  # another recorder may have removed rows whose ids are cached here
+            generation = (self._database.openings, connection.scalar(sa.select(schema.forgotten.c.turns)))
+            if generation != self._generation:  # the file is new, or another recorder removed rows
                 self._clear_cached_ids()
                 self._generation = generation
             yield connection
-
-    def _follow_the_file(self) -> None:
-        """Open the present file, or a new one: reports in the open file, which was removed, would be lost."""
-        self._engine.dispose()
-        self._engine = database.open_engine(self._url, writes=True, log=self._log)
-        self._file = database.file_of(self._engine)
-        self._clear_cached_ids()
-        self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
 
     def _clear_cached_ids(self) -> None:
         for cached in (self._devices, self._streams, self._groups, self._profiles, self._last_hours):

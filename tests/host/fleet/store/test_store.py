@@ -118,7 +118,7 @@ def test_what_a_column_cannot_hold_is_refused_and_holds_up_nothing(tmp_path: Pat
 def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
     """A recorder writes each second, and its tables hold a year."""
     store, said = Store(f"{tmp_path}/fleet.db"), list[tuple[str, Any]]()
-    sa.event.listen(store._engine, "before_cursor_execute", lambda *words: said.append(words[2:4]))
+    sa.event.listen(store._database.engine, "before_cursor_execute", lambda *words: said.append(words[2:4]))
     recorder = Recorder(store, lambda: NOW_MS)
     first, second = Pi("pi-1"), Pi("pi-2", version="r2", site="plant-b")
     early = [first.window(NOW_MS - n * MINUTE_MS, [1.0]) for n in (9, 8, 7, 2, 1)]
@@ -148,7 +148,7 @@ def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) ->
     for topic, payload in Pi("pi-1").window(NOW_MS - 1, [1.0]):
         recorder.apply(topic, payload, False, 0.0)
     blocker = sqlite3.connect(tmp_path / "fleet.db", isolation_level=None)
-    with store._engine.connect() as connection:  # the wait is the engine's; here nobody wants to wait
+    with store._database.engine.connect() as connection:  # the wait is the engine's; here nobody wants to wait
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("PRAGMA busy_timeout = 50")
         connection.exec_driver_sql("BEGIN")
