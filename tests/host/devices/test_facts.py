@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgert import machine
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.facts import _PROBE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device
@@ -188,3 +190,18 @@ def test_a_small_system_without_getconf_has_its_glibc(tmp_path: Path, monkeypatc
 
 def local(folder: Path) -> Transport:
     return open_transport(Device("here", "local", str(folder), "this-machine", str(folder)))
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "avx2 fma", "avx512f avx512_vnni", "avx2 avx_vnni", "avx512f avx512_4vnniw", "avx_vnni_int8"]
+)
+def test_the_probe_finds_vnni_where_the_device_finds_it(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe runs before EdgeRT is installed, so it has its own line for the rule of `int8_saturates`."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nmodel name : Intel(R) N100\nflags : fpu {flags}\n")
+    (line,) = (line for line in _PROBE.splitlines() if "vnni" in line)
+    printed = subprocess.run(["sh", "-c", line.replace("/proc/cpuinfo", str(cpuinfo))], capture_output=True, text=True)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert (printed.stdout == "vnni=1\n") is not machine.int8_saturates(cpuinfo)
