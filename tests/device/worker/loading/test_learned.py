@@ -17,7 +17,13 @@ def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path
     assert file.read(circumstances()) is None
     file.write(circumstances(), learned)
     assert file.read(circumstances()) == learned
-    for other in ({"cpus": 8}, {"engine_version": "2"}, {"objective": "throughput"}, {"batch_max": 4}, {"threads": 1}):
+    for other in (
+        {"cpus": 8},
+        {"engine_version": "2"},
+        {"optimize_for": "throughput"},
+        {"batch_max": 4},
+        {"threads": 1},
+    ):
         assert file.read(circumstances(**other)) is None
 
 

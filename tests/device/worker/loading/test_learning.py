@@ -143,7 +143,7 @@ def test_runs_at_once_that_take_much_memory_are_not_kept(taken_mb: float, instan
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_several_instances_share_a_session_where_the_engine_allows_it(engine: str) -> None:
-    given = learned_on(Machine(0, 10e-3, useful=1), objective="throughput", threads=1, instances=2, engine=engine)
+    given = learned_on(Machine(0, 10e-3, useful=1), optimize_for="throughput", threads=1, instances=2, engine=engine)
     assert (given.threads, given.instances) == (1, 2)
 
 
