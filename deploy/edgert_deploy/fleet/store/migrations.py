@@ -45,6 +45,15 @@ def _from_2(connection: sa.Connection) -> None:
     connection.execute(sa.text("ALTER TABLE edgert_metrics_window DROP COLUMN fields"))
 
 
+def _from_3(connection: sa.Connection) -> None:
+    """Rename the column `slot` of merged rows: a slot is A or B on a device. Tables that are new have the new name."""
+    inspector = sa.inspect(connection)
+    for merged in ("edgert_group_minute", "edgert_group_hour", "edgert_stream_hour"):
+        for table in (merged, f"{merged}_stages"):
+            if "slot" in {column["name"] for column in inspector.get_columns(table)}:
+                connection.execute(sa.text(f"ALTER TABLE {table} RENAME COLUMN slot TO time_bin"))
+
+
 # The first brings version 1 to version 2. The caller has made the tables that are new.
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1, _from_2)
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1, _from_2, _from_3)
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

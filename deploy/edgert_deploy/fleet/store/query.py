@@ -84,10 +84,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one table: slots `first` to before `end`, of `minutes` each."""
+    """Rows of one table: the time bins from `first` to before `end`, of `minutes` each."""
 
     table: sa.Table
-    slot: sa.Column[Any]
+    time_bin: sa.Column[Any]
     first: int
     end: int
     minutes: int
@@ -128,7 +128,7 @@ class FleetQuery:
 
     def minutes_from_ms(self, of_devices: bool) -> int | None:
         """Return since when the store has minutes, of devices or of groups; None if it has none."""
-        column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.slot
+        column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.time_bin
         with self._database.transaction() as connection:
             oldest = connection.scalar(sa.select(sa.func.min(column)))
         return None if oldest is None else int(oldest) * MINUTE_MS
@@ -167,7 +167,7 @@ class FleetQuery:
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
         """Count the groups that fit `where` and reported this hour or the last: the rows of one minute."""
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
-        query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
+        query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.time_bin >= hour - 1)
         query = query.join(schema.group, schema.group.c.id == table.c.owner)
         for name, value in where.items():
             query = query.where(schema.group.c[name] == value)
@@ -318,7 +318,7 @@ def _parts(question: Question, first: int, end: int) -> list[_Part]:
     parts = []
     if hours_to > hours_from:
         table = schema.stream_hour if question.names_devices else schema.group_hour
-        parts.append(_Part(table, table.c.slot, hours_from, hours_to, HOUR_MIN))
+        parts.append(_Part(table, table.c.time_bin, hours_from, hours_to, HOUR_MIN))
         ends = [(first, hours_from * HOUR_MIN), (hours_to * HOUR_MIN, end)]
     else:
         ends = [(first, end)]
@@ -327,7 +327,7 @@ def _parts(question: Question, first: int, end: int) -> list[_Part]:
             for table in (schema.hist_window, schema.metrics_window):
                 parts.append(_Part(table, table.c.minute, begin, until, 1))
         elif begin < until:
-            parts.append(_Part(schema.group_minute, schema.group_minute.c.slot, begin, until, 1))
+            parts.append(_Part(schema.group_minute, schema.group_minute.c.time_bin, begin, until, 1))
     return parts
 
 
@@ -340,10 +340,10 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
     kept_apart = schema.STAGES.get(table.name)
     stages = [(table if kept_apart is None else kept_apart).c.stages] if histogram and question.stages else []
     counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
-    columns = (part.slot, key, *stages, *histogram, *counters)
-    query = sa.select(*columns).where(part.slot >= part.first, part.slot < part.end)
+    columns = (part.time_bin, key, *stages, *histogram, *counters)
+    query = sa.select(*columns).where(part.time_bin >= part.first, part.time_bin < part.end)
     if stages and kept_apart is not None:
-        same = (kept_apart.c.slot == table.c.slot) & (kept_apart.c.owner == table.c.owner)
+        same = (kept_apart.c.time_bin == table.c.time_bin) & (kept_apart.c.owner == table.c.owner)
         query = query.select_from(table.outerjoin(kept_apart, same))
     if question.where and len(keys) <= _KEYS_MAX:
         query = query.where(key.in_(keys))
@@ -353,8 +353,10 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
         mine = [row for row in block if row[1] in keys]
         if not mine:
             continue
-        slots, owners, *values = zip(*mine, strict=True)
-        groups = [gathered.group(slot * part.minutes, keys[owner]) for slot, owner in zip(slots, owners, strict=True)]
+        bins, owners, *values = zip(*mine, strict=True)
+        groups = [
+            gathered.group(time_bin * part.minutes, keys[owner]) for time_bin, owner in zip(bins, owners, strict=True)
+        ]
         if stages:
             gathered.add_stages(groups, form, values.pop(0))
         if histogram:

@@ -72,9 +72,9 @@ def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
     limits = [
         (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
         (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-        *_of_slots(schema.group_minute, (hour - retention.minutes_h) * HOUR_MIN),
-        *_of_slots(schema.group_hour, hour - retention.hours_h),
-        *_of_slots(schema.stream_hour, hour - retention.hours_h),
+        *_merged_limits(schema.group_minute, (hour - retention.minutes_h) * HOUR_MIN),
+        *_merged_limits(schema.group_hour, hour - retention.hours_h),
+        *_merged_limits(schema.stream_hour, hour - retention.hours_h),
         (schema.gap, schema.gap.c.until_minute, (hour - retention.hours_h) * HOUR_MIN),
         (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
     ]
@@ -83,9 +83,9 @@ def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
     return removed + _shrink(connection, retention.size_bytes_max)
 
 
-def _of_slots(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any], int]]:
+def _merged_limits(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any], int]]:
     stages = schema.STAGES[table.name]
-    return [(table, table.c.slot, least), (stages, stages.c.slot, least)]
+    return [(table, table.c.time_bin, least), (stages, stages.c.time_bin, least)]
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:

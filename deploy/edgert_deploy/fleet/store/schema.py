@@ -81,7 +81,7 @@ def _histogram() -> list[sa.Column[Any]]:
 
 
 def _merged(name: str) -> sa.Table:
-    """Return a table of merged rows: `slot` counts minutes or hours since 1970.
+    """Return a table of merged rows: a time bin is a minute or an hour, counted since 1970.
 
     `owner` is a group or a stream. It has no foreign key, because PostgreSQL would search the whole table for each
     deleted owner.
@@ -89,7 +89,7 @@ def _merged(name: str) -> sa.Table:
     return sa.Table(
         name,
         metadata,
-        sa.Column("slot", sa.Integer, primary_key=True),
+        sa.Column("time_bin", sa.Integer, primary_key=True),
         sa.Column("owner", _Id, primary_key=True, autoincrement=False),
         *_histogram(),
         *_counters(),
@@ -102,7 +102,7 @@ def _stages(name: str) -> sa.Table:
     return sa.Table(
         name,
         metadata,
-        sa.Column("slot", sa.Integer, primary_key=True),
+        sa.Column("time_bin", sa.Integer, primary_key=True),
         sa.Column("owner", _Id, primary_key=True, autoincrement=False),
         sa.Column("stages", sa.LargeBinary, nullable=False),
     )

@@ -23,7 +23,7 @@ _OF_STREAM = (
     " FROM edgert_stream s JOIN edgert_device d ON d.id = s.device_id)",
     "site, device, model, version, profile",
 )
-# The name of each view; the table of its rows, the name of a slot, its owners, and the columns that name an owner.
+# View -> (the table of its rows, the unit of its time bins, its owners, the columns that name an owner).
 _BUCKETS = {
     "edgert_minute_bucket": ("edgert_group_minute", "minute", *_OF_GROUP),
     "edgert_hour_bucket": ("edgert_group_hour", "hour", *_OF_GROUP),
@@ -49,7 +49,7 @@ def _bucket(index: int) -> dict[str, object]:
     }
 
 
-def _buckets(dialect: str, table: str, slot: str, owners: str, names: str) -> str:
+def _buckets(dialect: str, table: str, unit: str, owners: str, names: str) -> str:
     """Return the SELECT of one row for each filled bucket, and for the requests of 0 ms."""
     places = range(_INDEX, _RECORD)
     if dialect == "postgresql":
@@ -58,7 +58,7 @@ def _buckets(dialect: str, table: str, slot: str, owners: str, names: str) -> st
         every = bytes(range(256)).hex()
         byte = f"(instr(x'{every}', substr(r.buckets, n.place * {{record}} + {{place}} + 1, 1)) - 1)"
     count = " + ".join(f"({byte.format(record=_RECORD, place=place)} << {8 * (place - _INDEX)})" for place in places)
-    owned = f"r.slot AS {slot}, {names}"
+    owned = f"r.time_bin AS {unit}, {names}"
     return (
         f"SELECT {owned}, b.lower_ms, b.upper_ms, b.value_ms, {count} AS count,"
         f" r.count AS answered, r.least AS min_ms, r.most AS max_ms"
