@@ -144,7 +144,7 @@ def wanted_files(
     return [*files_of_device, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
 
 
-def config_there(device: Device, transport: Transport) -> DeviceConfig:
+def device_config(device: Device, transport: Transport) -> DeviceConfig:
     return parse_config(config_text(device.state, transport), f"{device.state}/config.toml")
 
 

@@ -101,7 +101,7 @@ class DeviceState:
     )  # the newest `info`, `sys` and `deploy`, if kept
 
     @property
-    def named(self) -> set[str]:
+    def model_names(self) -> set[str]:
         """The models that reported, or have an alarm: one that does not load reports nothing."""
         return {*self.models, *self.alarms} - {""}
 

@@ -18,7 +18,7 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ReportedModel
 from edgert_deploy.fleet.packed import WINDOW, Pool, pack
 from edgert_deploy.fleet.reports import Report
-from edgert_deploy.fleet.sequence import Numbers
+from edgert_deploy.fleet.sequence import StreamTracker
 
 HORIZON_S = 600.0
 WINDOWS_MAX = 64
@@ -64,7 +64,9 @@ class Stream:
 
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     duplicates: int = 0
-    numbers: dict[str, Numbers] = field(default_factory=lambda: {"hist": Numbers(), "metrics": Numbers()})
+    numbers: dict[str, StreamTracker] = field(
+        default_factory=lambda: {"hist": StreamTracker(), "metrics": StreamTracker()}
+    )
 
     def is_new(self, kind: str, report: Report) -> bool:
         new = self.numbers[kind].is_new(report.boot, report.seq)
@@ -161,7 +163,7 @@ class LivePercentiles(Fleet):
         return [row for device in ordered for row in self._device_rows(device, now)] + self.fleet_rows(now)
 
     def fleet_rows(self, now: float) -> list[Row]:
-        names = sorted({name for device in self.devices.values() for name in device.named})
+        names = sorted({name for device in self.devices.values() for name in device.model_names})
         return [self._fleet_row(name, now) for name in names]
 
     def _stream(self, topic: Topic) -> Stream:
@@ -172,11 +174,11 @@ class LivePercentiles(Fleet):
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
         device_alarms = device.alarms.get("", ())
-        if device_alarms or not device.named:
+        if device_alarms or not device.model_names:
             yield Row(
                 device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=device_alarms
             )
-        for name in sorted(device.named):
+        for name in sorted(device.model_names):
             yield self._model_row(device, name, device.models.get(name) or ReportedModel(), now)
 
     def _model_row(self, device: DeviceState, name: str, model: ReportedModel, now: float) -> Row:
@@ -198,7 +200,7 @@ class LivePercentiles(Fleet):
         )
 
     def _fleet_row(self, name: str, now: float) -> Row:
-        holders = [device for device in self.devices.values() if name in device.named]
+        holders = [device for device in self.devices.values() if name in device.model_names]
         models = [device.models.get(name) or ReportedModel() for device in holders]
         streams = [self._stream_of(device, name) for device in holders]
         recent = [stream.recent(now, self._horizon_s) for stream in streams]

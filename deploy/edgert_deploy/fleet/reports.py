@@ -80,16 +80,22 @@ def counters_began_now(metrics: MetricsMessage) -> bool:
 
 
 def increase(
-    counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, anew: bool
+    counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, new_spool: bool
 ) -> tuple[int, ...]:
     """Return the growth of the counters since `before` (docs/telemetry.md).
 
-    A counter that decreased restarted at 0. Without `before`, return the whole totals if the worker started in this
-    window, else zeros. The same applies if counters decreased over a lost spool (`anew`): the worker may have started
-    again during the lost part, or a report of the older spool arrives late.
+    A counter that decreased restarted at 0. Then its growth is its whole value. There is one exception: if counters
+    decreased over a lost spool, the cause may also be a restart in the lost part, or a late report of the older spool.
+    Then, and without `before`, the growth is the whole value only if the worker started in this window, else 0.
+
+    Args:
+        counters: the counters of `report`.
+        before: the counters of the newest report before; None if there is none.
+        report: the report whose growth counts.
+        new_spool: whether a spool was lost between the two reports.
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
-    if before is None or (fell and anew):
+    if before is None or (fell and new_spool):
         return tuple(counters) if counters_began_now(report) else (0,) * len(counters)
     return tuple(counters) if fell else tuple(value - was for value, was in zip(counters, before, strict=True))
 

@@ -11,7 +11,7 @@ GAPS_MAX = 1_000  # gaps of one stream in memory; a number from an older gap cou
 SEQ_JUMP_MAX = 2**31
 
 
-def begun_anew(seq: int, last: int) -> bool:
+def is_new_spool(seq: int, last: int) -> bool:
     """Return whether `seq`, after `last`, is of a new spool, whose first number is drawn at random."""
     return abs(seq - last) > SEQ_JUMP_MAX
 
@@ -21,7 +21,7 @@ def in_order(seqs: Sequence[int]) -> list[int]:
     came = {seq: n for n, seq in enumerate(seqs)}
     spools: list[list[int]] = []
     for seq in sorted(seqs):
-        if not spools or begun_anew(seq, spools[-1][-1]):
+        if not spools or is_new_spool(seq, spools[-1][-1]):
             spools.append([])
         spools[-1].append(seq)
     return [seq for spool in sorted(spools, key=lambda spool: min(came[seq] for seq in spool)) for seq in spool]
@@ -54,13 +54,13 @@ class SeqTracker:
         if last is not None and seq == last + 1:
             self.last = seq
             return True
-        if last is None and self._before is not None and seq > self._before and not begun_anew(seq, self._before):
+        if last is None and self._before is not None and seq > self._before and not is_new_spool(seq, self._before):
             if seq > self._before + 1:
                 self._add_gap(self._before + 1, seq)
             self.last = seq
             return True
-        if last is None or begun_anew(seq, last):
-            self.restarts += last is not None or (self._before is not None and begun_anew(seq, self._before))
+        if last is None or is_new_spool(seq, last):
+            self.restarts += last is not None or (self._before is not None and is_new_spool(seq, self._before))
             self.last = seq
             self._gaps = None
             return True
@@ -113,7 +113,7 @@ class Numbers:
         late = any(each.fill(seq) for each in others)  # a broker may delay a report beyond the next boot
         if tracker is None:
             lasts = [each.last for each in others if each.last is not None]
-            near = [last for last in lasts if not begun_anew(seq, last)]
+            near = [last for last in lasts if not is_new_spool(seq, last)]
             tracker = self._trackers[boot] = SeqTracker(max(near or lasts, default=None))
             while len(self._trackers) > BOOTS_KEPT_MAX:
                 self._lost += self._trackers.pop(next(iter(self._trackers))).lost_min

@@ -20,10 +20,10 @@ LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
 class WebServer:
     """Serves `handle` on `host`:`port` (0: a free one) from its own thread. Raises ConfigInvalid.
 
-    `asked` is the address as the user gave it, for the message.
+    `option` is the address as the user gave it, for the message.
     """
 
-    def __init__(self, handle: Handler, host: str, port: int, asked: str, name: str) -> None:
+    def __init__(self, handle: Handler, host: str, port: int, option: str, name: str) -> None:
         import httptools  # noqa: F401  # a missing package ends the command, not the first connection
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -31,7 +31,7 @@ class WebServer:
             listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
             reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")  # Python's own words
-            raise ConfigInvalid(f"{asked} cannot be used: {reason}; choose another address or port") from error
+            raise ConfigInvalid(f"{option} cannot be used: {reason}; choose another address or port") from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])
         self._stop, stop = socket.socketpair()

@@ -26,7 +26,7 @@ from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.stream_limit import WINDOW_S
-from edgert_deploy.fleet.ui.answers import Answers, NotHere
+from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
@@ -141,7 +141,7 @@ def test_a_browser_can_read_the_json_of_the_page(tmp_path: Path) -> None:
         fleet_state.apply(topic, payload, False, 0.0)
         hub.tick()
         strict([hub.view(Filter()).whole(), answers.devices({})])
-        with contextlib.suppress(NotHere):  # an empty retained message removes the device
+        with contextlib.suppress(NotFound):  # an empty retained message removes the device
             strict(answers.device({"site": "plant-a", "device": "pi-1"}))
     for message in Pi("pi-1").info():
         fleet_state.apply(*message, False, 0.0)

@@ -199,12 +199,12 @@ def test_the_alarms_of_models_and_of_the_device_come_and_go() -> None:
     feed(fleet, changed(pi.deploy(NOW_MS - 500, "temp_c", "shadow"), alarms="channel_stale", faces_alarms="failed"))
     device = device_of(fleet)
     assert device.alarms == {"": ("channel_stale",), "digits": ("shadow", "temp_c"), "faces": ("failed",)}
-    assert (device.alarms_ms, device.named) == (NOW_MS - 500, {"digits", "faces"})
+    assert (device.alarms_ms, device.model_names) == (NOW_MS - 500, {"digits", "faces"})
     feed(fleet, changed(pi.deploy(NOW_MS - 400, "shadow", "temp_c"), alarms="channel_stale", faces_alarms="failed"))
     assert device.alarms_ms == NOW_MS - 500, "the same alarms"
     clock.ms = NOW_MS - 350
     feed(fleet, pi.deploy(NOW_MS - 300))
-    assert (device.alarms, device.alarms_ms, device.named) == ({}, NOW_MS - 350, set()), "no later than now"
+    assert (device.alarms, device.alarms_ms, device.model_names) == ({}, NOW_MS - 350, set()), "no later than now"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ _HAS_SHA256 = 'command -v sha256sum >/dev/null || { echo "sha256sum is missing: 
 _SHA256 = f"""{_HAS_SHA256}\
 for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done"""
 # If the partial file is missing, the upload may have its final name already: the link was lost after the rename.
-_NAME = f"""{_HAS_SHA256}\
+_RENAME = f"""{_HAS_SHA256}\
 test -e "$1" && here=$1 || here=$2
 line=$(sha256sum <"$here") || exit 1
 test "${{line%% *}}" = "$3" || {{ echo {OTHER_BYTES}; exit; }}
@@ -127,9 +127,9 @@ def sha256_command(*paths: str) -> list[str]:
     return ["sh", "-c", _SHA256, "sh", *paths]
 
 
-def name_command(partial: str, name: str, digest: str) -> list[str]:
+def rename_command(partial: str, name: str, digest: str) -> list[str]:
     """Return a command that renames `partial` if it has this SHA-256, and prints OTHER_BYTES if not."""
-    return ["sh", "-c", _NAME, "sh", partial, name, digest]
+    return ["sh", "-c", _RENAME, "sh", partial, name, digest]
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:

@@ -27,7 +27,7 @@ from edgert_deploy.devices.transports import (
     Result,
     full_disk,
     in_folder,
-    name_command,
+    rename_command,
 )
 
 _ERROR_CHARS_MAX = 2000
@@ -73,7 +73,7 @@ class LocalTransport:
         try:
             with local.open("rb") as source:
                 _in_folder(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], doing, source)
-            named = _in_folder(folder, name_command(partial, f"./{target.name}", sha256_of(local)), doing)
+            named = _in_folder(folder, rename_command(partial, f"./{target.name}", sha256_of(local)), doing)
             if named == OTHER_BYTES:
                 raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
         except BaseException as error:

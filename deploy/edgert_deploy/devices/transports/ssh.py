@@ -41,7 +41,7 @@ from edgert_deploy.devices.transports import (
     Result,
     full_disk,
     in_folder,
-    name_command,
+    rename_command,
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 
@@ -119,12 +119,12 @@ class SshTransport:
         with self._translated(), contextlib.closing(self._channel(line)) as channel:
             channel.sendall(input)
             channel.shutdown_write()
-            ended = self._ended(channel, argv, timeout_s, on_stderr)
+            ended = self._wait_for_end(channel, argv, timeout_s, on_stderr)
             # .bashrc may have printed lines before.
             printed_before, began, output = ended.stdout.partition(f"{_BEGIN}\n")
             if not began:
-                said = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
-                raise self._not_begun(said, ended.exit_code)
+                printed = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
+                raise self._start_error(printed, ended.exit_code)
             return replace(ended, stdout=output)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
@@ -136,10 +136,10 @@ class SshTransport:
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if how.resumable else 1):
-                self._persist(lambda: self._upload(upload), upload)
-                if self._persist(lambda: self._name(upload, digest), upload):
+                self._retry(lambda: self._upload(upload), upload)
+                if self._retry(lambda: self._rename(upload, digest), upload):
                     return
-                self._must(remove)  # the rest of an earlier upload was damaged: start again
+                self._run_checked(remove)  # the rest of an earlier upload was damaged: start again
             raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
         except BaseException:
             if not how.resumable:
@@ -168,9 +168,9 @@ class SshTransport:
         channel.exec_command(line)
         return channel
 
-    def _not_begun(self, said: str, exit_code: int) -> DeviceError:
+    def _start_error(self, printed: str, exit_code: int) -> DeviceError:
         """Return the error of a command that did not start: sudo, the login's shell or another command ended."""
-        end = f"{said or 'no output'} (exit code {exit_code})"
+        end = f"{printed or 'no output'} (exit code {exit_code})"
         if self.device.become:
             return DeviceError(
                 f"{self.device.name}: sudo did not run the command: {end}. Allow this user sudo without a password (visudo: "
@@ -195,12 +195,14 @@ class SshTransport:
                     ) from error
                 time.sleep(_SESSION_PAUSE_S)
 
-    def _ended(self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None) -> Result:
+    def _wait_for_end(
+        self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None
+    ) -> Result:
         """Wait for the end of a command and return its result. Raises EOFError if the connection ends first."""
         out, err = LineBuffer(), LineBuffer(on_stderr)
         self._follow(channel, out, err, f"`{argv[0]}`", timeout_s)
         exit_code = channel.recv_exit_status()
-        if exit_code == _NO_EXIT_CODE and not self._alive():
+        if exit_code == _NO_EXIT_CODE and not self._is_alive():
             raise EOFError("the connection ended while the command ran")
         return Result(tuple(argv), exit_code, out.text(), err.text())
 
@@ -232,7 +234,7 @@ class SshTransport:
             else:
                 poll.poll(_POLL_MS)
 
-    def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
+    def _retry(self, work: Callable[[], T], upload: _Upload) -> T:
         """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""
         backoff, arrived = Backoff(self.limits.pauses_s), upload.arrived
         while True:
@@ -255,7 +257,7 @@ class SshTransport:
         there = ""
         if upload.may_be_there:
             look = in_folder(upload.folder, ["sh", "-c", _SIZE, "sh", upload.partial], make=True)
-            there = self._must(look).stdout.strip()
+            there = self._run_checked(look).stdout.strip()
         upload.may_be_there = True
         blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
         upload.arrived = done = blocks * _CHUNK_BYTES
@@ -269,7 +271,7 @@ class SshTransport:
                 except TimeoutError:
                     raise
                 except OSError:
-                    if self._alive():  # the link works, so dd ended, and its message follows
+                    if self._is_alive():  # the link works, so dd ended, and its message follows
                         break
                     raise
                 done += len(chunk)
@@ -278,7 +280,7 @@ class SshTransport:
                 upload.rate_limit.passed(len(chunk))
             with contextlib.suppress(OSError):  # the channel may be closed already
                 channel.shutdown_write()
-            ended = self._ended(channel, argv, HASH_S_MAX)  # the disk may be slow
+            ended = self._wait_for_end(channel, argv, HASH_S_MAX)  # the disk may be slow
         if not ended.ok:
             reason = " ".join(line for line in ended.stderr.splitlines() if "records" not in line).strip()
             raise StorageFailed(
@@ -287,12 +289,14 @@ class SshTransport:
                 f"{reason or f'exit code {ended.exit_code}'}"
             )
 
-    def _name(self, upload: _Upload, digest: str) -> bool:
+    def _rename(self, upload: _Upload, digest: str) -> bool:
         """Give an upload its final name; return False if its content is wrong."""
-        named = self._must(in_folder(upload.folder, name_command(upload.partial, upload.name, digest)), HASH_S_MAX)
+        named = self._run_checked(
+            in_folder(upload.folder, rename_command(upload.partial, upload.name, digest)), HASH_S_MAX
+        )
         return named.stdout.strip() != OTHER_BYTES
 
-    def _must(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
+    def _run_checked(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
         if not result.ok:
             raise StorageFailed(full_disk(self.device, result.stderr) or f"{self.device.name}: {result.complaint()}")
@@ -317,7 +321,7 @@ class SshTransport:
         reason = str(error) or type(error).__name__
         return DeviceUnreachable(f"the link to {self.device.name} was lost: {reason}. Check the network and try again")
 
-    def _alive(self) -> bool:
+    def _is_alive(self) -> bool:
         """Return whether the connection is up, after paramiko's thread had time to notice a loss."""
         transport = None if self._connection is None else self._connection.transport
         if transport is None:

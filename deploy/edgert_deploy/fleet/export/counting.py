@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.reports import EventMessage, Report, counters_of, increase
-from edgert_deploy.fleet.sequence import Numbers, begun_anew
+from edgert_deploy.fleet.sequence import StreamTracker, is_new_spool
 
 STREAMS_MAX = 500_000
 
@@ -35,7 +35,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.duplicates = 0
-        self._numbers: OrderedDict[tuple[str, str, str, str], Numbers] = OrderedDict()
+        self._numbers: OrderedDict[tuple[str, str, str, str], StreamTracker] = OrderedDict()
         self._counters: OrderedDict[tuple[str, ...], _Counted] = OrderedDict()
 
     @property
@@ -59,7 +59,7 @@ class Counting:
         """Return whether this report is new, and remember it."""
         # Events of a device are numbered together, whatever model they concern.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
-        numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
+        numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), StreamTracker)
         new = numbers.is_new(report.boot, report.seq)
         self.duplicates += not new
         return new
@@ -70,10 +70,10 @@ class Counting:
         key = (topic.site, topic.device, topic.model or "")
         last = _get_or_create(self._counters, key, lambda: _Counted("", -1, ()))
         same_boot = last.boot == report.boot
-        anew = same_boot and begun_anew(report.seq, last.seq)
-        if same_boot and report.seq <= last.seq and not anew:
+        new_spool = same_boot and is_new_spool(report.seq, last.seq)
+        if same_boot and report.seq <= last.seq and not new_spool:
             return (0,) * len(counters)
-        grown = increase(counters, last.counters if same_boot else None, report, anew)
+        grown = increase(counters, last.counters if same_boot else None, report, new_spool)
         self._counters[key] = _Counted(report.boot, report.seq, counters)
         return grown
 

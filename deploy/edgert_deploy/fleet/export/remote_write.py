@@ -19,7 +19,7 @@ from edgert_deploy.fleet.export.exporter import COUNTERS, Exporter, Labels
 from edgert_deploy.fleet.export.families import LATENCY
 from edgert_deploy.fleet.export.post import PushFailed, post
 from edgert_deploy.fleet.export.prometheus import fill_native, message, varint
-from edgert_deploy.fleet.store.batch import Origin, placed_ms
+from edgert_deploy.fleet.store.batch import Origin, report_time_ms
 
 JOB = "edgert-reports"
 BY = ("site", "device", "model", "version", "profile")
@@ -110,7 +110,7 @@ class RemoteWriter(Exporter):
         return 0
 
     def _at_ms(self, topic: Topic, report: HistMessage | MetricsMessage) -> int:
-        return placed_ms(Origin(topic.site, topic.device, int(self._wall_clock() * 1000)), report)
+        return report_time_ms(Origin(topic.site, topic.device, int(self._wall_clock() * 1000)), report)
 
     def _add(self, name: str, labels: Labels, at_ms: int, window_s: float, value: Sketch | int) -> None:
         last_ms = self._last_ms.get((name, labels))

@@ -62,10 +62,10 @@ def trusted_ms(ts_ms: int, now_ms: int) -> int:
     return ts_ms if trusted else now_ms
 
 
-def placed_ms(origin: Origin, report: Report) -> int:
+def report_time_ms(origin: Origin, report: Report) -> int:
     """Return the time at which a report counts."""
     return trusted_ms(report.ts_ms, origin.at_ms) if report.clock_synced else origin.at_ms
 
 
 def minute_of(origin: Origin, report: Report) -> int:
-    return placed_ms(origin, report) // MINUTE_MS
+    return report_time_ms(origin, report) // MINUTE_MS

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from edgert_deploy.fleet.sequence import begun_anew, in_order
+from edgert_deploy.fleet.sequence import in_order, is_new_spool
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.merged_rows import chunks
 
@@ -43,7 +43,7 @@ class Gap(NamedTuple):
         return min(max(position, 0), count)
 
 
-def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
+def record_gaps(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
     """Store the gaps before new reports (stream, seq, minute, as they came); close those they fill."""
     minutes = {(stream, seq): minute for stream, seq, minute in reports}
     arrived: dict[int, list[int]] = {}
@@ -54,7 +54,7 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
     behind = [row for row in known.values() if 0 <= row["hist_seq"] < max(arrived[row["id"]]) - 1]
     of_boot = _newest_of_boots(connection, behind)
     late = {row["device_id"] for row in known.values() if min(arrived[row["id"]]) <= row["model_seq"]}
-    open_gaps = _open(connection, late)
+    open_gaps = _gaps_of(connection, late)
     before = _all_gaps(open_gaps)
     for stream, seqs in arrived.items():
         row = known[stream]
@@ -67,20 +67,20 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
             minute = minutes[stream, seq]
             if _close(gaps, seq):
                 pass  # late: what is missing before it is in that gap already, whatever its version and boot
-            elif last >= 0 and begun_anew(seq, last):
+            elif last >= 0 and is_new_spool(seq, last):
                 gaps.append(Gap(stream, seq - 1, seq, last_at, minute))
             elif 0 <= last < seq - 1:
                 gaps.append(Gap(stream, last + 1, seq, last_at, minute))
-            if hist_seq < 0 or seq > hist_seq or begun_anew(seq, hist_seq):
+            if hist_seq < 0 or seq > hist_seq or is_new_spool(seq, hist_seq):
                 hist_seq, at = seq, minute
-            if hist_seq > last or begun_anew(hist_seq, last):
+            if hist_seq > last or is_new_spool(hist_seq, last):
                 last, last_at = hist_seq, at
         row["hist_seq"], row["hist_minute"] = hist_seq, at
         of_boot[boot] = max((hist_seq, at), of_boot.get(boot, (-1, 0)))
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = hist_seq, at
-    _remember(connection, known)
-    _store(connection, before, _all_gaps(open_gaps))
+    _store_streams(connection, known)
+    _store_changes(connection, before, _all_gaps(open_gaps))
 
 
 def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap]:
@@ -137,7 +137,7 @@ def _newest_of_boots(
     return newest
 
 
-def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
+def _store_streams(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
     table = schema.stream
     values: dict[str, Any] = {"hist_seq": sa.bindparam("_seq"), "hist_minute": sa.bindparam("_minute")}
     rows = [{"_id": row["id"], "_seq": row["hist_seq"], "_minute": row["hist_minute"]} for row in known.values()]
@@ -145,7 +145,7 @@ def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]])
         connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), rows)
 
 
-def _open(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str], list[Gap]]:
+def _gaps_of(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str], list[Gap]]:
     """Return the gaps of these devices by device and model."""
     table, owner = schema.gap, schema.stream
     open_gaps: dict[tuple[int, str], list[Gap]] = {}
@@ -171,7 +171,7 @@ def _close(gaps: list[Gap], seq: int) -> bool:
     return False
 
 
-def _store(connection: sa.Connection, before: set[Gap], after: set[Gap]) -> None:
+def _store_changes(connection: sa.Connection, before: set[Gap], after: set[Gap]) -> None:
     table = schema.gap
     same = (table.c.stream == sa.bindparam("_stream"), table.c.first_seq == sa.bindparam("_first"))
     if gone := [{"_stream": gap.stream, "_first": gap.first_seq} for gap in before - after]:

@@ -95,7 +95,7 @@ class _Part:
 
 def period_ms(question: Question, now_ms: int) -> tuple[int, int]:
     """Return the period that an answer covers: that of the question, in whole minutes or hours."""
-    first, end = _stretch(question, now_ms)
+    first, end = _minutes_of(question, now_ms)
     return first * MINUTE_MS, end * MINUTE_MS
 
 
@@ -113,13 +113,13 @@ class FleetQuery:
 
         Raises ConfigInvalid for too many.
         """
-        first, end = _stretch(question, now_ms)
-        gathered = _Gathered(question, first, end)
+        first, end = _minutes_of(question, now_ms)
+        builder = _AnswerBuilder(question, first, end)
         with self._database.transaction() as connection:
             for part in _parts(question, first, end):
-                _read(connection, question, part, gathered)
-            _read_gaps(connection, question, first, end, gathered)
-        return gathered.answers()
+                _read_rows(connection, question, part, builder)
+            _read_gaps(connection, question, first, end, builder)
+        return builder.answers()
 
     def newest_ms(self) -> int:
         """Return when the newest message was stored, of any device; 0 in an empty store."""
@@ -135,7 +135,7 @@ class FleetQuery:
 
     def unsynced(self, question: Question, now_ms: int) -> list[str]:
         """Return the devices (SITE/DEVICE) whose kept windows are placed by their time of receipt."""
-        first, end = _stretch(question, now_ms)
+        first, end = _minutes_of(question, now_ms)
         table = schema.hist_window
         query = (
             sa.select(table.c.stream)
@@ -207,7 +207,7 @@ def _event(row: sa.Row[Any]) -> dict[str, Any]:
     return {**origin, **json.loads(row.fields), **origin}
 
 
-class _Gathered:
+class _AnswerBuilder:
     """Collects rows by group, and pools them at once."""
 
     def __init__(self, question: Question, first: int, end: int) -> None:
@@ -298,7 +298,7 @@ def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int])
             counted[group] += value
 
 
-def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
+def _minutes_of(question: Question, now_ms: int) -> tuple[int, int]:
     """Return the first minute of the period, and the one after the last."""
     first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
     fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
@@ -331,20 +331,20 @@ def _parts(question: Question, first: int, end: int) -> list[_Part]:
     return parts
 
 
-def _read(connection: sa.Connection, question: Question, part: _Part, gathered: _Gathered) -> None:
+def _read_rows(connection: sa.Connection, question: Question, part: _Part, builder: _AnswerBuilder) -> None:
     table, per_stream = part.table, part.table in (schema.stream_hour, schema.hist_window, schema.metrics_window)
     key = table.c.owner if "owner" in table.c else table.c.stream
     # The names of owners are read once, not with each row: names are longer than numbers.
     keys = _keys(connection, question, per_stream)
     histogram = [table.c[name] for name in schema.HISTOGRAM] if "buckets" in table.c else []
-    kept_apart = schema.STAGES.get(table.name)
-    stages = [(table if kept_apart is None else kept_apart).c.stages] if histogram and question.stages else []
+    stages_table = schema.STAGES.get(table.name)
+    stages = [(table if stages_table is None else stages_table).c.stages] if histogram and question.stages else []
     counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
     columns = (part.time_bin, key, *stages, *histogram, *counters)
     query = sa.select(*columns).where(part.time_bin >= part.first, part.time_bin < part.end)
-    if stages and kept_apart is not None:
-        same = (kept_apart.c.time_bin == table.c.time_bin) & (kept_apart.c.owner == table.c.owner)
-        query = query.select_from(table.outerjoin(kept_apart, same))
+    if stages and stages_table is not None:
+        same = (stages_table.c.time_bin == table.c.time_bin) & (stages_table.c.owner == table.c.owner)
+        query = query.select_from(table.outerjoin(stages_table, same))
     if question.where and len(keys) <= _KEYS_MAX:
         query = query.where(key.in_(keys))
     form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
@@ -355,24 +355,24 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
             continue
         bins, owners, *values = zip(*mine, strict=True)
         groups = [
-            gathered.group(time_bin * part.minutes, keys[owner]) for time_bin, owner in zip(bins, owners, strict=True)
+            builder.group(time_bin * part.minutes, keys[owner]) for time_bin, owner in zip(bins, owners, strict=True)
         ]
         if stages:
-            gathered.add_stages(groups, form, values.pop(0))
+            builder.add_stages(groups, form, values.pop(0))
         if histogram:
-            gathered.add_histograms(groups, form, values[:width])
+            builder.add_histograms(groups, form, values[:width])
         if counters:
-            gathered.add_counters(groups, values[width:])
+            builder.add_counters(groups, values[width:])
 
 
-def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, gathered: _Gathered) -> None:
+def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, builder: _AnswerBuilder) -> None:
     overlapping = list(gaps.overlapping(connection, first, end))
     if overlapping:
         keys = _keys(connection, question, True)
         devices = _keys(connection, replace(question, by=("site", "device")), True)
         for gap in overlapping:
             if gap.stream in keys:
-                gathered.add_gap(gap, keys[gap.stream], "/".join(devices[gap.stream]))
+                builder.add_gap(gap, keys[gap.stream], "/".join(devices[gap.stream]))
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
 from edgert_deploy.fleet.reports import EventMessage, counters_of, increase
-from edgert_deploy.fleet.sequence import begun_anew, in_order
+from edgert_deploy.fleet.sequence import in_order, is_new_spool
 from edgert_deploy.fleet.store import database, gaps, schema
-from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, placed_ms
+from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, report_time_ms
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune
 from edgert_deploy.fleet.store.row_ids import RowIds
@@ -155,7 +155,7 @@ class Store:
             for key, (origin, hist) in hists.items()
         }
         new = self._insert_new(connection, schema.hist_window, rows)
-        gaps.note(connection, [(*key, minute_of(*hists[key])) for key in new])
+        gaps.record_gaps(connection, [(*key, minute_of(*hists[key])) for key in new])
         for key in new:
             merged.add_hist(key[0], *hists[key], rows[key]["buckets"])
         return len(new)
@@ -188,12 +188,12 @@ class Store:
         for stream, seq in ordered:
             origin, report = new[stream, seq]
             last = last_rows[stream]
-            anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
-            if seq <= last["last_seq"] and not anew:
+            new_spool = last["last_seq"] >= 0 and is_new_spool(seq, last["last_seq"])
+            if seq <= last["last_seq"] and not new_spool:
                 continue
             counters = counters_of(report)
             before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
-            grown = dict(zip(COUNTERS, increase(counters, before, report, anew), strict=True))
+            grown = dict(zip(COUNTERS, increase(counters, before, report, new_spool), strict=True))
             last.update(zip(COUNTERS, counters, strict=True), last_seq=seq)
             if any(grown.values()):
                 merged.add_counters(stream, origin, report, grown)
@@ -214,7 +214,7 @@ class Store:
                 "device_id": self._devices[origin.site, origin.device],
                 "boot": event.boot,
                 "seq": event.seq,
-                "at_ms": placed_ms(origin, event),
+                "at_ms": report_time_ms(origin, event),
                 "event": event.event,
                 "model": event.model or None,
                 "fields": json.dumps(event.fields),

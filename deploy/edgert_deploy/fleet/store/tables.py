@@ -26,7 +26,7 @@ Shares = Sequence[tuple[str, Fraction]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryRequest:
     """A question, and the form of its answer. With `buckets` each group has its histogram.
 
     A question about stages has a group for each stage.
@@ -36,7 +36,7 @@ class Asked:
     shares: Shares
     buckets: bool = False
 
-    def of(self, fleet: FleetQuery, now_ms: int) -> dict[str, Any]:
+    def run(self, fleet: FleetQuery, now_ms: int) -> dict[str, Any]:
         """Return the answer as JSON values, with the period that it covers. Raises StoreFailed."""
         question = self.question
         since_ms, until_ms = period_ms(question, now_ms)

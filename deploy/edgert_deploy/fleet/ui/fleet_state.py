@@ -68,7 +68,7 @@ class FleetState(Fleet):
 
     # --- messages ---------------------------------------------------------------------------
 
-    def remember(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
+    def load_devices(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
         """Take the devices that a store knows (FleetQuery.devices), so that the time of staleness is known."""
         with self._lock:
             for row in devices:
@@ -83,13 +83,13 @@ class FleetState(Fleet):
                         self.on_fields(Topic(row["site"], row["device"], kind), row[kind], now)
                 device.profile = row["profile"]
 
-    def remember_versions(self, seen: Iterable[tuple[str, str, int]]) -> None:
+    def load_versions(self, seen: Iterable[tuple[str, str, int]]) -> None:
         """Take (model, version, time of its first report) from a store."""
         with self._lock:
             for model, version, at_ms in seen:
                 self._note_version(model, version, at_ms)
 
-    def remember_baselines(self, usual_ms: Mapping[tuple[str, str], float]) -> None:
+    def load_baselines(self, usual_ms: Mapping[tuple[str, str], float]) -> None:
         """Take the p99 that each (model, profile) usually has, from a store."""
         with self._lock:
             self._slow.usual_ms = usual_ms

@@ -20,7 +20,7 @@ from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
 from edgert_deploy.fleet.channels import EVENTS_MS, releases_of
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
-from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, Asked, answer_row
+from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, QueryRequest, answer_row
 from edgert_deploy.fleet.ui.breakdown import dimensions_of_breakdown, groups_of, share_within
 from edgert_deploy.fleet.ui.fleet_state import release
 from edgert_deploy.fleet.ui.span import Span, fresh_s
@@ -30,7 +30,7 @@ PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MODELS_MAX = 6
 VERSIONS_MAX = 6
 INDICES_A_ROW = 8  # buckets in a row of the heat-map: a quarter of an octave, 19 %
-KEPT_MAX = 128
+CACHED_MAX = 128
 NEWEST_FRESH_S = 5.0
 BREAKDOWN_FRESH_S = 20.0
 MINUTES_FRESH_S = 60.0
@@ -41,14 +41,14 @@ BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
 BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
 ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second, also with stages
-ASKED_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
+QUERIES_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
 STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds, with stages 14
 
 T = TypeVar("T")
 
 
 @dataclass
-class _Kept:
+class _CacheEntry:
     """An answer, or its place while a thread that holds the lock computes it."""
 
     until: float = 0.0
@@ -71,15 +71,15 @@ class History:
     ) -> None:
         self._query, self._wall_ms, self._rows_max = query, wall_ms, rows_max
         self._targets = targets or {}
-        self._kept: dict[object, _Kept] = {}
+        self._cache: dict[object, _CacheEntry] = {}
         self._lock = threading.Lock()
-        self._turn = threading.BoundedSemaphore(ASKED_AT_ONCE_MAX)
+        self._query_permit = threading.BoundedSemaphore(QUERIES_AT_ONCE_MAX)
 
     def curves(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
         """Return percentiles and heat-maps of the models that fit `where`, the busiest first."""
         step_min = self._step_min(span, where)
 
-        def asked() -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             question, now_ms = self._stepped(span, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             answers = self._query.answer(question, now_ms)
@@ -91,12 +91,12 @@ class History:
                 "unsynced_count": len(unsynced),
             }
 
-        return self._fresh(("curves", span, *sorted(where.items())), fresh_s(step_min), asked)
+        return self._cached(("curves", span, *sorted(where.items())), fresh_s(step_min), compute)
 
     def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the data of `curves` as rows by step, model and version."""
         question, now_ms = self._stepped(span, where, self._step_min(span, where))
-        with self._turn:
+        with self._query_permit:
             answers = self._query.answer(question, now_ms)
         return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
 
@@ -104,7 +104,7 @@ class History:
         """Return each group beside the rest of its model; `devices` is how many fit. Raises ConfigInvalid."""
         names = dimensions_of_breakdown(by)
 
-        def asked() -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             now_ms = self._wall_ms()
             since_ms, until_ms = span.stepped_ms(now_ms, 1)
             if by == "device" and "device" not in where and devices * span.minutes > self._rows_max:
@@ -113,13 +113,13 @@ class History:
             models = groups_of(self._query.answer(question, now_ms), self._targets)
             return {"since_ms": since_ms, "until_ms": until_ms, "by": by, "models": models}
 
-        return self._fresh(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
+        return self._cached(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
         """Return the stages of the busiest models, step by step and of each version."""
         step_min = self._step_min(span, where)
 
-        def asked() -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             question, now_ms = self._stepped(span, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             steps = (question.until_ms - question.since_ms) // step_ms
@@ -134,44 +134,44 @@ class History:
                 result.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
             return {"since_ms": question.since_ms, "step_ms": step_ms, "steps": steps, "models": result}
 
-        result: dict[str, Any] = self._fresh(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
+        result: dict[str, Any] = self._cached(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
         return result
 
-    def ask(self, asked: Asked, devices: int) -> dict[str, Any]:
+    def run(self, request: QueryRequest, devices: int) -> dict[str, Any]:
         """Return the JSON of `edgert fleet query`. `devices` is the number that fit. Raises ConfigInvalid."""
-        question = asked.question
+        question = request.question
         if question.names_devices and "device" not in question.where:
             self._whole_hours(question.since_ms, question.until_ms, devices)
-        with self._turn:
-            return asked.of(self._query, self._wall_ms())
+        with self._query_permit:
+            return request.run(self._query, self._wall_ms())
 
     def channels(self, site: str | None) -> list[dict[str, Any]]:
         """Return how many devices kept, try or rolled back each channel's releases, by site or all."""
 
-        def asked() -> list[dict[str, Any]]:
+        def compute() -> list[dict[str, Any]]:
             now_ms = self._wall_ms()
             devices = [device for device in self._query.devices() if site in (None, device["site"])]
             return releases_of(devices, self._query.failures(now_ms - EVENTS_MS, now_ms), now_ms)
 
-        return self._fresh(("channels", site), BREAKDOWN_FRESH_S, asked)
+        return self._cached(("channels", site), BREAKDOWN_FRESH_S, compute)
 
     def newest_ms(self) -> int:
         """Return when the newest message of any device was stored; 0 in an empty store."""
-        return self._fresh("newest", NEWEST_FRESH_S, self._query.newest_ms)
+        return self._cached("newest", NEWEST_FRESH_S, self._query.newest_ms)
 
     def events(self, span: Span, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
         """Return the newest events, and how many of each type there are. `where` may name an `event`."""
         named = {name: value for name, value in where.items() if name != "version"}
         untyped = {name: value for name, value in named.items() if name != "event"}
 
-        def asked() -> tuple[list[dict[str, Any]], dict[str, int]]:
+        def compute() -> tuple[list[dict[str, Any]], dict[str, int]]:
             since_ms, until_ms = span.bounds_ms(self._wall_ms())
             until_ms += AHEAD_MAX_MS if span.window_ms else 0
             events = self._query.events(since_ms, until_ms, limit + 1, named)
             events = [report for report in events if where.get("version") in (None, report.get("model_version"))]
             return events, self._query.event_types(since_ms, until_ms, untyped)
 
-        events, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)
+        events, types = self._cached(("events", span, limit, *sorted(where.items())), 1.0, compute)
         return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
     def _stepped(self, span: Span, where: Mapping[str, str], step_min: int) -> tuple[Question, int]:
@@ -185,7 +185,9 @@ class History:
 
     def _step_min(self, span: Span, where: Mapping[str, str]) -> int:
         of_devices = "device" in where
-        from_ms = self._fresh(("minutes", of_devices), MINUTES_FRESH_S, lambda: self._query.minutes_from_ms(of_devices))
+        from_ms = self._cached(
+            ("minutes", of_devices), MINUTES_FRESH_S, lambda: self._query.minutes_from_ms(of_devices)
+        )
         return span.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
@@ -198,17 +200,17 @@ class History:
             )
         return first * hour_ms, end * hour_ms
 
-    def _fresh(self, key: object, fresh_s: float, ask: Callable[[], T]) -> T:
-        """Return the kept answer, or that of `ask`, which must not call `_fresh`: it holds a permit."""
+    def _cached(self, key: object, fresh_s: float, compute: Callable[[], T]) -> T:
+        """Return the kept answer, or that of `compute`, which must not call `_cached`: it holds a permit."""
         with self._lock:
-            entry = self._kept.setdefault(key, _Kept())
-            while len(self._kept) > KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
+            entry = self._cache.setdefault(key, _CacheEntry())
+            while len(self._cache) > CACHED_MAX:
+                del self._cache[next(iter(self._cache))]
         with entry.lock:
             if time.monotonic() >= entry.until:
                 began = time.monotonic()
-                with self._turn:
-                    entry.value = ask()
+                with self._query_permit:
+                    entry.value = compute()
                 # A slow query runs less often: charts take at most a fifth of the time.
                 entry.until = time.monotonic() + max(fresh_s, 4 * (time.monotonic() - began))
             value: T = entry.value

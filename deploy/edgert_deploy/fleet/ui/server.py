@@ -22,7 +22,7 @@ from edgert.http.messages import HttpRequest, HttpResponse
 from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.tables import csv_text
 from edgert_deploy.fleet.ui.access import Access
-from edgert_deploy.fleet.ui.answers import Answers, NotHere
+from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter
 from edgert_deploy.fleet.ui.hub import View
 from edgert_deploy.fleet.web import WebServer
@@ -116,7 +116,7 @@ class PageServer:
                 body = csv_text(self._answers.rows(path, query)).encode()
                 return _response(HTTPStatus.OK, "text/csv; charset=utf-8; header=present", body, headers)
             return _json(HTTPStatus.OK, self._answers.answer(path, query), headers)
-        except NotHere as error:
+        except NotFound as error:
             return _json(HTTPStatus.NOT_FOUND, {"error": error.as_json()})
         except StoreFailed as error:
             return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": error.as_json()})

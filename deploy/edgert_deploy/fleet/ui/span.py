@@ -27,9 +27,9 @@ class Span:
     until_ms: int = 0
 
     @classmethod
-    def parse(cls, asked: Mapping[str, str]) -> Span:
+    def parse(cls, parameters: Mapping[str, str]) -> Span:
         """Read `window`, or `from` and `to`. Raises ConfigInvalid."""
-        window, since, until = (asked.get(name, "") for name in ("window", "from", "to"))
+        window, since, until = (parameters.get(name, "") for name in ("window", "from", "to"))
         if not since and not until:
             return cls(_checked(duration_s(window or WINDOW_DEFAULT)))
         if window or not since or not until:
