@@ -1,8 +1,9 @@
 """The fleet's last minutes for the terminal's table: latencies, gaps and repeated reports. Pure.
 
-Theory of operation: each report is applied once. Reports of one stream carry a `seq` that grows by one, so (boot, seq)
-identifies a repeated report, and a missing one leaves a gap until it arrives late. Percentiles are computed from
-sketches merged over the last windows, never from other percentiles: the mean of the devices' p99.9 is not the fleet's.
+Theory of operation: each report is applied once. In each stream, `seq` grows by one with each report. So (boot, seq)
+identifies a repeated report, and a missing report leaves a gap until it arrives late. Percentiles are computed from
+sketches that are merged over the last windows. They are never computed from other percentiles: the mean of the
+devices' p99.9 is not the fleet's p99.9.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One window's latencies, packed, as ten minutes have many; `heard_at` is monotonic seconds."""
+    """The latencies of one window, packed, because ten minutes of a fleet have many windows.
+
+    `heard_at` is monotonic seconds.
+    """
 
     heard_at: float
     ts_ms: int
@@ -60,7 +64,7 @@ def pooled(windows: Sequence[Window]) -> Sketch:
 
 @dataclass
 class Stream:
-    """The reports of one model on one device: its last windows, and the numbers that arrived."""
+    """The reports of one model on one device: the last windows, and the sequence numbers that arrived."""
 
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     duplicates: int = 0
@@ -75,19 +79,20 @@ class Stream:
 
     @property
     def missing(self) -> int:
-        """The least number of missing histograms. `metrics` are sent at QoS 0 and may get lost."""
+        """The least number of missing histograms. `metrics` do not count: at QoS 0, they may be lost."""
         return self.numbers["hist"].lost_min
 
     def keep(self, window: Window, horizon_s: float) -> None:
-        """Remember a window, and drop those beyond the horizon."""
+        """Add a window, and drop the windows that are older than the horizon."""
         while self.windows and window.heard_at - self.windows[0].heard_at > horizon_s:
             self.windows.popleft()
         self.windows.append(window)
 
     def recent(self, now: float, horizon_s: float) -> list[Window]:
-        """Return the windows of the last `horizon_s`, by their time of receipt and by the device's own clock.
+        """Return the windows of the last `horizon_s`, by their time of receipt and also by the device's clock.
 
-        Both: a device that was disconnected delivers hours of windows within seconds.
+        The time of receipt alone is not enough: after a loss of connection, a device delivers hours of windows within
+        seconds.
         """
         newest_ms = max((window.ts_ms for window in self.windows), default=0)
         return [
@@ -101,8 +106,9 @@ class Stream:
 class Row:
     """One line of the fleet's table: a model on a device, a device itself, or a model of the whole fleet.
 
-    `device` and `site` are None for the whole fleet, `model` is None for a device without models or with an alarm of
-    its own. Rates and percentiles cover the horizon; counters count since the model's worker started.
+    `device` and `site` are None in a row of the whole fleet. `model` is None in a row about a device itself, which has
+    no models or an alarm of its own. Rates and percentiles cover the horizon. Counters count since the model's worker
+    started.
     """
 
     site: str | None
@@ -139,7 +145,7 @@ def _rounded(value: Any) -> Any:
 
 
 class LivePercentiles(Fleet):
-    """The fleet with the latencies of its last `horizon_s`: messages and times in, rows out."""
+    """The fleet with the latencies of its last `horizon_s`. It gets messages and times, and returns rows."""
 
     def __init__(self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = wall_ms) -> None:
         super().__init__(wall_ms, DEVICES_MAX)

@@ -1,7 +1,7 @@
-"""A report from the wire, checked before it is stored or exported: `hist`, `metrics` or `event`.
+"""Reports from the wire (`hist`, `metrics`, `event`), checked before they are stored or exported.
 
-Parts of keys and labels must be ids or small numbers: one report that a database refuses would block all others of its
-batch.
+Values that become a part of a key or a label must be ids or small numbers. If a database refused one report, it would
+block all other reports of the batch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 
 KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"
-WINDOW_S_MAX = 86_400.0  # a longer one would stretch the fleet's trend
-NUMBER_END = 2**53  # every JSON reader keeps integers exact below
+WINDOW_S_MAX = 86_400.0  # a longer window would distort the fleet's trend
+NUMBER_END = 2**53  # every JSON reader keeps integers below this exact
 # Queries and metrics group reports by any of these.
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 # The counters of the store and the exporter, and their fields in `metrics`.
@@ -27,7 +27,7 @@ COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_
 
 @dataclass(frozen=True)
 class EventMessage:
-    """Something that happened. `model` is "" for the whole device, `alarm` is "" if it names none."""
+    """An event of a device. `model` is "" if the event concerns the whole device; `alarm` is "" without one."""
 
     ts_ms: int
     boot: str
@@ -46,7 +46,7 @@ Report = HistMessage | MetricsMessage | EventMessage
 
 
 def stream_of(topic: Topic, report: Report) -> tuple[str, ...]:
-    """Return the key of the device's stream that the report belongs to."""
+    """Return the key of the device's stream to which the report belongs."""
     if isinstance(report, EventMessage):
         return (report.model, report.event)
     return (report.boot, topic.model or "", report.model_version)
@@ -101,7 +101,7 @@ def increase(
 
 
 def storable(text: str) -> str:
-    """Return `text` without what a database refuses: NUL and halves of characters."""
+    """Replace characters that a database refuses (NUL and lone surrogates), and limit the length."""
     return text.encode(errors="replace").decode().replace("\0", "?")[:ID_CHARS_MAX]
 
 

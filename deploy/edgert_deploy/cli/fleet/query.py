@@ -113,9 +113,9 @@ def query(
         step_min=int(step_s or 0) // 60,
         stages=stages,
     )
-    fleet_query = QueryRequest(question, shares_of(percentiles), buckets)
+    request = QueryRequest(question, shares_of(percentiles), buckets)
     with closing(FleetQuery(store_url)) as fleet:
-        answer = fleet_query.of(fleet, now_ms)
+        answer = request.run(fleet, now_ms)
     rows = answer["groups"]
     if rows or as_json:
         shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []

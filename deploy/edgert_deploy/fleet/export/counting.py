@@ -1,7 +1,7 @@
 """Decides which reports count, and by how much their counters grew. Pure.
 
-A device sends a report again when the broker did not acknowledge it, so every stream remembers the numbers that
-arrived. Counters are totals of a worker: a report counts by what they grew since the newest report before it.
+If the broker does not acknowledge a report, the device sends it again. So every stream remembers the sequence numbers
+that arrived. Counters are totals of a worker. Only their growth since the newest report before counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Counted:
 
 
 class Counting:
-    """The streams of a fleet's reports; beyond STREAMS_MAX the one silent for longest is dropped."""
+    """The streams of a fleet's reports. Beyond STREAMS_MAX, the stream with the oldest report is dropped."""
 
     def __init__(self) -> None:
         self.duplicates = 0
@@ -44,7 +44,7 @@ class Counting:
         return sum(self.missing_by_device().values())
 
     def missing_by_device(self) -> dict[tuple[str, str], int]:
-        """Return the same for each (site, device) that lacks any."""
+        """Return `missing` for each (site, device) with missing reports."""
         missing: Counter[tuple[str, str]] = Counter()
         for (kind, site, device, _), numbers in self._numbers.items():
             if kind != "metrics" and (lost := numbers.lost_min):
@@ -56,8 +56,8 @@ class Counting:
         return len(self._numbers)
 
     def is_new(self, topic: Topic, report: Report) -> bool:
-        """Return whether this report is new, and remember it."""
-        # Events of a device are numbered together, whatever model they concern.
+        """Return whether a report is new, and remember it."""
+        # All events of a device share one sequence of numbers.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
         numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), StreamTracker)
         new = numbers.is_new(report.boot, report.seq)
@@ -65,7 +65,7 @@ class Counting:
         return new
 
     def increase(self, topic: Topic, report: MetricsMessage) -> tuple[int, ...]:
-        """Return the counters' increase for a new report. A later report already includes a late one's."""
+        """Return the increase of the counters by a new report: 0 for a late report, whose increase is counted."""
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
         last = _get_or_create(self._counters, key, lambda: _Counted("", -1, ()))
@@ -79,7 +79,7 @@ class Counting:
 
 
 def _get_or_create(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """Return the value of `key`, and create it if it is missing. It is then the most recently used."""
+    """Return the value of `key`, and create it if it is missing. The key becomes the most recently used."""
     value = values.get(key)
     if value is None:
         value = values[key] = make()

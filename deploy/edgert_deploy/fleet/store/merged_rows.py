@@ -13,12 +13,12 @@ from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
 
-COUNTED_MAX = 2**63 - 1  # the most that a column holds; a device may report any number
+COUNTED_MAX = 2**63 - 1  # the largest value of a column; a device may report any number
 IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
 
 
 class MergedRows:
-    """Adds a batch up in memory; then reads, changes and writes each row once."""
+    """Adds up a batch in memory, then reads, changes and writes each row once."""
 
     def __init__(self, group_id: Callable[[Origin, str], int], connection: sa.Connection) -> None:
         """`group_id(origin, version)` returns the id of a report's group."""
@@ -119,7 +119,10 @@ class MergedRows:
 
 
 class _Row:
-    """One merged row in memory; stage times are added up on writing, as counters take 7 times the memory."""
+    """One merged row in memory.
+
+    Stage times stay separate until the row is written: one counter for each cell would take 7 times the memory.
+    """
 
     __slots__ = ("buckets", "count", "counters", "least", "most", "stages", "sum", "windows", "zero")
 
@@ -153,7 +156,7 @@ class _Row:
 
 
 def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
-    # setdefault would make a row each time.
+    # `setdefault` would create a row at each call.
     row = rows.get(key)
     if row is None:
         row = rows[key] = _Row()

@@ -1,9 +1,9 @@
 """Queries of the store: percentiles over any period and any grouping, merged exactly.
 
-Theory of operation: a query uses hourly rows for the whole hours of its period, and minute rows for the two ends. A
-query that names no device reads group rows: their number does not depend on the size of the fleet. A query by or about
-devices reads one row for each hour and stream, and windows at the ends. Periods begin and end at whole minutes, before
-FINE_HOURS at whole hours.
+Theory of operation: a query reads rows of hours for the whole hours of its period, and rows of minutes for the two
+ends. A query without devices reads rows of groups, whose number does not depend on the size of the fleet. A query that
+filters or groups by device reads one row for each hour and stream, and windows at the two ends. Periods begin and end
+at whole minutes. A period of more than FINE_HOURS ago begins and ends at whole hours.
 """
 
 from __future__ import annotations
@@ -29,18 +29,23 @@ from edgert_deploy.fleet.store.store import FINE_HOURS
 FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-GROUPS_MAX = 100_000  # groups of an answer, steps included: each has 8 KB while it is merged
-STAGE_GROUPS_MAX = 12_500  # the same with stages: each has 54 KB more
+GROUPS_MAX = 100_000  # the most groups of an answer, over all steps: merging takes 8 KB for each group
+STAGE_GROUPS_MAX = 12_500  # the same limit for an answer with stages, which take 54 KB more for each group
 _FETCHED_AT_ONCE = 20_000
-# With more keys than this, Python filters the rows: a database would search once for each key.
+# A database searches once for each key. With more keys than this, filtering in Python is faster.
 _KEYS_MAX = 50
 
 
 @dataclass(frozen=True)
 class Question:
-    """A period (ms since 1970), its filter and groups; `step_min` splits the period into steps.
+    """A question to the store.
 
-    With `stages` the answers have the time of each stage.
+    Attributes:
+        since_ms, until_ms: the period, in ms since 1970.
+        by: the dimensions to group by.
+        where: the filter: a value for each of some dimensions.
+        step_min: the length of a step, in minutes; 0 makes the whole period one step.
+        stages: whether the answers have the time of each stage.
     """
 
     since_ms: int
@@ -55,9 +60,9 @@ class Question:
             if name not in DIMENSIONS:
                 raise ConfigInvalid(f"unknown dimension {name!r}; known: {', '.join(DIMENSIONS)}")
         if self.until_ms <= self.since_ms:
-            raise ConfigInvalid("the period ends before it starts")
+            raise ConfigInvalid("the period ends before it starts: give an earlier start or a later end")
         if self.step_min and (self.until_ms - self.since_ms) / MINUTE_MS / self.step_min > STEPS_MAX:
-            raise ConfigInvalid(f"steps of {self.step_min} min are more than {STEPS_MAX}: choose longer ones")
+            raise ConfigInvalid(f"steps of {self.step_min} min make more than {STEPS_MAX} steps: choose longer steps")
 
     @property
     def names_devices(self) -> bool:
@@ -66,10 +71,17 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """One group's pooled windows. `start_ms` is the start of the step, or of the period.
+    """The merged windows of one group in one step.
 
-    `missing` is how many reports of each device (SITE/DEVICE) were sent and never arrived. `stages` are the times of
-    the stages, if the question asked for them and devices reported them.
+    Attributes:
+        group: the values of the dimensions that the question groups by.
+        start_ms: the start of the step, or of the period if the question has no steps.
+        duration_s: the length of the step.
+        latency: the latencies of all requests.
+        windows: the number of windows.
+        counters: the growth of each counter.
+        missing: how many reports of each device (SITE/DEVICE) were sent and never arrived.
+        stages: the times of the stages; None if the question or the devices' reports have no stages.
     """
 
     group: dict[str, str]
@@ -94,7 +106,7 @@ class _Part:
 
 
 def period_ms(question: Question, now_ms: int) -> tuple[int, int]:
-    """Return the period that an answer covers: that of the question, in whole minutes or hours."""
+    """Return the period that an answer covers: the question's period, extended to whole minutes or hours."""
     first, end = _minutes_of(question, now_ms)
     return first * MINUTE_MS, end * MINUTE_MS
 
@@ -109,9 +121,9 @@ class FleetQuery:
         self._database.close()
 
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
-        """Return a group for each combination that reported, by group and time.
+        """Return an answer for each group and step with reports, ordered by group, then by time.
 
-        Raises ConfigInvalid for too many.
+        Raises ConfigInvalid if there are too many groups.
         """
         first, end = _minutes_of(question, now_ms)
         builder = _AnswerBuilder(question, first, end)
@@ -127,14 +139,14 @@ class FleetQuery:
             return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
 
     def minutes_from_ms(self, of_devices: bool) -> int | None:
-        """Return since when the store has minutes, of devices or of groups; None if it has none."""
+        """Return the time of the oldest rows of minutes, of devices or of groups; None without such rows."""
         column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.time_bin
         with self._database.transaction() as connection:
             oldest = connection.scalar(sa.select(sa.func.min(column)))
         return None if oldest is None else int(oldest) * MINUTE_MS
 
     def unsynced(self, question: Question, now_ms: int) -> list[str]:
-        """Return the devices (SITE/DEVICE) whose kept windows are placed by their time of receipt."""
+        """Return the devices (SITE/DEVICE) with stored windows that belong to their time of receipt."""
         first, end = _minutes_of(question, now_ms)
         table = schema.hist_window
         query = (
@@ -165,7 +177,10 @@ class FleetQuery:
         ]
 
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
-        """Count the groups that fit `where` and reported this hour or the last: the rows of one minute."""
+        """Count the groups that match `where` and reported in this hour or the hour before.
+
+        The result is about the number of rows of each minute.
+        """
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
         query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.time_bin >= hour - 1)
         query = query.join(schema.group, schema.group.c.id == table.c.owner)
@@ -189,12 +204,12 @@ class FleetQuery:
         return [_event(row) for row in rows]
 
     def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
-        """Return the newest events of releases that devices rolled back or refused, the newest first."""
+        """Return the events of releases that devices rolled back or refused, newest first."""
         events = [event for kind in FAILED for event in self.events(since_ms, until_ms, where={"event": kind})]
         return sorted(events, key=lambda event: -event["at_ms"])
 
     def event_types(self, since_ms: int, until_ms: int, where: Mapping[str, str]) -> dict[str, int]:
-        """Return how many events of each type there are, by name. `where` is that of `events`."""
+        """Return the number of events of each type. `where` has the form that `events` accepts."""
         kind = schema.event.c.event
         query = _of_events(sa.select(kind, sa.func.count()), since_ms, until_ms, where).group_by(kind).order_by(kind)
         with self._database.transaction() as connection:
@@ -202,13 +217,13 @@ class FleetQuery:
 
 
 def _event(row: sa.Row[Any]) -> dict[str, Any]:
-    """Return an event with the fields that its device sent; none of them replaces the store's own."""
+    """Return an event with the fields that its device sent. They cannot replace the store's own fields."""
     origin = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
     return {**origin, **json.loads(row.fields), **origin}
 
 
 class _AnswerBuilder:
-    """Collects rows by group, and pools them at once."""
+    """Collects rows by group, and merges them at the end."""
 
     def __init__(self, question: Question, first: int, end: int) -> None:
         self._question, self._first, self._end = question, first, end
@@ -216,7 +231,7 @@ class _AnswerBuilder:
         self._windows: Counter[int] = Counter()
         self._counters: tuple[Counter[int], ...] = tuple(Counter() for _ in COUNTERS)
         self._missing: dict[int, Counter[str]] = {}
-        # Groups, how their buckets are packed, and the columns of a block of rows.
+        # For each block of rows: the group of each row, the form of the packed buckets, and the columns.
         self._histograms: list[tuple[list[int], np.dtype[np.void], Sequence[Sequence[Any]]]] = []
         self._stages: dict[int, StageCounts] = {}
         self._groups_max = STAGE_GROUPS_MAX if question.stages else GROUPS_MAX
@@ -231,7 +246,13 @@ class _AnswerBuilder:
         return number
 
     def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
-        """Add rows; `columns` are those of HISTOGRAM, `groups` has the group of each row."""
+        """Add rows.
+
+        Args:
+            groups: the group of each row.
+            form: the form of the packed buckets.
+            columns: the columns of HISTOGRAM, in their order.
+        """
         _add_up(self._windows, groups, columns[0])
         self._histograms.append((groups, form, columns[1:]))
 
@@ -275,7 +296,7 @@ class _AnswerBuilder:
 
 
 def _of_events(query: sa.Select[Any], since_ms: int, until_ms: int, where: Mapping[str, str]) -> sa.Select[Any]:
-    """Return `query` with the events of a period that fit `where`."""
+    """Restrict `query` to the events of a period that match `where`."""
     table, owner = schema.event, schema.device
     of_name = {
         "site": owner.c.site,
@@ -299,7 +320,7 @@ def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int])
 
 
 def _minutes_of(question: Question, now_ms: int) -> tuple[int, int]:
-    """Return the first minute of the period, and the one after the last."""
+    """Return the first minute of the period, and the minute after its last."""
     first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
     fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
     if first < fine_from:
@@ -310,9 +331,9 @@ def _minutes_of(question: Question, now_ms: int) -> tuple[int, int]:
 
 
 def _parts(question: Question, first: int, end: int) -> list[_Part]:
-    """Return the parts that cover the period, each minute once."""
+    """Return the parts that together cover each minute of the period once."""
     hours_from, hours_to = -(-first // HOUR_MIN), end // HOUR_MIN
-    # Steps that do not begin at whole hours need minutes throughout.
+    # If steps do not begin at whole hours, the whole period needs rows of minutes.
     if question.step_min and (question.step_min % HOUR_MIN or first % HOUR_MIN):
         hours_from = hours_to = 0
     parts = []
@@ -334,7 +355,7 @@ def _parts(question: Question, first: int, end: int) -> list[_Part]:
 def _read_rows(connection: sa.Connection, question: Question, part: _Part, builder: _AnswerBuilder) -> None:
     table, per_stream = part.table, part.table in (schema.stream_hour, schema.hist_window, schema.metrics_window)
     key = table.c.owner if "owner" in table.c else table.c.stream
-    # The names of owners are read once, not with each row: names are longer than numbers.
+    # The names of the owners are read once. A row has only the id of its owner, which is shorter.
     keys = _keys(connection, question, per_stream)
     histogram = [table.c[name] for name in schema.HISTOGRAM] if "buckets" in table.c else []
     stages_table = schema.STAGES.get(table.name)
@@ -376,7 +397,7 @@ def _read_gaps(connection: sa.Connection, question: Question, first: int, end: i
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:
-    """Return the streams or groups of the question, and the group of the answer for each."""
+    """Return the group of the answer for each stream or group of rows that matches the question, by id."""
     device, stream, group = schema.device.c, schema.stream.c, schema.group.c
     if per_stream:
         columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, schema.known_profile)

@@ -1,4 +1,4 @@
-"""The ids of rows by their names. Reports carry names; the store's rows carry the shorter ids."""
+"""The ids of rows. Reports contain names; the store's rows refer to devices, streams and groups by id."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The store: the fleet's reports, each written once, kept for a stated time.
 
-Theory of operation of `write`: one transaction for each batch. The key (stream, seq) distinguishes new windows from
-repeated ones, and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one
-store. Only new windows are added to the merged rows (merged_rows.py).
+Theory of operation of `write`: each batch is one transaction. The key (stream, seq) distinguishes new windows from
+repeated windows. The database compares the keys (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may
+write to one store. Only new windows are added to the merged rows (merged_rows.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_dev
 from edgert_deploy.fleet.store.row_ids import RowIds
 from edgert_deploy.fleet.store.schema import COUNTERS
 
-# A question is cut at whole minutes back to this time; see query.py.
+# Younger periods begin and end at whole minutes, older periods at whole hours; see query.py.
 FINE_HOURS = 48
 
 Key = tuple[int, int]  # the key of a window: its stream and its number
@@ -61,17 +61,17 @@ class Store:
             with self._transaction() as connection:
                 return sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
-            # The numbers that this transaction gave may be gone with it.
+            # The ids that this transaction created may have been rolled back.
             self._clear_cached_ids()
             raise
 
     def prune(self, retention: Retention, now_ms: int) -> int:
-        """Remove what is older than `retention`; return the number of removed rows."""
+        """Remove rows that are older than `retention`; return the number of removed rows."""
         with self._transaction() as connection:
             return prune(connection, retention, now_ms)
 
     def forget(self, site: str, device: str) -> int:
-        """Remove every row of a device; return their number. Sums over groups of devices stay."""
+        """Remove every row of a device; return the number of rows. Sums over groups of devices stay."""
         with self._transaction() as connection:
             return forget_device(connection, site, device)
 
@@ -174,7 +174,7 @@ class Store:
         new: Mapping[Key, tuple[Origin, MetricsMessage]],
         merged: MergedRows,
     ) -> None:
-        """Store each counter's growth since the last report; a late report is part of a later one's."""
+        """Store each counter's growth since the last report. The growth of a late report is already counted."""
         table = schema.stream
         last_rows: dict[int, Any] = {}
         arrived: dict[int, list[int]] = {}
@@ -230,7 +230,7 @@ class Store:
     def _insert_new(
         self, connection: sa.Connection, table: sa.Table, rows: Mapping[Key, Mapping[str, Any]]
     ) -> list[Key]:
-        """Insert what is not there yet; return the keys of what was inserted, in the order of `rows`."""
+        """Insert the rows whose key is new; return the keys of these rows, in the order of `rows`."""
         if not rows:
             return []
         statement = database.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
@@ -243,7 +243,7 @@ def _by_key(streams: Sequence[int], reports: Sequence[tuple[Origin, T]]) -> dict
 
 
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
-    """Return the last hour of each stream; `streams` are those of the batch's hists, then of its metrics."""
+    """Return the last hour of each stream. `streams` has the ids of the batch's hists, then of its metrics."""
     hours: dict[int, int] = {}
     reports: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
     for stream, (origin, report) in zip(streams, reports, strict=True):

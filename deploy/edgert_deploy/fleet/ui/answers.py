@@ -1,4 +1,4 @@
-"""The answers of the page's API besides its stream: JSON values, all but `device` also rows for CSV."""
+"""The answers of the page's API, except its stream: JSON values. All but `device` also exist as CSV rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
 GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # the groups of each model in a breakdown
-COMPARED_MAX = 1000  # models on devices: more are compared only if that is asked for, as each is a row of the store
+COMPARED_MAX = 1000  # models on devices: more are compared only on request, because each needs a row of the store
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
 SORTS: dict[str, Callable[[DeviceView], Any]] = {
@@ -36,7 +36,7 @@ SORTS: dict[str, Callable[[DeviceView], Any]] = {
 
 
 class NotFound(ConfigInvalid):
-    """Nothing has that name."""
+    """No address or device has the requested name."""
 
 
 Parameters = Mapping[str, str]
@@ -45,7 +45,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers the page's requests. `site` is the only one that is received, if there is one."""
+    """Answers the page's requests. If `site` is given, the server receives only messages of this site."""
 
     hub: Hub
     history: History
@@ -106,9 +106,9 @@ class Answers:
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
     def breakdown(self, parameters: Parameters) -> dict[str, Any]:
-        """Return the groups of each model, the slowest of them first, at most `limit` of each model.
+        """Return the groups of each model, the slowest group first, at most `limit` for each model.
 
-        Without `by`, devices are compared or, of a large fleet, sites.
+        Without `by`, the groups are devices; in a large fleet, they are sites.
         """
         limit = _number(parameters, "limit", GROUPS_DEFAULT, GROUPS_MAX)
         lines = self.hub.fleet.count_models(self.filter(parameters))
@@ -146,7 +146,7 @@ class Answers:
     def devices(self, parameters: Parameters) -> dict[str, Any]:
         """Return a page of devices.
 
-        `state` is one of STATES, `attention` (all but online) or ""; `q` is part of a name.
+        The parameter `state` is one of STATES, `attention` (all but online) or "". `q` is a part of a name.
         """
         matching = self._matching(parameters)
         pages = max(1, -(-len(matching) // A_PAGE))
@@ -155,11 +155,11 @@ class Answers:
         return {"total": len(matching), "page": page, "pages": pages, "devices": rows}
 
     def device(self, parameters: Parameters) -> dict[str, Any]:
-        """Return everything that is known of one device."""
+        """Return all data about one device."""
         site, device = parameters.get("site", ""), parameters.get("device", "")
         view = self.hub.fleet.view_of(site, device, self.hub.clock())
         if view is None:
-            raise NotFound(f"no device {site[:64]}/{device[:64]} is known here")
+            raise NotFound(f"no device {site[:64]}/{device[:64]} is known here: see /api/v1/devices")
         fields = {name: dict(view.device.fields.get(name, {})) for name in ("info", "sys", "deploy")}
         return {**_row(view), "late_s": round(view.device.late_s), "window_s": view.device.window_s, **fields}
 
@@ -198,7 +198,7 @@ def _number(parameters: Parameters, key: str, default: int, most: int) -> int:
     if not text:
         return default
     if not text.isdecimal() or not text.isascii() or len(text) > 8 or int(text) < 1:
-        raise ConfigInvalid(f"{key}={text[:20]!r} is not a number from 1 on")
+        raise ConfigInvalid(f"{key}={text[:20]!r} is not a whole number of 1 or more")
     return min(int(text), most)
 
 
@@ -216,7 +216,7 @@ def _stage_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _device_rows(view: DeviceView) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model of a device, or one without a model."""
+    """Yield a row for each model of a device. A device without models has one row."""
     row = _flat(_row(view))
     for model in _models(view.device) or [{}]:
         yield {**row, **_flat(model), "alarms": " ".join(model.get("alarms", view.alarms))}

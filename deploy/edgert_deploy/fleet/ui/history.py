@@ -1,8 +1,9 @@
 """Curves and heat-maps from the store's merged histograms, step by step, by model and version.
 
-Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. Its quantiles are
-the points of the curves; its buckets, eight to a row, are a column of the heat-map. Steps begin at whole multiples of
-their length, so that a curve keeps its shape between two updates. Answers are cached, because many pages ask the same.
+Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. The sketch's
+quantiles are points of the curves. Its buckets, eight to a row, are a column of the heat-map. Steps begin at whole
+multiples of their length, so a curve keeps its shape between two updates. Many pages send the same requests, so answers
+are cached.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ EVENTS_EXPORTED_MAX = 10_000
 BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
 BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
-ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second, also with stages
+ROWS_MAX = 60_000  # the most rows of minutes for one answer, which take about a second, also with stages
 QUERIES_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
-STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds, with stages 14
+STREAM_ROWS_MAX = 400_000  # the most rows of streams for one answer, which take about 8 s, with stages 14 s
 
 T = TypeVar("T")
 
 
 @dataclass
 class _CacheEntry:
-    """An answer, or its place while a thread that holds the lock computes it."""
+    """A cached answer. The thread that computes the answer holds the lock."""
 
     until: float = 0.0
     value: Any = None
@@ -59,7 +60,11 @@ class _CacheEntry:
 class History:
     """Queries the store for any number of pages at once. Every method raises StoreFailed.
 
-    `targets` are the p99 (ms) that models should hold, by their names.
+    Args:
+        query: the store.
+        wall_ms: returns ms since 1970.
+        rows_max: the most rows of minutes for one answer.
+        targets: the p99 target (ms) of each model.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class History:
         self._query_permit = threading.BoundedSemaphore(QUERIES_AT_ONCE_MAX)
 
     def curves(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return percentiles and heat-maps of the models that fit `where`, the busiest first."""
+        """Return percentiles and heat-maps of the models that match `where`, the busiest model first."""
         step_min = self._step_min(span, where)
 
         def compute() -> dict[str, Any]:
@@ -101,7 +106,10 @@ class History:
         return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
 
     def breakdown(self, span: Span, by: str, where: Mapping[str, str], devices: int) -> dict[str, Any]:
-        """Return each group beside the rest of its model; `devices` is how many fit. Raises ConfigInvalid."""
+        """Compare each group with the other groups of its model. Raises ConfigInvalid.
+
+        `devices` is the number of devices that match `where`.
+        """
         names = dimensions_of_breakdown(by)
 
         def compute() -> dict[str, Any]:
@@ -116,7 +124,7 @@ class History:
         return self._cached(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return the stages of the busiest models, step by step and of each version."""
+        """Return the stages of the busiest models: of each step and of each version."""
         step_min = self._step_min(span, where)
 
         def compute() -> dict[str, Any]:
@@ -128,7 +136,7 @@ class History:
                 models.setdefault(answer.group["model"], []).append(answer)
             busiest = sorted(models, key=lambda name: (-sum(answer.latency.count for answer in models[name]), name))
             result = []
-            for name in busiest[:MODELS_MAX]:  # one at a time, which bounds the memory
+            for name in busiest[:MODELS_MAX]:  # one model at a time, which limits the memory
                 of_model = replace(question, by=(), where={**where, "model": name}, stages=True)
                 curve = self._query.answer(of_model, now_ms)
                 result.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
@@ -138,7 +146,10 @@ class History:
         return result
 
     def run(self, request: QueryRequest, devices: int) -> dict[str, Any]:
-        """Return the JSON of `edgert fleet query`. `devices` is the number that fit. Raises ConfigInvalid."""
+        """Return the JSON of `edgert fleet query`. Raises ConfigInvalid.
+
+        `devices` is the number of devices that match the question.
+        """
         question = request.question
         if question.names_devices and "device" not in question.where:
             self._whole_hours(question.since_ms, question.until_ms, devices)
@@ -146,7 +157,10 @@ class History:
             return request.run(self._query, self._wall_ms())
 
     def channels(self, site: str | None) -> list[dict[str, Any]]:
-        """Return how many devices kept, try or rolled back each channel's releases, by site or all."""
+        """Return how many devices kept, try or rolled back each channel's releases.
+
+        Only devices of `site` count; None means every site.
+        """
 
         def compute() -> list[dict[str, Any]]:
             now_ms = self._wall_ms()
@@ -160,7 +174,7 @@ class History:
         return self._cached("newest", NEWEST_FRESH_S, self._query.newest_ms)
 
     def events(self, span: Span, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
-        """Return the newest events, and how many of each type there are. `where` may name an `event`."""
+        """Return the newest events, and the number of events of each type. `where` may have the key `event`."""
         named = {name: value for name, value in where.items() if name != "version"}
         untyped = {name: value for name, value in named.items() if name != "event"}
 
@@ -175,7 +189,7 @@ class History:
         return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
     def _stepped(self, span: Span, where: Mapping[str, str], step_min: int) -> tuple[Question, int]:
-        """Return the query for curves with steps of `step_min` or longer ones, and the present time."""
+        """Return the question for curves with steps of `step_min` or longer, and the present time."""
         now_ms = self._wall_ms()
         if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
             rows = self._query.groups_reporting(where, now_ms) * span.minutes
@@ -191,7 +205,7 @@ class History:
         return span.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
-        """Return the whole hours around a period, which have rows. Raises ConfigInvalid if too many."""
+        """Extend a period to whole hours, which have rows of their own. Raises ConfigInvalid if it is too long."""
         hour_ms = HOUR_MIN * MINUTE_MS
         first, end = since_ms // hour_ms, -(-until_ms // hour_ms)
         if devices * (end - first) > STREAM_ROWS_MAX:
@@ -201,7 +215,7 @@ class History:
         return first * hour_ms, end * hour_ms
 
     def _cached(self, key: object, fresh_s: float, compute: Callable[[], T]) -> T:
-        """Return the kept answer, or that of `compute`, which must not call `_cached`: it holds a permit."""
+        """Return the cached answer, or compute a new one. `compute` must not call `_cached`: it could deadlock."""
         with self._lock:
             entry = self._cache.setdefault(key, _CacheEntry())
             while len(self._cache) > CACHED_MAX:
@@ -218,7 +232,7 @@ class History:
 
 
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
-    """Return (model, version, first report to the hour) of the last week, for the start of the page."""
+    """Return (model, version, hour of the first report) of the last week, for the start of the page."""
     hour_ms = 60 * MINUTE_MS
     until_ms = (now_ms // hour_ms + 1) * hour_ms
     question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)
@@ -228,9 +242,9 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
 
 
 def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
-    """Return each (model, profile)'s usual p99 (ms) of a week: the median of its six-hour steps.
+    """Return the usual p99 (ms) of each (model, profile): the median of a week's six-hour steps.
 
-    It is not known before there are BASELINE_STEPS_MIN of them with enough requests.
+    A (model, profile) with fewer than BASELINE_STEPS_MIN steps of enough requests has no baseline yet.
     """
     step_ms = BASELINE_STEP_MIN * MINUTE_MS
     until_ms = (now_ms // step_ms + 1) * step_ms
@@ -267,7 +281,7 @@ def curves_of(
 
 
 def target_of(name: str, versions: Mapping[str, Sequence[Answer]], targets: Mapping[str, float]) -> dict[str, Any]:
-    """Return a model's target, and the share of its requests within it; nothing if it has none."""
+    """Return a model's target, and the share of its requests within the target; {} without a target."""
     if name not in targets:
         return {}
     latency = merged(answer.latency for answers in versions.values() for answer in answers)
@@ -286,7 +300,7 @@ def _model(
         **_summary(everything),
         "versions": [_version(version, versions[version], since_ms, step_ms, steps) for version in shown],
         "left_out": [version for version in sorted(versions, key=release) if version not in shown],
-        # The version of the model's first report was not deployed within this period.
+        # The version of the model's first report is not marked: it was deployed before this period.
         "marks": [{"version": version, "at_ms": begins[version]} for version in shown if begins[version] > first_ms],
         **_missing(everything, since_ms, step_ms, steps),
         "heat": _heat(everything, since_ms, step_ms),
@@ -316,7 +330,7 @@ def _version(version: str, answers: Sequence[Answer], since_ms: int, step_ms: in
 
 
 def _missing(answers: Sequence[Answer], since_ms: int, step_ms: int, steps: int) -> dict[str, Any]:
-    """Return the missing reports in each step, those of each device, and the number that arrived."""
+    """Return the missing reports of each step and of each device, and the number of received reports."""
     counts, devices = [0] * steps, Counter[str]()
     for answer in answers:
         step = (answer.start_ms - since_ms) // step_ms
