@@ -1,13 +1,13 @@
 """The SSH login: jump hosts, host keys and authentication, until commands can be sent.
 
-The only accepted host key of a device is the one in the inventory. It is compared at the end of the key exchange,
-before a user name, a login or any payload is sent. The same holds for a jump host of the inventory. If only
-~/.ssh/config names a jump host, the system's ssh connects to it, and must know its key. (By default, Fabric accepts any
-key.)
+The only accepted host key of a device is its key in the inventory. The keys are compared at the end of the key
+exchange, before a user name, a login or any payload is sent. The same applies to a jump host of the inventory. If a
+jump host is only in ~/.ssh/config, the system's ssh connects to it, and must know its key. (By default, Fabric accepts
+any key.)
 
 These lines of ~/.ssh/config apply: Host, Match (by all, host, originalhost, user, localuser, exec, canonical and
 final), Include, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump,
-ProxyCommand, ConnectTimeout. An agent's keys and the user's default keys are used, too.
+ProxyCommand, ConnectTimeout. The login also tries the keys of an agent and the user's default keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports.ssh_config import agent, login_keys, read_ssh_config
 from edgert_deploy.devices.transports.ssh_errors import SecondFactorNeeded, reason, refusal
 
-# paramiko raises its errors and also logs them; without a handler Python would print each one with its traceback.
+# paramiko also logs the errors that it raises. Without a handler, Python would print each error with its traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 # OpenSSH's server refuses some connections beyond 10 that are not logged in yet (MaxStartups).
@@ -70,7 +70,7 @@ class Jump:
 
     @classmethod
     def of(cls, device: Device) -> Jump | None:
-        """Return the jump host of the inventory, with the device's identity; None if there is none."""
+        """Return the device's jump host in the inventory, with the device's identity; None if it has none."""
         return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
 
 
@@ -89,10 +89,10 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key of `address` as an OpenSSH public key line; only the key exchange takes place.
+    """Return the host key of `address` as an OpenSSH public key line. Nothing happens after the key exchange.
 
-    It is the key that the server prefers, or the one with the fingerprint `wanted` (SHA256:...). Raises
-    DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
+    The result is the key with the fingerprint `wanted` (SHA256:...), or the key that the server prefers if `wanted` is
+    None. Raises DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
     """
     shown: list[str] = []
     while (key := _shown_key(address, jump, [line.split()[0] for line in shown])) is not None:
@@ -107,7 +107,7 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
-    """Return the server's preferred key, except those of the `excluded_kinds`; None if it has no other."""
+    """Return the key that the server prefers, of kinds that are not excluded; None if it has no such key."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
@@ -146,9 +146,9 @@ class _KeyOnlyTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko s
 
 
 class _Hop:
-    """A machine on the path to the device, which is the last one. `_open` opens its connection later.
+    """A machine on the path to the device: a jump host, or the device itself. `_open` connects to it.
 
-    Messages call it `label`. `is_jump` tells whether it is a jump host of `device`.
+    `label` is its name in messages. If `is_jump`, it is a jump host of `device`.
     """
 
     def __init__(self, jump: Jump, label: str, device: str, *, is_jump: bool = False) -> None:
@@ -177,15 +177,15 @@ class _Hop:
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
     def proxy_note(self) -> str:
-        """Return a note for messages if a command of ~/.ssh/config connects here: its ssh prints the reason."""
+        """Return a note for messages if a command of ~/.ssh/config connects to this machine, else ""."""
         return (
             "; ~/.ssh/config names a proxy for it, and the proxy's messages are above" if self.proxy_command() else ""
         )
 
     def proxy_command(self) -> str | None:
-        """Return the command with which ~/.ssh/config connects to this machine; None if it names none.
+        """Return the command with which ~/.ssh/config connects to this machine; None if it has none.
 
-        A ProxyJump becomes a command of the system's ssh, as in ssh itself.
+        Like in ssh itself, a ProxyJump becomes a command of the system's ssh.
         """
         jumps, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
         if jumps.lower() == "none":
@@ -203,7 +203,7 @@ class _Hop:
 
 
 def _socket_to(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:
-    """Open all connections before `target`, and give it the socket to connect over."""
+    """Open all connections on the path to `target`, and give `target` the socket for its own connection."""
     first = target
     if jump is not None:
         where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
@@ -268,7 +268,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
 
 
 def _pin_option(hop: _Hop) -> str:
-    """Return the option that pins its key again."""
+    """Return the option of `edgert device set` that pins the machine's key again."""
     return f"--jump {hop.connection.host}" if hop.is_jump else "--repin"
 
 

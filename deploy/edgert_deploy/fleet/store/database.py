@@ -1,4 +1,4 @@
-"""The database of a store: its URL, its connections, its creation and migration, and its errors as EdgeRT's."""
+"""The database of a store: its URL, connections, creation and migration. Translates its errors."""
 
 from __future__ import annotations
 

@@ -92,7 +92,9 @@ def _merged_limits(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Colum
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:
-    """Remove owners without reports for `kept_h` hours, at most `at_once` of each kind; return their number.
+    """Remove owners without reports for `kept_h` hours, and return their number.
+
+    One call removes at most `at_once` owners of each kind.
 
     The caller has removed all older rows. A store of an older version has no last hours: there, `kept_h` begins with
     the first call.

@@ -139,7 +139,7 @@ def _percentiles(sketch: Sketch, shares: Shares) -> dict[str, float | None]:
 
 
 def _histogram(latency: Sketch) -> dict[str, Any]:
-    """Return the fields of a histogram in the form of the telemetry contract: such histograms can be merged."""
+    """Return the fields of a histogram in the form of the telemetry contract, so that it can be merged."""
     return {
         "zero": latency.zero,
         "sum_ms": round(latency.sum, 6),
