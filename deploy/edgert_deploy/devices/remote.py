@@ -1,4 +1,4 @@
-"""Calls `edgertd` on a device over a transport, and raises the device's errors here as the same classes."""
+"""Calls `edgertd` on a device over a transport. Errors of the device become the same classes here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class DaemonCrashed(DeviceError):
 
 
 class RemoteDaemon:
-    """The commands of `edgertd` on one device. `progress` receives the lines that a command prints on stderr."""
+    """The commands of `edgertd` on one device.
+
+    `progress` receives the lines that a command prints on stderr.
+    """
 
     def __init__(self, transport: Transport, device: Device, progress: LineSink | None = None) -> None:
         self.transport, self.device, self._progress = transport, device, progress

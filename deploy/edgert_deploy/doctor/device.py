@@ -195,7 +195,10 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
 
 
 def crontab_line(device: Device) -> str:
-    """Return the line of a crontab that starts the monitor. The line escapes %, because cron would end it there."""
+    """Return the line of a crontab that starts the monitor.
+
+    The line escapes %, because cron would end it there.
+    """
     return f"@reboot {shlex.join(['sh', script_path(device), 'start', device.state])}".replace("%", r"\%")
 
 

@@ -27,7 +27,10 @@ COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_
 
 @dataclass(frozen=True)
 class EventMessage:
-    """An event of a device. `model` is "" if the event concerns the whole device; `alarm` is "" without one."""
+    """An event of a device.
+
+    `model` is "" if the event concerns the whole device; `alarm` is "" without one.
+    """
 
     ts_ms: int
     boot: str

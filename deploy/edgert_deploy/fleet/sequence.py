@@ -93,7 +93,9 @@ class SeqTracker:
 
 
 class StreamTracker:
-    """Finds new, repeated and missing messages of one stream, over the last BOOTS_KEPT_MAX boots of a device.
+    """Finds new, repeated and missing messages of one stream, over several boots of a device.
+
+    It remembers the last BOOTS_KEPT_MAX boots.
 
     A boot continues the numbers of the boot before, so a gap between two boots also means missing reports. After a
     power cut, a boot may use the last numbers again.

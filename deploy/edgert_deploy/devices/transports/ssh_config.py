@@ -111,7 +111,10 @@ def _path(text: str) -> Path:
 
 
 def _check_identity(path: Path) -> None:
-    """Raise ConfigInvalid if the file is not a private key. Only the server knows whether it accepts the key."""
+    """Raise ConfigInvalid if the file is not a private key.
+
+    Only the server knows whether it accepts the key.
+    """
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
     try:

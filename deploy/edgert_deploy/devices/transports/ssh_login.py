@@ -89,7 +89,9 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key of `address` as an OpenSSH public key line. Nothing happens after the key exchange.
+    """Return the host key of `address` as an OpenSSH public key line.
+
+    Nothing happens after the key exchange.
 
     The result is the key with the fingerprint `wanted` (SHA256:...), or the key that the server prefers if `wanted` is
     None. Raises DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.

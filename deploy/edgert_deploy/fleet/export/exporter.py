@@ -48,7 +48,10 @@ Labels = tuple[str, ...]
 
 @dataclass
 class Group:
-    """The reports of one group so far. `changed` grows with each report: a rendered form is valid until then."""
+    """The reports of one group so far.
+
+    `changed` grows with each report: a rendered form is valid until then.
+    """
 
     latency: Sketch = field(default_factory=Sketch)
     stage_counts: StageCounts | None = None

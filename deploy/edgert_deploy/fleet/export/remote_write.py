@@ -95,7 +95,10 @@ class RemoteWriter(Exporter):
                 raise self._refusal
 
     def _send(self, points: list[_Point]) -> int:
-        """Send points; return the number of refused points. A refused request is divided until few points are left."""
+        """Send points; return the number of refused points.
+
+        A refused request is divided until few points are left.
+        """
         if not points:
             return 0
         try:
@@ -153,7 +156,10 @@ def request(points: list[_Point]) -> bytes:
 
 
 def packed(body: bytes) -> bytes:
-    """Return `body` as a Snappy block of literals. The block is valid but not smaller, and needs no library."""
+    """Return `body` as a Snappy block of literals.
+
+    The block is valid but not smaller, and needs no library.
+    """
     return b"".join((varint(len(body)), *_literals(body)))
 
 

@@ -243,7 +243,10 @@ def _by_key(streams: Sequence[int], reports: Sequence[tuple[Origin, T]]) -> dict
 
 
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
-    """Return the last hour of each stream. `streams` has the ids of the batch's hists, then of its metrics."""
+    """Return the last hour of each stream.
+
+    `streams` has the ids of the batch's hists, then of its metrics.
+    """
     hours: dict[int, int] = {}
     reports: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
     for stream, (origin, report) in zip(streams, reports, strict=True):

@@ -1,4 +1,7 @@
-"""The answers of the page's API, except its stream: JSON values. All but `device` also exist as CSV rows."""
+"""The answers of the page's API, except its stream: JSON values.
+
+All but `device` also exist as CSV rows.
+"""
 
 from __future__ import annotations
 

@@ -172,7 +172,10 @@ class FleetState(Fleet):
             return sum(line_fits(model, line, chosen) for device in fitting for model, line in device.models.items())
 
     def numbers(self, model: str) -> dict[str, int]:
-        """Return a number for each version of `model`. The page chooses a version's colour by it, with any filter."""
+        """Return a number for each version of `model`.
+
+        The page chooses a version's colour by it, with any filter.
+        """
         with self._lock:
             return {
                 version: number for number, version in enumerate(sorted(self._versions.get(model, ()), key=release))

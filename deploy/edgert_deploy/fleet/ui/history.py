@@ -205,7 +205,10 @@ class History:
         return span.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
-        """Extend a period to whole hours, which have rows of their own. Raises ConfigInvalid if it is too long."""
+        """Extend a period to whole hours, which have rows of their own.
+
+        Raises ConfigInvalid if it is too long.
+        """
         hour_ms = HOUR_MIN * MINUTE_MS
         first, end = since_ms // hour_ms, -(-until_ms // hour_ms)
         if devices * (end - first) > STREAM_ROWS_MAX:
@@ -215,7 +218,10 @@ class History:
         return first * hour_ms, end * hour_ms
 
     def _cached(self, key: object, fresh_s: float, compute: Callable[[], T]) -> T:
-        """Return the cached answer, or compute a new one. `compute` must not call `_cached`: it could deadlock."""
+        """Return the cached answer, or compute a new one.
+
+        `compute` must not call `_cached`: it could deadlock.
+        """
         with self._lock:
             entry = self._cache.setdefault(key, _CacheEntry())
             while len(self._cache) > CACHED_MAX:

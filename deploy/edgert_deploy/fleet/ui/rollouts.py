@@ -29,7 +29,10 @@ class Rollouts:
         self.shown: list[dict[str, Any]] = []
 
     def look(self, devices: Set[str]) -> None:
-        """Read the changed files, and show the rollouts to any of `devices`. A change of `shown` raises `revision`."""
+        """Read the changed files, and show the rollouts to any of `devices`.
+
+        A change of `shown` raises `revision`.
+        """
         read = {}
         for id in self._store.ids():
             with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
