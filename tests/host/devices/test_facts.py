@@ -1,4 +1,4 @@
-"""A machine gets the profile that fits, and any machine can be asked."""
+"""A machine gets the profile that fits, and the probe works on any machine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_this_host_gets_its_own_profile() -> None:
         (
             replace(PI_4, glibc="2.31"),
             "memory: generic-arm64 needs glibc 2.34",
-        ),  # and not why those of other processors
+        ),  # and not the reasons of profiles for other processors
         (replace(PI_4, glibc="", distribution="Alpine Linux"), r"\(Alpine Linux\) has no glibc .* such as Debian"),
         (replace(PI_4, glibc="", python="", python_path=""), "Install a Python"),
         (replace(PI_4, memory_mb=400), "MB of memory"),
@@ -133,7 +133,7 @@ def on_path(folder: Path, lacks: str = "-", **pythons: str) -> str:
 def test_the_free_space_is_found_whatever_the_names_of_disk_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A share of another machine may have spaces in its name, and so may a folder."""
+    """The name of a network share may contain spaces, and so may the name of a folder."""
     programs = Path(on_path(tmp_path / "bin"))
     shown = "Filesystem 1024-blocks Used Available Capacity Mounted on\\n//nas/Our Models 9999 1 2048000 71% /mnt/Our Models"
     (programs / "df").unlink()

@@ -1,4 +1,4 @@
-"""Nothing that a device sends ends or blocks a program of the fleet, or is shown as more than text."""
+"""No message of a device ends or blocks a program of the fleet, or is shown as anything but text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES = (float("nan"), float("inf"), 10**400, -(10**400), 2**63, 1e300, -1, Non
 
 
 def spoilt() -> Iterator[tuple[str, bytes]]:
-    """Every field of every message with every odd value, and messages that are none."""
+    """Every field of every message with every odd value, and texts that are not messages."""
     pi = Pi("pi-1")
     said: Sent = pi.window(NOW_MS, [1.0, 2.0], engine=[0.5, 1.5])
     event = {
@@ -80,7 +80,7 @@ def spoilt() -> Iterator[tuple[str, bytes]]:
 
 
 def strict(value: Any) -> str:
-    """JSON as a browser reads it."""
+    """Parse JSON like a browser."""
     return json.dumps(value, allow_nan=False)
 
 

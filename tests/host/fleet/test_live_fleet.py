@@ -1,4 +1,4 @@
-"""The live state of a fleet follows its newest messages: late, repeated and odd ones change nothing for the worse."""
+"""The live state of a fleet follows the newest messages. Late, repeated and odd messages do no harm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def device_of(fleet: Fleet, name: str = "pi-1") -> DeviceState:
 
 
 def metrics(pi: Pi, ts_ms: int, requests: int, **fields: object) -> Sent:
-    """The figures of a window of `requests`."""
+    """Return the figures of a window with `requests`."""
     return changed(pi.window(ts_ms, [1.0] * requests)[1:], **fields)
 
 

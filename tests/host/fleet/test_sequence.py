@@ -1,4 +1,4 @@
-"""A stream's numbers tell new reports from repeated ones, and count what never came."""
+"""The sequence numbers of a stream identify new, repeated and missing reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_tracker_counts_each_seq_once_and_knows_what_is_missing(arrivals: list
     tracker = SeqTracker()
     first = arrivals[0]
     new = [seq for seq in arrivals if tracker.is_new(seq)]
-    expected = {seq for seq in arrivals if seq >= first}  # what came before the first one seen is not known of
+    expected = {seq for seq in arrivals if seq >= first}  # messages before the first message are unknown
     assert len(new) == len(set(new))
     assert set(new) == expected
     assert tracker.missing == max(arrivals) - first + 1 - len(expected)
@@ -30,7 +30,7 @@ def test_a_counter_begun_anew_is_not_taken_for_lost_messages() -> None:
 
 def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
     tracker = SeqTracker()
-    # The third is drawn lower than the second, and one of its reports never comes.
+    # The third spool begins below the second, and one of its reports never arrives.
     assert all(tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**35, 2**35 + 2))
     assert (tracker.missing, tracker.lost_min) == (1, 3)
     assert not tracker.is_new(2**35)

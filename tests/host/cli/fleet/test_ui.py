@@ -261,7 +261,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
         ("rollouts", "edgert rollout resume digits-1"),
         ("rollouts", "Devices that rolled back or refused digits r8"),
         ("events?window=7d", "alarm raised"),
-        ("?site=nowhere", "No device fits"),
+        ("?site=nowhere", "No device matches"),
     ],
 )
 def test_every_page_can_be_opened_by_its_address(opened: Any, path: str, words: str) -> None:

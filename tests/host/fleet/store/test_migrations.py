@@ -1,4 +1,4 @@
-"""A store of the first version becomes one of this version, with its reports and its gaps."""
+"""A store of an older version becomes a store of this version, with its reports and its gaps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DUMPS = ROOT / "tests" / "support" / "stores"
 
 @pytest.fixture
 def old_url(store_url: str) -> str:
-    """A store of the first version: six windows of pi-1, four of pi-2, of which two never came."""
+    """Return a store of the first version: six windows of pi-1, and four of pi-2, where two more are missing."""
     if "postgresql" in store_url:
         engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.begin() as connection:
