@@ -14,7 +14,7 @@ LATE = paramiko.AuthenticationException("Authentication timeout.")
 
 
 def late_greeting() -> Exception:
-    error = paramiko.SSHException("Error reading SSH protocol banner")
+    error: Exception = paramiko.SSHException("Error reading SSH protocol banner")
     error.__context__ = TimeoutError()
     return error
 

@@ -42,7 +42,8 @@ class Store:
         self._groups = RowIds(schema.group, "site", "model", "version", "profile")
         self._profiles: dict[int, str] = {}  # by the id of the device
         self._last_hours = LastHours()
-        self._generation = (0, -1)  # the openings and the `turns` of `forgotten` for which the caches are valid
+        # The caches are valid for this: `openings` of the store, and `turns` of the table `forgotten`.
+        self._generation: tuple[int, int | None] = (0, None)
 
     @property
     def name(self) -> str:
