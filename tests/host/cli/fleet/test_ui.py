@@ -209,7 +209,7 @@ def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(open
     page = opened()
     seen(page, "plant-a")
     running.broker.stop()
-    seen(page, "The broker is out of reach")
+    seen(page, "The broker cannot be reached")
     assert page.violations() == []
     running.broker.start()
     belt = running.fleet["belt"]
