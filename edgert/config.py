@@ -18,7 +18,7 @@ from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 
 UNIT = "edgertd.service"  # the systemd unit that runs the daemon
-OBJECTIVES = ("latency", "throughput")
+OPTIMIZE_FOR = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
 
@@ -83,9 +83,9 @@ class ServingConfig(Closed):
     """`[serving]`.
 
     With `batch_max` 0 the batcher learns its cap when the model is loaded; with 1 it never batches. With `threads` 0 a
-    measurement chooses the number of engine threads for the `objective`: "latency" means the fastest answer,
-    "throughput" the most answers. `instances` is the number of parallel engine runs; with 0, it is also measured. If
-    threads cannot share an engine's session, each run has its own weights.
+    measurement chooses the number of engine threads. `optimize_for` is the goal of this choice: "latency" means the
+    fastest answer, "throughput" the most answers. `instances` is the number of parallel engine runs; with 0, it is also
+    measured. If threads cannot share an engine's session, each run has its own weights.
 
     If an engine run takes longer than `run_s_max`, the worker is killed. `worker_mb_max` limits the memory of one
     worker, `memory_mb` the memory of all workers; 0 is no limit. With `strict`, a version is served on its preferred
@@ -94,7 +94,7 @@ class ServingConfig(Closed):
     connect; if both are empty, only the socket's mode decides.
     """
 
-    objective: str = "latency"
+    optimize_for: str = "latency"
     threads: int = 0
     instances: int = 0
     batch_max: int = 0
@@ -115,8 +115,8 @@ class ServingConfig(Closed):
     allow_gids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ConfigInvalid(f"objective is {self.objective!r}; give one of {', '.join(OBJECTIVES)}")
+        if self.optimize_for not in OPTIMIZE_FOR:
+            raise ConfigInvalid(f"optimize_for is {self.optimize_for!r}; give one of {', '.join(OPTIMIZE_FOR)}")
         for name, (least, most) in _RANGES.items():
             _check_ranges(self, (name,), f"{least:g} to {most:g}", least, most)
 

@@ -35,7 +35,7 @@ from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimePlan, Runt
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
-from edgert_deploy.devices.device_files import DeviceFile, check_config, config_there, holds, put, unnamed_files
+from edgert_deploy.devices.device_files import DeviceFile, check_config, device_config, holds, put, unnamed_files
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -189,7 +189,7 @@ class _Work:
             except RolledBack:
                 self.runtimes.collect()
                 raise
-            unit = _unit(plan, config_there(self.device, self.transport))
+            unit = _unit(plan, device_config(self.device, self.transport))
             if unit is not None:
                 self._put_trial_unit(unit)
             self.try_out(change.id, models, unit, plan.options.trial_s)

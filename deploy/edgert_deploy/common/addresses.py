@@ -15,7 +15,8 @@ PORT_MAX = 65535
 def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[str, int]:
     """Split HOST, HOST:PORT, [IPV6] or [IPV6]:PORT, with or without mqtt://. Raises ConfigInvalid.
 
-    mqtts:// is refused: only the caller's own option turns TLS on, so the login would travel without encryption.
+    mqtts:// is refused, because only the caller's own option turns TLS on. Without that option, the login would travel
+    unencrypted.
     """
     plain = text.removeprefix("mqtt://")
     scheme, separator, _ = plain.partition("://")

@@ -1,4 +1,4 @@
-"""Find the folders that EdgeRT keeps for a user of this host, by the XDG specification."""
+"""The folders of EdgeRT for a user of this host, by the XDG specification."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state_folder() -> Path:
 
 
 def _base(variable: str, below_home: str) -> Path:
-    """Return the folder that `variable` names. Raises ConfigInvalid if neither it nor a home is known."""
+    """Return the folder in `variable`, else in the home folder. Raises ConfigInvalid if neither is known."""
     folder = os.environ.get(variable, "")
     if os.path.isabs(folder):  # the specification says to ignore relative paths
         return Path(folder)

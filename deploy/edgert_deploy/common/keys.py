@@ -1,7 +1,8 @@
 """Keys: this user's signing keys, and the public keys that the project shares.
 
-Both halves of a key are in the user's configuration (or where `keys` in `edgert.toml` points), never in a project that
-a team commits. The project holds only the public half, so that any host of the team can make devices trust it.
+Both halves of a key are in the user's configuration folder, or in the folder `keys` of `edgert.toml`. They are never in
+a project that a team commits. The project has only the public half, so that any host of the team can make devices trust
+the key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def signing_key(given: str | None) -> SigningKey:
-    """Read the private key of this name, or in this file, else the user's `default`. Raises ConfigInvalid."""
+    """Read the private key with the name or in the file `given`. Raises ConfigInvalid.
+
+    Without `given`, read the user's key `default`.
+    """
     if given and is_key_file(given):
         return read_signing_key(Path(given))
     path = key_paths(keys_dir(), given or DEFAULT)[0]
@@ -39,7 +43,7 @@ def signing_key(given: str | None) -> SigningKey:
 
 
 def is_key_file(given: str) -> bool:
-    """Return whether `given` names a file, and not a key of the user or the project."""
+    """Return whether `given` is a file, and not the name of a key."""
     path = Path(given)
     return path.suffix == PUBLIC_SUFFIX or path.parent != Path() or path.is_file()
 
@@ -58,9 +62,9 @@ def _no_signing_key(name: str) -> str:
 
 
 def restore_public_halves() -> Path:
-    """Write public halves that are missing beside the user's private keys; return the folder.
+    """Write the missing public halves beside the user's private keys. Return the folder.
 
-    They are missing if only the private keys were restored from a backup.
+    Public halves are missing if a user restored only the private keys from a backup.
     """
     folder = keys_dir()
     for private in folder.glob(f"*{PRIVATE_SUFFIX}"):
@@ -72,7 +76,7 @@ def restore_public_halves() -> Path:
 
 
 def public_key(name: str) -> Path:
-    """Return the project's public half of key `name`, else the user's (restored). Raises ConfigInvalid."""
+    """Return the public half of key `name`: the project's, else the user's. Raises ConfigInvalid."""
     folders = find_project().public_keys, restore_public_halves()
     for folder in folders:
         path = key_paths(folder, name)[1]
@@ -82,14 +86,14 @@ def public_key(name: str) -> Path:
 
 
 def public_keys() -> list[Path]:
-    """Return the public halves of the project's keys and the user's (restored), sorted by name."""
+    """Return the public halves of the project's and the user's keys, sorted by name."""
     places = dict.fromkeys((find_project().public_keys.resolve(), restore_public_halves().resolve()))
     paths = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
     return sorted((path for path in paths if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)
 
 
 def check_new_key(name: str, folder: Path) -> None:
-    """Raise ConfigInvalid if `folder` is in the project, or if the project has a key called `name`."""
+    """Raise ConfigInvalid if `folder` is in the project, or if the project has a key with this name."""
     project = find_project()
     if project.is_users:
         return
@@ -100,7 +104,10 @@ def check_new_key(name: str, folder: Path) -> None:
 
 
 def publish(public: Path, project: Project) -> Path | None:
-    """Copy a public key to the project unless it has this name; return the copy. Raises ConfigInvalid."""
+    """Copy a public key to the project, and return the copy. Raises ConfigInvalid.
+
+    Return None if the project has a key of this name already, or is the user's own.
+    """
     copy = project.public_keys / public.name
     if project.is_users or copy.exists():
         return None

@@ -1,7 +1,7 @@
-"""Work on many devices at a time. The first Ctrl-C stops at the next step, the second returns at once.
+"""Work on many devices at a time. The first Ctrl-C stops at the next step, the second stops at once.
 
 Python cannot end a thread from outside. So the first Ctrl-C only sets `asked`, which the work reads between its steps.
-The second makes `for_each` return without the items in progress: their daemon threads end with the process.
+After the second Ctrl-C, `for_each` returns without the items in progress: their daemon threads end with the process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class UserStop:
 
     @contextmanager
     def on_interrupt(self, first: str, second: str) -> Iterator[None]:
-        """Count each Ctrl-C as a press, and print `first` or `second` on stderr ("": nothing)."""
+        """Count each Ctrl-C as a press.
+
+        Print `first`, from the second press on `second`, on stderr ("": nothing).
+        """
         if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
             yield
             return
@@ -63,7 +66,7 @@ class UserStop:
 
 
 def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
-    """Return how many deployments this host can run at a time, by its cores and its limit of open files."""
+    """Return how many deployments this host can run at a time, by its cores and its limit on open files."""
     cores = cores or len(os.sched_getaffinity(0))
     if files_max is None:
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -76,10 +79,11 @@ def for_each(
 ) -> list[Answer | None]:
     """Run `work(item)` for each item, `at_once` at a time; return the answers in the order of `items`.
 
-    An item that was not done when the user pressed twice has the answer None. Raises what `work` raises.
+    After a second press of Ctrl-C, the items that are not done have the answer None. An exception of `work` is raised
+    again here.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    # Not a SimpleQueue: before Python 3.13, its `get` never returns if a signal handler outlasts the timeout.
+    # Not a SimpleQueue: before Python 3.13, its `get` never returns if a signal handler runs longer than the timeout.
     done: queue.Queue[tuple[int, Answer | None, BaseException | None]] = queue.Queue()
     for i in range(len(items)):
         todo.put(i)

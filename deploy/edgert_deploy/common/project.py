@@ -1,6 +1,6 @@
 """A project: the folder with a team's files about its fleet, marked by its `edgert.toml`.
 
-Commands look for that file in the working folder and its parents, like git. Without one, the user's configuration
+Commands look for this file in the working folder and its parents, like git. If there is none, the user's configuration
 folder is the project.
 
 edgert.toml         defaults of options, the limits of trials, the store
@@ -9,7 +9,7 @@ rollouts/           the rollouts, and with them the wanted releases (edgert_depl
 keys/NAME.pem       public keys that devices trust
 profiles/           the team's own device profiles
 
-A team commits this folder, so secrets in it are refused. Paths in `edgert.toml` are relative to it.
+A team commits this folder, so commands refuse secrets in the folder. Paths in `edgert.toml` are relative to the folder.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Project:
 
     @property
     def is_users(self) -> bool:
-        """Whether this is the user's configuration folder, which nobody else sees and which may hold secrets."""
+        """Whether this is the user's configuration folder. It may hold secrets, because no team commits it."""
         return _is_users(self.root)
 
     @property
@@ -113,12 +113,12 @@ class Project:
         return self.root / KEYS
 
     def name_of(self, path: Path) -> str:
-        """Return `path` as every host of the team knows it: relative to the project if it is inside."""
+        """Return a name of `path` for every host of the team: relative to the project if `path` is inside."""
         whole = path.resolve()
         return str(whole.relative_to(self.root)) if whole.is_relative_to(self.root) else str(whole)
 
     def path_of(self, name: str) -> Path:
-        """Return the path of a name that `name_of` returned."""
+        """Return the path for a name from `name_of`."""
         return self.root / name
 
     def option_defaults(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def takes_default(command: str, kind: str) -> bool:
 
 
 def find_project(start: Path | None = None) -> Project:
-    """Return the project around `start` (default: the working folder), else the user's own.
+    """Return the project around `start` (default: the working folder), else the user's own project.
 
     Raises ConfigInvalid for an invalid file.
     """
@@ -158,7 +158,10 @@ def find_project(start: Path | None = None) -> Project:
 
 
 def find_root(start: Path | None = None) -> Path | None:
-    """Return the nearest folder around `start` (default: the working folder) with `edgert.toml`, or None."""
+    """Return the nearest folder with `edgert.toml`: `start` or a parent of it; None if there is none.
+
+    The default of `start` is the working folder.
+    """
     try:
         first = (start or Path.cwd()).resolve()
     except OSError:  # the working folder was removed
@@ -181,9 +184,9 @@ def read_project(file: Path) -> Project:
 
 
 def find_bundle(given: Path) -> Path:
-    """Return `given`; for a bare name without a file here, that file in the project's bundles.
+    """Return the path of a bundle. Raises ConfigInvalid if there is none.
 
-    Raises ConfigInvalid if there is none.
+    If `given` is only a name, and the working folder has no such file, the bundle is in the project's bundles.
     """
     if given.parent == Path() and not given.is_absolute() and not given.exists():
         project = find_project()
@@ -232,7 +235,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
 
 
 def _check_secret(file: Path, key: str, path: Path) -> None:
-    """Raise ConfigInvalid if a secret is where the team commits it."""
+    """Raise ConfigInvalid if a secret is in a folder that the team commits."""
     if not _is_users(file.parent) and path.resolve().is_relative_to(file.parent.resolve()):
         raise ConfigInvalid(f"{file}: {key} = {str(path)!r} is in the project, which a team commits: keep it outside")
 
@@ -262,7 +265,15 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
 def _login(
     file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
 ) -> Defaults:
-    """Return table `name` with absolute paths. Raises ConfigInvalid, also for a secret in the project."""
+    """Return the table `name` with absolute paths. Raises ConfigInvalid, also for a secret in the project.
+
+    Args:
+        file: the `edgert.toml`.
+        name: the name of the table, for messages.
+        kind: the dataclass of the table.
+        table: the values of the table.
+        files, secrets: the keys whose values are paths; secrets must be outside of the project.
+    """
     login = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {
         key: str(_path(file.parent, getattr(login, key))) for key in (*files, *secrets) if getattr(login, key)
@@ -282,6 +293,6 @@ def _is_users(root: Path) -> bool:
 
 
 def _trusted_users() -> set[int]:
-    """Return root, this user, and the user who became root by sudo."""
+    """Return the ids of root, of this user, and of the user who became root by sudo."""
     sudo = os.environ.get("SUDO_UID", "")
     return {0, os.geteuid(), *([int(sudo)] if os.geteuid() == 0 and sudo.isdigit() else [])}

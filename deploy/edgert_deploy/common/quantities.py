@@ -1,6 +1,6 @@
-"""Sizes and rates as people write and read them: `500KB`, `2MB/s`. Durations: `edgert/durations.py`.
+"""Sizes and rates as text: `500KB`, `2MB/s`. Durations are in `edgert/durations.py`.
 
-Options and keys of edgert.toml use these forms and no others. Units are decimal, as disks and networks count.
+Options and keys of edgert.toml accept only these forms. Units are decimal, like those of disks and networks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from edgert.registry.login import read_credentials
 
 
 def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry:
-    """Return the registry at `address`; without `login`, use the user's login file. Raises ConfigInvalid."""
+    """Return the registry at `address`. Without `login`, use the user's login file. Raises ConfigInvalid."""
     if not address:
         raise ConfigInvalid(
             "no registry is given: add --registry oci://HOST/REPOSITORY, or write it as address under [registry] in "
@@ -23,7 +23,7 @@ def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry
 
 
 def _users_login() -> Path | None:
-    """Return the file where docker, podman and skopeo keep a user's logins, if there is one."""
+    """Return the file in which docker, podman and skopeo store a user's logins, if it exists."""
     folder = os.environ.get("DOCKER_CONFIG")
     file = Path(folder or os.path.expanduser("~/.docker")) / "config.json"
     return file if file.is_file() else None

@@ -1,7 +1,7 @@
 """A bill of materials of a wheelhouse or a bundle, in the form of CycloneDX 1.5.
 
-The form: https://cyclonedx.org/docs/1.5/json/. It holds no time and no random number: the same components give the same
-document.
+The form: https://cyclonedx.org/docs/1.5/json/. The document contains no time and no random number. So the same
+components give the same document.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "sbom.cdx.json"
 
 @dataclass(frozen=True)
 class Component:
-    """A package of PyPI; `needs` are names of other packages; `sha256` and `licence` (SPDX) may be ""."""
+    """A package of PyPI. `needs` has the names of other packages. `sha256` and `licence` (SPDX) may be ""."""
 
     name: str
     version: str

@@ -34,9 +34,14 @@ def limits_for(
     unattended: bool | None = None,
     trial_s: float = 60.0,
 ) -> TrialLimits | None:
-    """Return the limits of `model` from the project's `table` and the given options (None: not given).
+    """Return the limits of `model`; None if there is no limit and no watch. Raises ConfigInvalid.
 
-    Returns None if there is no limit and no watch. Raises ConfigInvalid.
+    Args:
+        model: the model on trial.
+        table: `[trial]` of the project.
+        limits: the limits of the command line; None removes a limit.
+        watch_s, unattended: the options of the command line; None if they are not given.
+        trial_s: the length of the trial.
     """
     merged = {**_merged(table, model), **limits}
     if watch_s is not None:
@@ -52,7 +57,7 @@ def limits_for(
 
 
 def check_table(table: Any) -> dict[str, Any]:
-    """Return `table` if every line of it is valid. Raises ConfigInvalid."""
+    """Return `table` if every line in it is valid. Raises ConfigInvalid."""
     if not isinstance(table, dict):
         raise ConfigInvalid(f"[trial] must be a table, got {table!r}")
     for model in [key for key, value in table.items() if isinstance(value, dict)] or [""]:

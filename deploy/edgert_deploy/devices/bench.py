@@ -1,4 +1,4 @@
-"""Measurements on a device: artifacts run directly in the engine, or the live version as apps use it.
+"""Measurements on a device: of artifacts that run directly in the engine, or of the live version.
 
 The host writes the artifacts into a folder for `edgertd bench`, sends it, and removes it afterwards. Only compiled
 models (`STATE/cache`) stay on the device. The packager measures its candidates in the same way.
@@ -37,7 +37,7 @@ BENCH_S_MAX = 3600.0  # an engine may compile first
 def bench_live_on(
     device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: LineSink
 ) -> BenchAnswer:
-    """Return the answer of `edgertd bench --model`, which sends requests to the live version as apps do."""
+    """Return the answer of `edgertd bench --model`, which sends requests to the live version like an app."""
     words = ("bench", "--model", model, "--for", duration_text(seconds), "--clients", str(clients))
     return answer_of(BenchAnswer, RemoteDaemon(transport, device, progress).call(*words, timeout_s=BENCH_S_MAX))
 
@@ -45,7 +45,9 @@ def bench_live_on(
 def bench_bundle_on(
     device: Device, transport: Transport, path: Path, seconds: float, progress: LineSink
 ) -> BenchAnswer:
-    """Run the bundle's artifacts for the device, alternating with the live version if there is one.
+    """Measure the bundle's artifacts for the device.
+
+    They alternate with the live version, if there is one.
 
     Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
     """
@@ -84,10 +86,15 @@ def write_spec(
     buckets: Buckets | None = None,
     error_share_max: float = 0.0,
 ) -> None:
-    """Write the inputs and the description for `edgertd bench` beside the files of `artifacts`.
+    """Write the inputs and the description for `edgertd bench` into `folder`.
 
-    An artifact has the keys id, engine, path and sha256. The measurement ends early once the error of each figure is
-    below `error_share_max` of it.
+    Args:
+        folder: the folder with the files of `artifacts`.
+        inputs, outputs: the tensors of the model.
+        samples: an array for each input.
+        artifacts: values for the keys id, engine, path and sha256 of each artifact.
+        buckets: the sizes that the engine runs, if the model has open axes.
+        error_share_max: the measurement ends early if the error of each figure is below this share of the figure.
     """
     names = [f"input-{i}.npy" for i in range(len(samples))]
     for name, sample in zip(names, samples, strict=True):

@@ -1,13 +1,14 @@
 """Claims: one deployment at a time changes a model, and one host at a time sets a device up.
 
 A deployment claims its model through `edgertd` (edgert.versions.claims), in STATE. A bootstrap claims the whole device
-with a shell script (on_device/claim.sh), in HOME, for two reasons. The device may have no runtime yet. And root may run
-the script, but root must not write into STATE, which belongs to the less trusted user of the daemon. Each side takes
-its own claim first and then checks for the other's. So if both start at once, at least one of them stops.
+with a shell script (on_device/claim.sh), in HOME, for two reasons. First, the device may have no runtime yet. Second,
+root may run the script, but root must not write into STATE, which belongs to the less trusted user of the daemon. A
+deployment and a bootstrap each take their own claim first, and then check for the other claim. So if both start at the
+same time, at least one of them stops.
 
-This host records the token of each claim, under a lock that ends with its process. So a second command of this host is
-refused without contact to the device. If a process dies or loses the link before it ends its claim, the next command of
-this host replaces that claim: it sends the recorded token. For other hosts the claim expires.
+This host records the token of each claim, under a lock that ends with the process. So a second command on this host is
+refused without contact to the device. If a process dies or loses the link, its claim stays on the device. The next
+command on this host replaces that claim: it sends the recorded token. Other hosts must wait until the claim expires.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
-SPARE_S = 240.0  # the time by which a set-up's claim outlasts its longest command, if its host vanished
+SPARE_S = 240.0  # a set-up's claim lasts longer than its longest command by this time
 SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
 TOKEN_BYTES_MAX = 200
 # EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
@@ -55,10 +56,13 @@ _NOT_SET_UP = "none"
 
 @dataclass(frozen=True)
 class HeldClaim:
-    """A model that this deployment alone changes on the device.
+    """The claim of a deployment on one model of a device: no other deployment changes the model.
 
-    `facts` and `has` (the answer of `edgertd list-files`) are the device's under the claim. `has` is None if its slots
-    are damaged.
+    Attributes:
+        daemon: the commands of `edgertd`.
+        token: the token of the claim.
+        facts: the status of the device under the claim.
+        has: the files that the device has (the answer of `edgertd list-files`); None if the slots are damaged.
     """
 
     daemon: RemoteDaemon
@@ -73,9 +77,15 @@ class HeldClaim:
 
 @contextmanager
 def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = 0.0) -> Iterator[HeldClaim]:
-    """Claim `model` on the device, for as long as `send_bytes` take on a slow link (or `bytes_per_s`).
+    """Claim `model` on the device.
 
-    Raises DeployUnderWay if another deployment has the claim, or if the device is being set up.
+    Raises DeployUnderWay if another deployment has the claim, or if a host is setting the device up.
+
+    Args:
+        daemon: the commands of `edgertd` on the device.
+        model: the model to claim.
+        send_bytes: the bytes to send under the claim, on a link that may be slow.
+        bytes_per_s: the limit on the speed of the transfer; 0 for no limit.
     """
     slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
     lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)
@@ -93,7 +103,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
         finally:
             with contextlib.suppress(
                 EdgeRTError
-            ):  # if the link is lost, the claim expires there and stays recorded here
+            ):  # without a link, the claim expires on the device, and stays recorded here
                 daemon.call("unclaim", token)
                 _write(note, "")
 
@@ -102,8 +112,8 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
 def setting_up(device: Device, transport: Transport, *, make: bool = True) -> Iterator[Transport]:
     """Claim the whole device; yield a transport that runs commands only while this host has the claim.
 
-    Without `make`, a device that was never set up is neither changed nor claimed. Raises DeployUnderWay if another host
-    sets the device up, StorageFailed if its disk is full, and DeviceError if its folders hold other things.
+    If not `make`, a device that was never set up is neither changed nor claimed. Raises DeployUnderWay if another host
+    sets the device up, StorageFailed if the device's disk is full, and DeviceError if its folders hold other files.
     """
     with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
         if not device.kind.needs_runtime:
@@ -135,12 +145,12 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
 
 
 def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Record on the device which folders will be made, so that `edgert uninstall` removes only these."""
+    """Record on the device which folders will be created: `edgert uninstall` removes only these folders."""
     _script(device, transport, ("note", device.home, *folders))
 
 
 class _Claimed:
-    """A transport that renews the claim before each command that may outlast it."""
+    """A transport that renews the claim before each command that may last longer than the claim."""
 
     def __init__(self, device: Device, transport: Transport, token: str, until: float) -> None:
         self._device, self._transport, self._token, self._until = device, transport, token, until
@@ -199,14 +209,17 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 
 @contextmanager
 def _noted(device: Device, what: str, other: str) -> Iterator[int]:
-    """Lock this host's record of its last token for `what`. Raises DeployUnderWay, naming `other`."""
+    """Lock this host's record of its last token for `what`.
+
+    Raises DeployUnderWay, whose message names `other`.
+    """
     folder = cache_folder() / "claims"
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         note = locked(folder / name, wait_s=0)
     except BlockingIOError as error:
-        raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait for its end") from error
+        raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait until it ends") from error
     except OSError as error:
         raise ConfigInvalid(
             f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
@@ -225,7 +238,7 @@ def _write(note: int, token: str) -> None:
 
 
 def who() -> str:
-    """Return the user and the host that this process belongs to, as other hosts name them."""
+    """Return USER@HOST of this process, for messages on other hosts."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name

@@ -1,6 +1,6 @@
 """The files that configure a device: config.toml, the trusted keys, the broker's secrets.
 
-A file is written only if it differs and the runtime on the device accepts it.
+A file is written only if its content differs, and if the runtime on the device accepts the content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, s
 
 PASSWORD_NAME, BROKER_CA_NAME = "mqtt-password", "mqtt-ca.pem"
 LOGIN_NAME, CA_NAME = "registry-login", "registry-ca.pem"
-_OF_BROKER = (("password_file", PASSWORD_NAME), ("ca", BROKER_CA_NAME))  # a key and the name of its file in STATE
+_OF_BROKER = (
+    ("password_file", PASSWORD_NAME),
+    ("ca", BROKER_CA_NAME),
+)  # a key of the configuration, and the name of the key's file in STATE
 _OF_REGISTRY = (("credentials", LOGIN_NAME), ("ca", CA_NAME))
 CONFIG_BYTES_MAX = 1024**2
 _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
@@ -38,9 +41,10 @@ _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
 
 @dataclass(frozen=True)
 class Broker:
-    """The broker that a device reports to; `password` and `ca` are the content of files.
+    """The broker to which a device reports.
 
-    With `for_new`, a device that logs in to this broker as another user keeps its own login.
+    `password` and `ca` are the contents of files. If `for_new`, a device that already logs in to this broker as another
+    user keeps its own login.
     """
 
     host: str
@@ -64,8 +68,8 @@ class Broker:
     ) -> Broker:
         """Parse HOST[:PORT] and read the files.
 
-        A certificate authority turns TLS on; with TLS the default port is 8883. Raises ConfigInvalid, also for a file
-        that cannot be read.
+        A certificate authority turns TLS on. With TLS, the default port is 8883. Raises ConfigInvalid for an invalid
+        address, and for a file that cannot be read.
         """
         tls = tls or ca is not None
         address = host_and_port(text, PORT_TLS if tls else PORT_PLAIN)
@@ -74,7 +78,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class Following:
-    """The channel that a device follows; `ca` and `login` are the content of files."""
+    """The channel that a device follows. `ca` and `login` are the contents of files."""
 
     registry: str
     channel: str
@@ -92,7 +96,7 @@ class Following:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A file that the device should have; `change` names its change for people."""
+    """A file that the device should have. `change` describes a change of the file, for messages."""
 
     path: str
     data: bytes
@@ -111,7 +115,19 @@ def wanted_files(
     has_unit: bool,
     transport: Transport,
 ) -> tuple[list[DeviceFile], DeviceConfig]:
-    """Return the files that the device should have, and the configuration in them. Raises ConfigInvalid."""
+    """Return the files that the device should have, and its configuration. Raises ConfigInvalid.
+
+    Args:
+        device: the device of the inventory.
+        profile: the device's profile.
+        facts: the machine.
+        keys: the keys that the device should trust.
+        broker: the broker to report to; None leaves the broker unchanged.
+        following: the channel to follow; None leaves the channel unchanged.
+        settings: the user's values for config.toml.
+        has_unit: whether systemd runs the daemon.
+        transport: the connection to the device.
+    """
     state = device.state
     files_of_device = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
     ours: dict[str, Any] = {
@@ -144,14 +160,14 @@ def wanted_files(
     return [*files_of_device, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
 
 
-def config_there(device: Device, transport: Transport) -> DeviceConfig:
+def device_config(device: Device, transport: Transport) -> DeviceConfig:
     return parse_config(config_text(device.state, transport), f"{device.state}/config.toml")
 
 
 def config_text(state: str, transport: Transport) -> str:
     """Return the device's config.toml, "" if there is none. Raises StorageFailed if it cannot be read.
 
-    Root reads it as the owner of STATE: that user could have made it a link to a file of root's.
+    Root reads the file as the owner of STATE, because that user could replace it with a link to a file of root's.
     """
     words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
     answer = transport.run(in_folder(state, words), QUICK_S_MAX)
@@ -163,9 +179,9 @@ def config_text(state: str, transport: Transport) -> str:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Raise ConfigInvalid for invalid lines of config.toml, before any device is asked.
+    """Raise ConfigInvalid for invalid lines of config.toml, before any connection to a device.
 
-    A new broker or registry needs its own option, which also removes the login for the old one.
+    A new broker or registry needs its own option, because the option also removes the login for the old server.
     """
     mqtt = settings.get("mqtt")
     for key in ("host", "port"):
@@ -188,7 +204,7 @@ def _parsed(present: str) -> tomlkit.TOMLDocument:
 
 
 def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
-    """Return the configuration with our values; other values and comments stay."""
+    """Return the configuration with the values of `ours`. Other values and comments stay."""
     for key, value in ours.items():
         if isinstance(value, dict):
             table: Any = document.setdefault(key, tomlkit.table())
@@ -203,7 +219,7 @@ def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user of the device's own login if it keeps that login; "" if it gets that of `broker`."""
+    """Return the user of the device's own login if it stays; "" if the device gets the login of `broker`."""
     table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
@@ -246,7 +262,7 @@ def _forget_old_registry(table: dict[str, Any], following: Following, state: str
 
 
 def _forget_files(table: dict[str, Any], files: Sequence[tuple[str, str]], state: str) -> list[str]:
-    """Remove and return the keys that name a file of ours."""
+    """Remove the keys whose value is a file that bootstrap wrote; return these keys."""
     ours = [key for key, name in files if table.get(key) == f"{state}/{name}"]
     for key in ours:
         table.pop(key)
@@ -262,12 +278,12 @@ def unnamed_files(config: DeviceConfig, state: str) -> list[str]:
 
 
 def _is_at(table: Mapping[str, Any], broker: Broker) -> bool:
-    """Return whether the table [mqtt] of a device names the address of `broker`."""
+    """Return whether the table [mqtt] of a device has the address of `broker`."""
     return (table.get("host"), table.get("port")) == (broker.host, broker.port)
 
 
 def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
-    """Return the table [mqtt] and the files that it names."""
+    """Return the table [mqtt], and the files whose paths are in the table."""
     table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls}
     if broker.username:
         table["username"] = broker.username
@@ -307,7 +323,7 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
 
 
 def holds(transport: Transport, file: DeviceFile) -> bool:
-    """Return whether the device has the file with this content, and no link in its place."""
+    """Return whether the device has the file with this content. A link does not count."""
     words = ["sh", "-c", _IF_PLAIN, "sh", file.path, *sha256_command(file.path)]
     result = transport.run(words, QUICK_S_MAX)
     return result.ok and result.stdout.strip() == hashlib.sha256(file.data).hexdigest()
@@ -316,8 +332,8 @@ def holds(transport: Transport, file: DeviceFile) -> bool:
 def put(transport: Transport, device: Device, file: DeviceFile) -> None:
     """Write the file on the device.
 
-    The daemon's user can change STATE. So a file for STATE is first written into STATE/keys, which only root can
-    change, and then renamed: nobody else can change a file that becomes root's.
+    The daemon's user can change STATE, but only root can change STATE/keys. So a file for STATE is first written into
+    STATE/keys, and then renamed. In this way, no other user can change a file of root's.
     """
     target = PurePosixPath(file.path)
     keys = f"{device.state}/keys"

@@ -35,14 +35,14 @@ _ENGINES_LINES = (
     "    try: print('engine=' + n, m.version(n))\n"
     "    except m.PackageNotFoundError: pass"
 )
-# A function of a script: prints the free KiB at $1. The name of a file system, the first column, may hold spaces.
+# A shell function that prints the free KiB at $1. The first column, the name of a file system, may contain spaces.
 FREE_KB = r"""
 free_kb() {
   df -Pk "$1" 2>/dev/null | awk 'NR == 2 {while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}'
 }
 """
-# A login may not have every Python on its PATH, and a Python may have many names. $1 is the Python of edgert's
-# environment there, if there is one.
+# A Python may be missing on the login's PATH, and may have several names. $1 is the Python of EdgeRT's environment on
+# the device, or "".
 _PROBE = rf"""{FREE_KB}
 echo machine=$(uname -m)
 echo uid=$(id -u)
@@ -97,12 +97,19 @@ _32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
 class MachineFacts:
     """A machine before anything is installed.
 
-    `python` is the version of `python_path`; "" means that there is none from 3.10 up. `python_lacks` names the modules
-    of the standard library that EdgeRT needs and that this Python was built without.
-
-    `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` maps the names of installed packages to their
-    versions, in edgert's own environment if there is one. `disk_free_mb` is the free space of the file system where
-    bootstrap installs; 0 means unknown. `vnni` is whether an x86 processor has fast instructions for INT8.
+    Attributes:
+        machine: the processor, as `uname -m` prints it; on a 32-bit system, that of the Python.
+        python: the version of `python_path`; "" if there is no Python of 3.10 or newer.
+        glibc: the version of glibc; "" if there is none.
+        uid, home: the number and the home folder of the user who logs in.
+        model: the name of the board or the computer.
+        systemd: whether systemd runs.
+        cpu, cpus: the name of the processor, and the number of its cores.
+        vnni: whether an x86 processor has fast instructions for INT8.
+        disk_free_mb: the free space where bootstrap installs; 0 means unknown.
+        python_lacks: the modules of the standard library that EdgeRT needs and this Python lacks.
+        l4t: the version of a Jetson's system, such as 36.4.3.
+        engines: the versions of installed packages by name, in EdgeRT's own environment if there is one.
     """
 
     machine: str
@@ -126,7 +133,10 @@ class MachineFacts:
 
     @property
     def lacks_glibc(self) -> bool:
-        """Whether its C library is not glibc. Without a Python this is unknown, and False."""
+        """Whether the C library is not glibc.
+
+        False if there is no Python, because the library is unknown then.
+        """
         return bool(self.python and not self.glibc)
 
     @property
@@ -139,16 +149,16 @@ class MachineFacts:
 
 
 def local_facts(facts: MachineFacts) -> MachineFacts:
-    """Return the facts of this machine as a device: its Python is the one that runs now."""
+    """Return the facts of this machine as a device, whose Python is the present interpreter."""
     return replace(
         facts, python=f"{sys.version_info[0]}.{sys.version_info[1]}", python_path=sys.executable, python_lacks=""
     )
 
 
 def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts:
-    """Return the facts of a machine. `own_python` is the Python of edgert's environment, if there is one.
+    """Return the facts of a machine. Raises DeviceError if it is not a Linux machine with a shell.
 
-    Raises DeviceError if it is no Linux machine with a shell.
+    `own_python` is the Python of EdgeRT's environment on the machine, or "".
     """
     result = transport.run(["sh", "-c", _PROBE, "sh", own_python], PROBE_S_MAX)
     answers: dict[str, list[str]] = {}
@@ -211,7 +221,7 @@ def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
 
 
 def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool) -> DeviceProfile:
-    """Return the profile that names this machine, else the generic one, else the only one that fits.
+    """Return the profile that names this machine, else the generic profile, else the only fitting profile.
 
     Raises ConfigInvalid with the reasons if none fits, and with the candidates if several fit.
     """
@@ -244,7 +254,7 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
 
 
 def _is_near(profile: DeviceProfile, facts: MachineFacts) -> bool:
-    """Return whether `profile` is for this processor, or for another system of this Jetson."""
+    """Return whether `profile` is for this processor, or for this Jetson with another system."""
     return not profile.machines or facts.machine in profile.machines or bool(facts.l4t and profile.match.l4t)
 
 
@@ -256,12 +266,12 @@ def describe(facts: MachineFacts) -> str:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return `3.11.2` as (3, 11, 2); () for text that is no version."""
+    """Return `3.11.2` as (3, 11, 2). Return () for a text that is not a version."""
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
 
 
 def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
-    """Score how well `profile` names this machine, 0 if not at all; its processor counts twice."""
+    """Score how well `profile` names this machine: 0 if not at all. A named processor counts twice."""
     match = profile.match
     if not (match.model or match.cpu):
         return int(_contains(facts.model, profile.name.replace("-", " ")))
@@ -271,9 +281,9 @@ def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
 
 
 def _contains(text: str, words: str) -> bool:
-    """Return whether `text` contains `words` in sequence; numbers and words must match to their end.
+    """Return whether `text` contains `words` in sequence. Numbers and words must match to their end.
 
-    `NUC` is in NUC11PAHi5, `Raspberry Pi 4` is not in Raspberry Pi 400.
+    For example, `NUC` is in NUC11PAHi5, but `Raspberry Pi 4` is not in Raspberry Pi 400.
     """
     pattern = r"[^a-z0-9]+".join(map(re.escape, words.lower().split()))
     ends = "(?![0-9])" if pattern[-1:].isdigit() else "(?![a-z])"

@@ -13,8 +13,8 @@
     jump = "ops@bastion"               # a jump host
     jump_host_key = "ssh-ed25519 AAAA..."
 
-People edit this file, so a command keeps its comments and order, and replaces it at once or not at all. Look-up order:
---inventory, else the project's (edgert_deploy.common.project).
+People edit this file, so a command keeps its comments and its order. A command replaces the file in one step or leaves
+it unchanged. The file is the one of --inventory, else the project's (edgert_deploy.common.project).
 """
 
 from __future__ import annotations
@@ -56,11 +56,19 @@ INVENTORY_BYTES_MAX = 16 * 1024**2
 
 @dataclass(frozen=True)
 class Device(Closed):
-    """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
+    """One device of the inventory.
 
-    `state` is the folder of `edgertd --state`. `home` is where bootstrap installs, "" for local. `jump` is the address
-    of a jump host; if it is "", ~/.ssh/config decides. `become` is "sudo" if commands run as root through sudo.
-    `same_machine` means that another device may have the same host key.
+    Attributes:
+        transport: a key of TRANSPORTS.
+        address: [USER@]HOST[:PORT] for ssh, the state folder for local.
+        profile: the name of the device's profile.
+        state: the folder of `edgertd --state`.
+        home: the folder in which bootstrap installs; "" for local.
+        host_key: the only host key that is accepted, as an OpenSSH public key line.
+        identity: the file of the private key for the login; "" leaves the choice to ~/.ssh/config and the agent.
+        jump, jump_host_key: the address and the host key of a jump host; if "", ~/.ssh/config decides.
+        become: "sudo" if commands run as root through sudo, else "".
+        same_machine: whether another device may have the same host key.
     """
 
     name: str
@@ -81,7 +89,7 @@ class Device(Closed):
 
     @property
     def kind(self) -> TransportKind:
-        """Return the capabilities of its transport. Raises ConfigInvalid for an unknown transport."""
+        """The capabilities of the device's transport. Raises ConfigInvalid for an unknown transport."""
         if self.transport not in TRANSPORTS:
             known = ", ".join(TRANSPORTS)
             raise ConfigInvalid(f"device {self.name} has transport {self.transport!r} in the inventory; known: {known}")
@@ -93,7 +101,7 @@ class Device(Closed):
         return f"{self.home}/venv/bin/python" if self.kind.needs_runtime else sys.executable
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, and the host key's fingerprint (None if there is no key)."""
+        """Return the fields, and the fingerprint of the host key (None without a host key)."""
         lists = {key: list(getattr(self, key)) for key in LISTS}
         return {**asdict(self), **lists, "fingerprint": fingerprint(self.host_key) if self.host_key else None}
 
@@ -110,7 +118,7 @@ class SshAddress:
     def parse(cls, text: str) -> SshAddress:
         """Parse an address. With a port, IPv6 needs brackets: pi@[fe80::1]:2222. Raises ConfigInvalid."""
         user, at, rest = text.rpartition("@")
-        # Hosts and users become words of shell commands, such as a ProxyCommand.
+        # The host and the user become words of shell commands, such as a ProxyCommand.
         odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\" for c in text) or text.startswith("-") or rest.startswith("-")
         if odd or (at and not user):
             raise ConfigInvalid(f"{text!r} is not an address: give [USER@]HOST[:PORT]")
@@ -119,9 +127,9 @@ class SshAddress:
 
 
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
-    """Raise ConfigInvalid if a chosen device has another one's host key, without `same_machine`.
+    """Raise ConfigInvalid if two devices are one machine, and neither has `same_machine`.
 
-    For local devices, the folder is compared instead of the key.
+    Devices of `chosen` are compared with those of `known`, by host key. Local devices are compared by folder.
     """
     by_key: dict[str, list[Device]] = {}
     for device in known:
@@ -142,18 +150,21 @@ def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> No
 
 
 def _machine(device: Device) -> str:
-    """Return the identity of a machine: its host key, or a local device's folder; "" if unknown."""
+    """Return what identifies the machine: the host key, or the folder of a local device; "" if unknown."""
     return device.host_key or ("" if device.kind.uses_ssh else device.address)
 
 
 class Inventory:
-    """An inventory file. Every method reads it again; a change locks it against other commands."""
+    """An inventory file.
+
+    Every method reads the file again. A change locks the file against other commands.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def devices(self) -> list[Device]:
-        """Return every device in the file's order; none if the file is missing. Raises ConfigInvalid."""
+        """Return every device in the file's order; [] if the file is missing. Raises ConfigInvalid."""
         return _devices(self._read(), self.path)
 
     def device(self, selector: str) -> Device:
@@ -165,11 +176,11 @@ class Inventory:
         return chosen[0]
 
     def select(self, selector: str) -> list[Device]:
-        """Return the devices that `selector` matches, as in `select`. Raises ConfigInvalid."""
+        """Return the devices that `selector` matches (see devices/selector.py). Raises ConfigInvalid."""
         return select(self.devices(), selector, self.path)
 
     def check_new(self, device: Device) -> None:
-        """Check a new device before any connection to it. Raises ConfigInvalid, as `add` would."""
+        """Check a new device before any connection to it. Raises ConfigInvalid where `add` would raise it."""
         self._check_new(device, self.devices())
 
     def add(self, device: Device) -> None:
@@ -188,7 +199,7 @@ class Inventory:
             return removed
 
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
-        """Apply `edit` to each of these devices as they are now; return the changed ones.
+        """Apply `edit` to each of these devices, as they are now in the file. Return the changed devices.
 
         Changes of other commands, order and comments stay. Raises ConfigInvalid for an unknown name and for an invalid
         device.
@@ -233,7 +244,7 @@ class Inventory:
         except FileNotFoundError:
             return tomlkit.document()
         except (OSError, ValueError, TOMLKitError) as error:
-            if isinstance(error, TOMLKitError):  # tomlkit names a wrong place if the end of the file is missing
+            if isinstance(error, TOMLKitError):  # tomlkit reports a wrong line if the end of the file is missing
                 parse_toml(data.decode(errors="replace"), f"inventory {self.path}")
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigInvalid(f"inventory {self.path} cannot be read: {reason}") from error
@@ -254,7 +265,7 @@ class Inventory:
 
 
 def find_inventory(given: Path | None = None) -> Inventory:
-    """Return the inventory by the look-up order above."""
+    """Return the inventory of the file `given`, else the project's inventory."""
     return Inventory(find_project().inventory if given is None else given)
 
 
@@ -310,7 +321,7 @@ def _device(name: str, table: Any, path: Path) -> Device:
             raise ConfigInvalid(f"{where} has an unknown key 'name': the table's own name is the device's")
         table = {**table, "name": name}
     device = from_table(Device, table, where)
-    # The daemon, its unit and the scripts compare these paths as text, and a shell completes a folder with a slash.
+    # The daemon, its unit and the scripts compare these paths as text. A shell completes a folder's name with a slash.
     paths = {key: posixpath.normpath(path) for key in ("state", "home") if (path := getattr(device, key))}
     device = replace(device, **paths)
     _check_device(device, where)
@@ -318,7 +329,7 @@ def _device(name: str, table: Any, path: Path) -> Device:
 
 
 def _check_words(device: Device, where: str) -> None:
-    """Check what the user chose: names and addresses. Raises ConfigInvalid."""
+    """Check the user's values: names, tags and addresses. Raises ConfigInvalid."""
     with about(where):
         _check_name("device", device.name)
         for group in device.groups:
@@ -356,7 +367,7 @@ def _check_device(device: Device, where: str) -> None:
 
 
 def _change_table(table: Table, before: Device | None, after: Device) -> Table:
-    """Write the changed fields into the device's table, and return it. Omit a field at its default."""
+    """Write the changed fields into the device's table, and return the table. Omit default values."""
     for field in fields(Device):
         value = getattr(after, field.name)
         if field.name == "name" or (before is not None and value == getattr(before, field.name)):
@@ -369,7 +380,7 @@ def _change_table(table: Table, before: Device | None, after: Device) -> Table:
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    """Replace the file at once or not at all. A link stays a link, and the mode stays the same."""
+    """Replace the file in one step. A link stays a link, and the mode stays the same."""
     target = path.resolve()
     try:
         replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else 0o644)

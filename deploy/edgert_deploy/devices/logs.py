@@ -1,6 +1,6 @@
-"""A device's log: the journal if systemd runs the daemon, else the file in its state folder.
+"""A device's log: the journal if systemd runs the daemon, else the file in the state folder.
 
-A script on the device decides which. So you can also read the log of a daemon that does not start.
+A script on the device finds the log. So you can also read the log of a daemon that does not start.
 """
 
 from __future__ import annotations
@@ -61,14 +61,17 @@ if test -n "$going_on"; then follow tail -n "$lines" -F "$log"; elif test -z "$f
 
 @dataclass(frozen=True)
 class LogRequest:
-    """The last `lines` lines since `since` ("": any time) about `model` ("": all)."""
+    """A request for the last `lines` lines since `since` ("": any time) about `model` ("": all models)."""
 
     lines: int = 200
     since: str = ""
     model: str = ""
 
     def words(self, device: Device, *, follow: bool = False) -> list[str]:
-        """Return the command that prints the lines; for one model it prints more lines, and this host filters."""
+        """Return the command that prints the lines.
+
+        For one model, it prints more lines, and this host filters them.
+        """
         lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
         words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
         return ["sh", "-c", _SCRIPT, "sh", *words]
@@ -95,7 +98,7 @@ def parse_since(text: str) -> str:
 
 
 def read_log(transport: Transport, device: Device, request: LogRequest) -> list[str]:
-    """Return the lines. Raises DeviceError if there is no log or it may not be read."""
+    """Return the lines. Raises DeviceError if there is no log, or if this user may not read it."""
     result = transport.run(request.words(device), READ_S_MAX)
     if not result.ok:
         raise _no_log(device, result.exit_code, result.stderr)
@@ -104,9 +107,9 @@ def read_log(transport: Transport, device: Device, request: LogRequest) -> list[
 
 @contextmanager
 def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
-    """Yield the last lines and then each new one, until the block ends, by the system's ssh.
+    """Yield the last lines, then each new line, until the block ends. The system's ssh transfers them.
 
-    Raises DeviceError, and DeviceUnreachable if the connection ends.
+    Raises DeviceError if there is no log, and DeviceUnreachable if the connection ends.
     """
     from edgert_deploy.devices.transports.ssh import SUDO, for_any_shell
     from edgert_deploy.devices.transports.system_ssh import FOR_A_PROGRAM, ssh_command
@@ -139,7 +142,9 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
 
 def _no_log(device: Device, code: int, stderr: str) -> DeviceError:
     if code == _NO_LOG:
-        return DeviceError(f"{device.name} has no log yet, as EdgeRT never ran there: edgert bootstrap {device.name}")
+        return DeviceError(
+            f"{device.name} has no log yet, because EdgeRT never ran there: edgert bootstrap {device.name}"
+        )
     advice = "only root and members of the group systemd-journal may read it" if "permission" in stderr.lower() else ""
     return DeviceError(
         f"{device.name}: its log cannot be read: {stderr.strip()[-300:] or f'exit code {code}'} {advice}".strip()

@@ -21,8 +21,8 @@ PRECISIONS = ("auto", "int8", "fp16", "fp32")
 class Match(Closed):
     """The marks of this kind of device.
 
-    `model` and `cpu` are words in the names of the board and of the processor, `l4t` major versions of a Jetson's
-    system. One entry of a list is enough; an empty list matches nothing.
+    `model` has words in the name of the board, `cpu` words in the name of the processor, and `l4t` major versions of a
+    Jetson's system. A list matches if one of its entries matches. An empty list matches nothing.
     """
 
     model: tuple[str, ...] = ()
@@ -34,9 +34,15 @@ class Match(Closed):
 class DeviceProfile(Closed):
     """One `devices/<name>.toml`.
 
-    `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any.
-    `python` and `glibc` are the lowest versions that the engines' wheels need; `python_max` is the highest, "" for
-    none.
+    Attributes:
+        machines: values of `uname -m`; an empty tuple means any processor.
+        engines: the engine preference, the best engine first.
+        precision: a value of PRECISIONS.
+        python, glibc: the lowest versions that the engines' wheels need.
+        memory_mb: the least memory of the machine.
+        socket: the path of the daemon's socket.
+        python_max: the highest version of Python; "" for no limit.
+        match: the marks by which `edgert device probe` recognizes the machine.
     """
 
     name: str
@@ -53,7 +59,10 @@ class DeviceProfile(Closed):
 
 
 def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
-    """Return the profile in `profiles_dir`, else ./profiles, else the shipped ones. Raises ConfigInvalid."""
+    """Return the profile from `profiles_dir`, else ./profiles, else the shipped profiles.
+
+    Raises ConfigInvalid.
+    """
     if not PROFILE_NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is not a profile name: use a-z, 0-9 and -, as in raspberry-pi-4")
     for folder in _folders(profiles_dir):
@@ -75,7 +84,7 @@ def _folders(profiles_dir: Path | None) -> Iterator[Path]:
     if profiles_dir is not None and not profiles_dir.is_dir():
         raise ConfigInvalid(f"{profiles_dir} is not a folder: give the folder of your profiles")
     here = Path(__file__).resolve().parent
-    # The last is the repository's own folder: an editable install does not see packaged data.
+    # The last folder is the repository's: an editable install has no packaged profiles.
     for folder in (profiles_dir, Path("profiles"), here / "shipped", here.parents[2] / "devices"):
         if folder is not None and folder.is_dir():
             yield folder

@@ -1,4 +1,4 @@
-"""`edgertd` on a device, called over its transport. Its errors arrive as the same classes here."""
+"""Calls `edgertd` on a device over a transport. Errors of the device become the same classes here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ SIGNALLED = 128  # a shell adds the signal's number
 
 
 class DaemonCrashed(DeviceError):
-    """A signal ended `edgertd` before it answered, as a crash of an engine in it does."""
+    """A signal ended `edgertd` before it answered, for example because an engine crashed."""
 
 
 class RemoteDaemon:
-    """The commands of `edgertd` on one device. Their lines on stderr go to `progress`."""
+    """The commands of `edgertd` on one device.
+
+    `progress` receives the lines that a command prints on stderr.
+    """
 
     def __init__(self, transport: Transport, device: Device, progress: LineSink | None = None) -> None:
         self.transport, self.device, self._progress = transport, device, progress
@@ -63,7 +66,7 @@ class RemoteDaemon:
         message = str(reported.get("message", ""))
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)
-        # The device's advice is for a shell on the device.
+        # The advice in the device's message is for a shell on the device.
         if reported["code"] == DaemonUnreachable.code and "edgertd start" in message:
             return DaemonUnreachable(
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
@@ -72,7 +75,7 @@ class RemoteDaemon:
 
 
 def answer_of(cls: type[T], value: Any) -> T:
-    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if it does not fit."""
+    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if the answer does not fit."""
     try:
         return from_json(cls, value)
     except Mistyped as error:
@@ -94,7 +97,7 @@ def script_path(device: Device) -> str:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Return the last line of `text` that is a JSON object, or None."""
+    """Return the last line of `text` that is a JSON object; None if there is none."""
     for line in reversed(text.splitlines()):
         try:
             value = json.loads(line)

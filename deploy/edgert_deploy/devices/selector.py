@@ -1,4 +1,4 @@
-"""Selectors: the words by which commands name devices of the inventory."""
+"""Selectors: the text with which a command selects devices of the inventory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ KNOWN_SHOWN_MAX = 20
 def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
     """Return the devices that `selector` matches, each once, in the inventory's order.
 
-    Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
-    `!` before a word excludes its devices; if every word has `!`, the selection starts from all devices. A word that
-    matches no device is an error: a typing mistake must not select other devices. Raises ConfigInvalid.
+    A selector is a list of words, separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`,
+    `profile:NAME`. `!` before a word excludes the devices of the word. If every word has `!`, the selection starts from
+    all devices. Raises ConfigInvalid if a word matches no device, because a typing mistake must not select other
+    devices.
     """
     words = [word.strip() for word in selector.split(",") if word.strip()]
     if words and not devices:
@@ -61,7 +62,7 @@ def _kind_of(word: str, groups: bool) -> str:
 
 
 def _suggestions(devices: list[Device], word: str) -> str:
-    """List valid words of the kind of `word`, shortened."""
+    """List some valid words of the same kind as `word`."""
     kind = word.partition(":")[0] if ":" in word else ""
     if kind == "tag":
         return f"tags {some_of(sorted({tag for d in devices for tag in d.tags}), KNOWN_SHOWN_MAX)}"

@@ -1,7 +1,7 @@
 """The service that keeps `edgertd` running: a systemd unit, or edgertd's own monitor.
 
-Root gets a system unit, whose daemon runs as the user USER in a sandbox. Another user gets a user unit, which needs
-lingering to survive the log-out.
+Root gets a system unit: the daemon runs as the user USER, in a sandbox. Any other user gets a user unit. It needs
+lingering, or else it ends at log-out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, edgertd, scr
 from edgert_deploy.devices.transports import Result, Transport
 
 USER = "edgert"
-USER_COMMENT = "EdgeRT daemon"  # marks the account as one that bootstrap made, for `edgert uninstall`
+USER_COMMENT = "EdgeRT daemon"  # tells `edgert uninstall` that bootstrap created the account
 START_S_MAX = 1000.0
 
 # Over SSH, systemctl finds the user's service manager only with this variable.
@@ -39,10 +39,10 @@ class Unit:
 
 
 def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
-    """Return the unit that keeps edgertd running there, or None if the monitor does.
+    """Return the unit that keeps edgertd running on the device; None if the monitor keeps it running.
 
-    `chosen` is auto, systemd or monitor; with auto, a running monitor stays. Raises DeviceError if both would start the
-    daemon.
+    `chosen` is auto, systemd or monitor. With auto, a running monitor stays. Raises DeviceError if both systemd and the
+    monitor would start the daemon.
     """
     unit = unit_for(device, facts)
     if unit is None:
@@ -66,10 +66,10 @@ def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Tra
 def unit_for(
     device: Device, facts: MachineFacts, engines: Sequence[str] = (), config: DeviceConfig | None = None
 ) -> Unit | None:
-    """Return the unit that keeps edgertd running there, or None if the monitor does.
+    """Return the unit that keeps edgertd running on the device; None if the monitor keeps it running.
 
-    `engines` are those that may serve there, `config` is the device's configuration if it is known. Raises DeviceError
-    if the daemon's user could change the programs that root runs.
+    `engines` are the engines that may serve there. `config` is the device's configuration, if it is known. Raises
+    DeviceError if the daemon's user could change the programs that root runs.
     """
     if not facts.systemd or not device.kind.needs_runtime:
         return None
@@ -99,14 +99,14 @@ def unit_for(
 
 
 def serves(device: Device) -> str:
-    """Return the text that only the unit of this state folder contains."""
+    """Return a text that only the unit of this device's state folder contains."""
     return f"--state {_quoted(device.state)} serve"
 
 
 def give_to_user(transport: Transport, device: Device) -> bool:
-    """Make the unit's user and give it the state folder; return whether anything changed.
+    """Create the unit's user, and make it the owner of the state folder. Return whether anything changed.
 
-    Keys, configuration and passwords stay root's. Raises DeviceError if the user cannot reach these folders.
+    Root stays the owner of keys, configuration and passwords. Raises DeviceError if the user cannot reach the folders.
     """
     words = (device.state, USER, USER_COMMENT)
     done = _shell(transport, _GIVE_TO_USER, "give the state folder to its user", device, words=words)
@@ -121,7 +121,7 @@ def give_to_user(transport: Transport, device: Device) -> bool:
 
 
 def start(transport: Transport, device: Device) -> None:
-    """Start the daemon if it does not run. Raises DeviceError with its message."""
+    """Start the daemon if it does not run. Raises DeviceError with the message of the device."""
     if device.kind.needs_runtime and _systemd_has_unit(transport, device):
         _shell(transport, f"{_manager()} start {UNIT}", "start edgertd", device, START_S_MAX)
     else:
@@ -131,8 +131,8 @@ def start(transport: Transport, device: Device) -> None:
 def check(transport: Transport, device: Device, unit: Unit) -> None:
     """Check the rights that only the device's administrator can grant. Raises DeviceError.
 
-    Nothing is sent before this check. A user's services end at log-out unless the user lingers. The receipt on the
-    device records a change that an uninstall must undo.
+    This check comes before anything is sent. A user's services end at log-out if lingering is off for the user. This
+    function turns lingering on, and records the change in the receipt on the device, for an uninstall.
     """
     if not unit.user:
         if not transport.run(["sh", "-c", _CAN_MAKE_USER, "sh", USER], QUICK_S_MAX).ok:
@@ -159,7 +159,7 @@ def enable(transport: Transport, device: Device, unit: Unit) -> None:
 
 
 def restart(transport: Transport, device: Device, unit: Unit | None) -> None:
-    """Restart the daemon with what is installed now."""
+    """Restart the daemon with the present installation."""
     if unit is not None:
         _shell(transport, f"{unit.systemctl} restart {UNIT}", "restart edgertd", device, START_S_MAX)
         return
@@ -174,7 +174,7 @@ def _systemd_has_unit(transport: Transport, device: Device) -> bool:
 
 
 def _manager() -> str:
-    """Return the shell words for the service manager of the user who logs in."""
+    """Return the shell command for the service manager of the user who logs in."""
     return f"{_USER_RUNTIME}systemctl $(test $(id -u) = 0 || echo --user)"
 
 
@@ -199,11 +199,11 @@ done
 exit 1
 """
 _CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
-# Without polkit only root may enable lingering, and loginctl would refuse a second call of the user.
+# Without polkit, only root may enable lingering. Then loginctl would refuse this call, also if lingering is on.
 _LINGER = """
 test -e "/var/lib/systemd/linger/$(id -un)" || { loginctl enable-linger && printf 'linger\\n' >>"$1/receipt"; }
 """
-# Directly after enable-linger, the user's manager may still be starting.
+# Directly after `enable-linger`, the user's service manager may still be starting.
 _USER_MANAGER = f"""
 {_USER_RUNTIME}
 for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -214,7 +214,7 @@ printf '%s\\n' "$said" >&2
 exit 1
 """
 
-# Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them. The chown runs in
+# Prints a word for each change. Incoming bundles keep their owner, because the daemon only reads them. `chown` runs in
 # -execdir: with -exec, the daemon's user could replace a folder of the path with a link.
 _GIVE_TO_USER = """
 set -e
@@ -238,9 +238,9 @@ def _devices(engines: Sequence[str]) -> str:
 
 
 def _credentials(config: DeviceConfig | None) -> str:
-    """Return the lines with which systemd passes secrets to the daemon from files that only root may read.
+    """Return the lines of the unit that pass secrets to the daemon, from files that only root may read.
 
-    The daemon must not replace these files with links to other files of root's.
+    The files are read-only for the daemon: it must not replace them with links to other files of root's.
     """
     lines = []
     if config is not None:

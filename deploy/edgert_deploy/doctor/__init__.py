@@ -1,6 +1,6 @@
-"""The doctor: checks every precondition on this host and on devices, and names the next step.
+"""The doctor: checks every precondition on this host and on devices, and gives the next step.
 
-It changes nothing. A check that cannot run becomes a finding; the other checks continue.
+The doctor changes nothing. If a check cannot run, this is a finding, and the other checks continue.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check on `where`, "host" or a device.
+    """The result of one check.
 
-    `next_step` repairs a fault; it is "" without one. `edgert doctor` exits with the `exit_code` of the first failure.
+    Attributes:
+        where: "host", or the name of a device.
+        check: the name of the check.
+        level: OK, WARN or FAIL.
+        text: the result, for people.
+        next_step: the command or action that repairs a fault; "" without a fault.
+        exit_code: `edgert doctor` exits with the code of the first failure.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""The checks of one device, from the connection to the models that it serves. They change nothing."""
+"""The checks of one device, from the connection to the models. They change nothing."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def check_device(
 ) -> list[Finding]:
     """Run every check on one device.
 
-    `keys` maps the ids of this host's keys to names; `clock` is its wall clock. The function stops if there is no
-    connection or no installation, because later checks would only repeat the fault.
+    `keys` maps the ids of this host's keys to their names. `clock` is this host's wall clock. Without a connection or
+    an installation, the function stops early, because later checks would only repeat the fault.
     """
     report = _Report(device, open_transport(device), keys)
     try:
@@ -185,7 +185,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
 
 def _clock_agrees(report: _Report, now: int | None, before: float, after: float) -> None:
     if now is None:
-        report.warn("clock", "it does not report the time", f"edgert ssh {report.device.name} -- date")
+        report.warn("clock", "the device does not report the time", f"edgert ssh {report.device.name} -- date")
         return
     skew = clock_skew_s(now, before, after)
     next_step = report.root_command("timedatectl set-ntp true")
@@ -195,14 +195,18 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
 
 
 def crontab_line(device: Device) -> str:
-    """Return the line of a crontab that starts the monitor. It escapes %, which would end the line."""
+    """Return the line of a crontab that starts the monitor.
+
+    The line escapes %, because cron would end it there.
+    """
     return f"@reboot {shlex.join(['sh', script_path(device), 'start', device.state])}".replace("%", r"\%")
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:
-    """Return the seconds that a clock is ahead; it showed `now` (whole s) between `before` and `after`.
+    """Return by how many seconds a device's clock is ahead of this host's.
 
-    The time that the command takes does not count as skew.
+    The device's clock showed `now` (whole seconds) at a time between `before` and `after`. The duration of the command
+    does not count as skew.
     """
     return now + 1 - before if now + 1 < before else max(0.0, now - after)
 

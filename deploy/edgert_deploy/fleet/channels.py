@@ -1,7 +1,7 @@
-"""The progress of a channel, from its devices' reports in the store. Pure.
+"""The progress of a channel, from the reports of its devices in the store. Pure.
 
-A device names its channel in `info`, the live release of each model in `deploy`, and a release that it rolled back or
-refused in an event.
+A device reports its channel in `info` and the live release of each model in `deploy`. If it rolls back or refuses a
+release, it reports this in an event.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
 from edgert.versions.slots import SlotState
 
-STALE_MS = 15 * 60_000  # a device that sends no report for longer is stale
+STALE_MS = 15 * 60_000  # without a report for longer than this, a device is stale
 EVENTS_MS = 90 * 86_400_000  # how far back events count
 FAILED_SHOWN_MAX = 200  # the largest number of failed devices to list for a release
 _ACTIVE = "_active"  # suffix of the `deploy` field with a model's live release
 
 
 class ReleaseState(Enum):
-    """The state of a release on a device. A device that decided is never stale."""
+    """The state of a release on a device. A device that kept the release or rolled it back is never stale."""
 
     KEPT = "kept"
     ON_TRIAL = "on_trial"
@@ -33,7 +33,7 @@ class ReleaseState(Enum):
 
 @dataclass(frozen=True)
 class DeviceRelease:
-    """One device and one release. `reason` says why the device rolled it back or refused it."""
+    """One device and one release. `reason` says why the device rolled back or refused the release."""
 
     site: str
     device: str
@@ -43,7 +43,7 @@ class DeviceRelease:
 
 @dataclass(frozen=True)
 class Progress:
-    """One entry of a channel, and the devices that it selects."""
+    """One entry of a channel, and the devices that the entry selects."""
 
     entry: Entry
     devices: tuple[DeviceRelease, ...]
@@ -59,20 +59,23 @@ class Progress:
 
     @property
     def begun(self) -> int:
-        """The number of devices that began with the release."""
+        """The number of devices that started the release: they keep it, try it, or rolled it back."""
         begun = (ReleaseState.KEPT, ReleaseState.ON_TRIAL, ReleaseState.ROLLED_BACK)
         return sum(each.state in begun for each in self.devices)
 
     @property
     def done(self) -> bool:
-        """Whether every device that reports has decided."""
+        """Whether every device that reports keeps the release or rolled it back."""
         return not any(each.state in (ReleaseState.ON_TRIAL, ReleaseState.WAITING) for each in self.devices)
 
 
 def progress_of(
     statement: Statement, devices: Iterable[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
 ) -> list[Progress]:
-    """Return the progress of each entry, by FleetQuery's `devices` and `events` (newest first)."""
+    """Return the progress of each entry.
+
+    `devices` and `events` (newest first) are results of FleetQuery's methods of these names.
+    """
     failed = _newest_failures(events)
     found: dict[int, list[DeviceRelease]] = {i: [] for i in range(len(statement.entries))}
     for device in devices:
@@ -91,9 +94,10 @@ def progress_of(
 def releases_of(
     devices: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each release that devices of a channel have or rolled back, from reports.
+    """Return a row for each release that devices of a channel serve or rolled back.
 
-    `stale` counts devices that were last heard of while they tried it. `failed` names at most FAILED_SHOWN_MAX.
+    `stale` counts the devices whose last report came while they tried the release. `failed` lists at most
+    FAILED_SHOWN_MAX devices.
     """
     following = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
     failures = _newest_failures(events)
@@ -132,7 +136,7 @@ def _number(version: str) -> int:
 
 
 def _newest_failures(events: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], str]:
-    """Return the newest reason by site, device, model and release."""
+    """Return the newest reason for each (site, device, model, release)."""
     keys = ("site", "device", "model", "release")
     return {tuple(event.get(key) for key in keys): str(event.get("reason", "")) for event in reversed(events)}
 
@@ -144,7 +148,10 @@ def _on_trial(device: Mapping[str, Any], model: str) -> bool:
 def _device_release(
     device: Mapping[str, Any], model: str, version: str, failed: str | None, now_ms: int
 ) -> DeviceRelease:
-    """Return the state of a version on a device. `failed` is why it was rolled back."""
+    """Return the state of a version on a device.
+
+    `failed` is the reason why the device rolled the version back; None if it did not.
+    """
     site, name = device["site"], device["device"]
     live = device["deploy"].get(f"{model}{_ACTIVE}") == version
     if live and not _on_trial(device, model):

@@ -1,8 +1,8 @@
 """Checks the fields of a message against the JSON Schema of its kind (edgert/telemetry/schemas).
 
-The schemas are flat, so a rule per field is enough, and takes a few microseconds a message. The check accepts messages
-without fields that a schema requires, because a device may have another version. The code that needs such a field
-refuses the message.
+The schemas are flat, so one rule for each field is enough. A check takes a few microseconds for each message. A device
+may have another version of EdgeRT, so the check accepts a message that lacks a required field. The code that reads the
+field refuses the message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYWORDS = frozenset(
 
 @dataclass(frozen=True)
 class _Rule:
-    """The limits of one field. Texts are measured by their length, numbers by their value."""
+    """The limits of one field. `low` and `high` limit the length of a text or the value of a number."""
 
     types: tuple[type, ...]
     low: float

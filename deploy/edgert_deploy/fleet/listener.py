@@ -1,7 +1,7 @@
-"""A listener: decodes every message of a fleet once, and counts refused ones.
+"""A listener: decodes every message of a fleet once, and counts refused messages.
 
-The models of the fleet, the recorder and the exporter are listeners. A device is not trusted: a message that breaks the
-contract (docs/telemetry.md) is refused and counted, and so are streams beyond the limit of a device.
+`Fleet` (live_fleet.py), the recorder and the exporter are listeners. Devices are not trusted: a listener refuses and
+counts messages that break the contract (docs/telemetry.md), and messages of streams beyond the limit of a device.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ DESCRIBED_MAX = 60_000  # topics whose newest time is kept
 
 
 class FleetListener:
-    """Calls a method for each kind of message, which may raise ProtocolError. `now` is monotonic seconds."""
+    """Calls a method for each kind of message. A method may raise ProtocolError to refuse the message.
 
-    decodes_hist = True  # else on_hist receives None: decoding is most of the work
+    `now` is monotonic seconds.
+    """
+
+    decodes_hist = True  # False saves most of the work: then `on_hist` receives None
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self.refused = 0
@@ -32,7 +35,7 @@ class FleetListener:
         self._described: dict[Topic, tuple[str, int]] = {}  # boot and time of the newest description
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
-        """Take one message."""
+        """Decode one message, and call its method. Count the message if it is refused."""
         try:
             parsed = parse_topic(topic)
             if not payload and parsed.kind in RETAINED:
@@ -50,25 +53,25 @@ class FleetListener:
         """Handle an accepted message of any kind."""
 
     def on_cleared(self, topic: Topic) -> None:
-        """A retained message was cleared: the device was removed."""
+        """Handle a cleared retained message: the device was removed."""
 
     def on_status(self, topic: Topic, status: str, now: float) -> None:
-        """The device is `online`, `offline` or `lost`."""
+        """Handle the device's status: `online`, `offline` or `lost`."""
 
     def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
-        """The device describes itself: `info`, `sys` or `deploy`."""
+        """Handle the device's description of itself: `info`, `sys` or `deploy`."""
 
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
-        """A model's latencies of one window; None unless the listener decodes them."""
+        """Handle a model's latencies of one window. `hist` is None if `decodes_hist` is False."""
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
-        """A model's figures of one window."""
+        """Handle a model's figures of one window."""
 
     def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
-        """Something happened on the device."""
+        """Handle an event of the device."""
 
     def _decode(self, topic: Topic, payload: bytes, now: float) -> str:
-        """Hand a message to its method; return what of it was left out, "" as a rule."""
+        """Call the method of a message. Return the fault of a part that was ignored, or ""."""
         if topic.kind == "status":
             self.on_status(topic, messages.parse_status(payload), now)
         elif topic.kind not in KINDS:
@@ -83,9 +86,9 @@ class FleetListener:
         return ""
 
     def _is_late(self, topic: Topic, fields: Mapping[str, Scalar]) -> bool:
-        """Return whether the device sent a newer one before.
+        """Return whether the device sent a newer message of this topic before.
 
-        A time ahead of ours proves nothing: the device's clock was wrong.
+        A stored time that is ahead of this host's clock is ignored, because the device's clock was wrong then.
         """
         boot, ts_ms = fields.get("boot", ""), fields.get("ts")
         if not isinstance(ts_ms, int):

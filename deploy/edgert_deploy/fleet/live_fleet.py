@@ -1,7 +1,7 @@
-"""The fleet as its messages describe it now: devices and their models, without history.
+"""The present state of a fleet by its messages: devices and their models, without history.
 
-The terminal's table (live_percentiles.py) and the page (ui/fleet_state.py) extend it. A model takes little memory: it
-is one record of its newest report.
+The terminal's table (live_percentiles.py) and the page (ui/fleet_state.py) extend the class `Fleet`. A model takes
+little memory: one record with its newest report.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, storable
 
 MODELS_PER_DEVICE_MAX = 64
-ALARMS_MAX = 32  # alarms of one model; a device names them as it likes
+ALARMS_MAX = 32  # alarms of one model; a device may send any names
 STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
@@ -30,8 +30,8 @@ _OWN_ALARMS = "alarms"  # the field with the device's own alarms
 class ReportedModel:
     """One model on one device, by its newest report.
 
-    A figure that a window without requests leaves out is None. `p99s` are those of the last windows with enough
-    requests, the oldest first.
+    A report of a window without requests lacks some figures; they are None here. `p99s` are the p99 of the last windows
+    with enough requests, the oldest first.
     """
 
     version: str = ""
@@ -50,7 +50,7 @@ class ReportedModel:
     rss_bytes: int = 0
 
     def update(self, metrics: MetricsMessage) -> None:
-        """Take the figures of a report that is newer than the last."""
+        """Replace the figures by those of a newer report."""
         requests = int(metrics.number("req_total"))
         self._note_p99(requests - self.requests, metrics)
         self.per_s = self._rate(requests, metrics)
@@ -62,7 +62,7 @@ class ReportedModel:
         self.batch_mean, self.rss_bytes = metrics.reading("batch_mean"), int(metrics.number("rss_bytes"))
 
     def _note_p99(self, requests: int, metrics: MetricsMessage) -> None:
-        """Keep the p99 of this window if it has enough requests. A window without any clears the list."""
+        """Keep the p99 of this window if it has enough requests. A window without requests clears the list."""
         if metrics.model_version != self.version or requests <= 0:
             self.p99s = ()
         p99_ms = metrics.reading("lat_p99_ms")
@@ -70,7 +70,7 @@ class ReportedModel:
             self.p99s = (*self.p99s, p99_ms)[-P99S_KEPT:]
 
     def _rate(self, requests: int, metrics: MetricsMessage) -> float | None:
-        """Return the requests a second of this window; the last rate if the window before is not known."""
+        """Return the requests a second of this window. Return the last rate if the window before is unknown."""
         grown = requests - self.requests
         if not self.ts_ms or grown < 0 or metrics.window_s <= 0 or metrics.ts_ms <= self.ts_ms:
             return self.per_s
@@ -79,10 +79,12 @@ class ReportedModel:
 
 @dataclass(slots=True)
 class DeviceState:
-    """One device. `heard_at` and `known_since` are seconds of its fleet's clock.
+    """One device.
 
-    `alarms` are those of each model, and of the device itself as "", by its newest `deploy`; `alarms_ms` is when they
-    changed, in ms since 1970.
+    Attributes:
+        known_since, heard_at: the times of the first and the newest message, in seconds of the fleet's clock.
+        alarms: the alarms of each model in the newest `deploy`; the key "" has the alarms of the device itself.
+        alarms_ms: the time at which `alarms` changed, in ms since 1970.
     """
 
     site: str
@@ -101,16 +103,16 @@ class DeviceState:
     )  # the newest `info`, `sys` and `deploy`, if kept
 
     @property
-    def named(self) -> set[str]:
-        """The models that reported, or have an alarm: one that does not load reports nothing."""
+    def model_names(self) -> set[str]:
+        """The names of the models that reported or have an alarm. A model that does not load has only alarms."""
         return {*self.models, *self.alarms} - {""}
 
     def age_s(self, now: float) -> float | None:
-        """Return the time since its last message; None if only retained messages arrived."""
+        """Return the time since the device's last message; None if only retained messages arrived."""
         return None if self.heard_at is None else now - self.heard_at
 
     def is_stale(self, now: float) -> bool:
-        """Return whether it should be online (its status is online or unknown) but sent nothing for too long."""
+        """Return whether the device sent nothing for too long, though its status is online or unknown."""
         heard_at = self.known_since if self.heard_at is None else self.heard_at
         return self.status in ("online", "unknown") and now - heard_at > STALE_AFTER_WINDOWS * self.window_s
 
@@ -120,7 +122,7 @@ class DeviceState:
 
 
 class Fleet(FleetListener):
-    """Every device. `wall_ms` is ms since 1970."""
+    """Every device. `wall_ms` returns ms since 1970."""
 
     def __init__(self, wall_ms: Callable[[], int], devices_max: int) -> None:
         super().__init__(wall_ms)
@@ -154,7 +156,7 @@ class Fleet(FleetListener):
             return  # a late or repeated report
         window_s, before_s = max(metrics.window_s, 1.0), model.window_s
         if not model.ts_ms or window_s > device.window_s or abs(window_s - before_s) < 0.1 * window_s:
-            device.window_s = window_s  # a single shorter one only means that its worker ended during it
+            device.window_s = window_s  # a single shorter window means only that the worker ended in it
         model.update(metrics)
         synced = metrics.fields.get("clock_synced", 1)
         device.late_s = max(0.0, (wall_ms - metrics.ts_ms) / 1000) if synced else 0.0
@@ -183,8 +185,8 @@ class Fleet(FleetListener):
 def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
     """Return the alarms of each model in a `deploy` message, and of the device itself as "".
 
-    A device may send any names, so their number is limited, and names that are not ids are left out: one label that an
-    exporter cannot write would end every scrape of the fleet.
+    A device may send any names. So their number is limited, and names that are not ids are ignored: an exporter could
+    not write such a label, and every scrape of the fleet would fail.
     """
     alarms: dict[str, tuple[str, ...]] = {}
     for key, value in deploy.items():

@@ -1,8 +1,9 @@
 """The fleet's last minutes for the terminal's table: latencies, gaps and repeated reports. Pure.
 
-Theory of operation: each report is applied once. Reports of one stream carry a `seq` that grows by one, so (boot, seq)
-identifies a repeated report, and a missing one leaves a gap until it arrives late. Percentiles are computed from
-sketches merged over the last windows, never from other percentiles: the mean of the devices' p99.9 is not the fleet's.
+Theory of operation: each report is applied once. In each stream, `seq` grows by one with each report. So (boot, seq)
+identifies a repeated report, and a missing report leaves a gap until it arrives late. Percentiles are computed from
+sketches that are merged over the last windows. They are never computed from other percentiles: the mean of the
+devices' p99.9 is not the fleet's p99.9.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ReportedModel
 from edgert_deploy.fleet.packed import WINDOW, Pool, pack
 from edgert_deploy.fleet.reports import Report
-from edgert_deploy.fleet.sequence import Numbers
+from edgert_deploy.fleet.sequence import StreamTracker
 
 HORIZON_S = 600.0
 WINDOWS_MAX = 64
@@ -29,7 +30,10 @@ PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One window's latencies, packed, as ten minutes have many; `heard_at` is monotonic seconds."""
+    """The latencies of one window, packed, because ten minutes of a fleet have many windows.
+
+    `heard_at` is monotonic seconds.
+    """
 
     heard_at: float
     ts_ms: int
@@ -60,11 +64,13 @@ def pooled(windows: Sequence[Window]) -> Sketch:
 
 @dataclass
 class Stream:
-    """The reports of one model on one device: its last windows, and the numbers that arrived."""
+    """The reports of one model on one device: the last windows, and the sequence numbers that arrived."""
 
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     duplicates: int = 0
-    numbers: dict[str, Numbers] = field(default_factory=lambda: {"hist": Numbers(), "metrics": Numbers()})
+    numbers: dict[str, StreamTracker] = field(
+        default_factory=lambda: {"hist": StreamTracker(), "metrics": StreamTracker()}
+    )
 
     def is_new(self, kind: str, report: Report) -> bool:
         new = self.numbers[kind].is_new(report.boot, report.seq)
@@ -73,19 +79,20 @@ class Stream:
 
     @property
     def missing(self) -> int:
-        """The least number of missing histograms. `metrics` are sent at QoS 0 and may get lost."""
+        """The least number of missing histograms. `metrics` do not count: at QoS 0, they may be lost."""
         return self.numbers["hist"].lost_min
 
     def keep(self, window: Window, horizon_s: float) -> None:
-        """Remember a window, and drop those beyond the horizon."""
+        """Add a window, and drop the windows that are older than the horizon."""
         while self.windows and window.heard_at - self.windows[0].heard_at > horizon_s:
             self.windows.popleft()
         self.windows.append(window)
 
     def recent(self, now: float, horizon_s: float) -> list[Window]:
-        """Return the windows of the last `horizon_s`, by their time of receipt and by the device's own clock.
+        """Return the windows of the last `horizon_s`, by their time of receipt and also by the device's clock.
 
-        Both: a device that was disconnected delivers hours of windows within seconds.
+        The time of receipt alone is not enough: after a loss of connection, a device delivers hours of windows within
+        seconds.
         """
         newest_ms = max((window.ts_ms for window in self.windows), default=0)
         return [
@@ -99,8 +106,9 @@ class Stream:
 class Row:
     """One line of the fleet's table: a model on a device, a device itself, or a model of the whole fleet.
 
-    `device` and `site` are None for the whole fleet, `model` is None for a device without models or with an alarm of
-    its own. Rates and percentiles cover the horizon; counters count since the model's worker started.
+    `device` and `site` are None in a row of the whole fleet. `model` is None in a row about a device itself, which has
+    no models or an alarm of its own. Rates and percentiles cover the horizon. Counters count since the model's worker
+    started.
     """
 
     site: str | None
@@ -137,7 +145,7 @@ def _rounded(value: Any) -> Any:
 
 
 class LivePercentiles(Fleet):
-    """The fleet with the latencies of its last `horizon_s`: messages and times in, rows out."""
+    """The fleet with the latencies of its last `horizon_s`. It gets messages and times, and returns rows."""
 
     def __init__(self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = wall_ms) -> None:
         super().__init__(wall_ms, DEVICES_MAX)
@@ -161,7 +169,7 @@ class LivePercentiles(Fleet):
         return [row for device in ordered for row in self._device_rows(device, now)] + self.fleet_rows(now)
 
     def fleet_rows(self, now: float) -> list[Row]:
-        names = sorted({name for device in self.devices.values() for name in device.named})
+        names = sorted({name for device in self.devices.values() for name in device.model_names})
         return [self._fleet_row(name, now) for name in names]
 
     def _stream(self, topic: Topic) -> Stream:
@@ -172,11 +180,11 @@ class LivePercentiles(Fleet):
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
         device_alarms = device.alarms.get("", ())
-        if device_alarms or not device.named:
+        if device_alarms or not device.model_names:
             yield Row(
                 device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=device_alarms
             )
-        for name in sorted(device.named):
+        for name in sorted(device.model_names):
             yield self._model_row(device, name, device.models.get(name) or ReportedModel(), now)
 
     def _model_row(self, device: DeviceState, name: str, model: ReportedModel, now: float) -> Row:
@@ -198,7 +206,7 @@ class LivePercentiles(Fleet):
         )
 
     def _fleet_row(self, name: str, now: float) -> Row:
-        holders = [device for device in self.devices.values() if name in device.named]
+        holders = [device for device in self.devices.values() if name in device.model_names]
         models = [device.models.get(name) or ReportedModel() for device in holders]
         streams = [self._stream_of(device, name) for device in holders]
         recent = [stream.recent(now, self._horizon_s) for stream in streams]

@@ -1,7 +1,7 @@
 """Packed histograms, as the store keeps them: (index, count) records, merged in bulk by addition.
 
-A window's counts fit 32 bits; a merged row may hold an hour of a whole fleet and has 64. The records
-are little-endian on every machine, so any machine can read a store.
+A count of a window has 32 bits. A count of a merged row has 64 bits, because the row may hold an hour of a whole fleet.
+The records are little-endian on every machine, so any machine can read a store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
-    """Pack the buckets in ascending order. Counts must fit `form`."""
+    """Pack the buckets in ascending order. Every count must fit into `form`."""
     records = np.empty(len(buckets), form)
     pairs = np.array(sorted(buckets.items()), np.int64).reshape(-1, 2)
     records["index"], records["count"] = pairs[:, 0], pairs[:, 1]
@@ -41,7 +41,7 @@ class Dense:
         self._counts: NDArray[np.int64] = np.zeros(_WIDTH, np.int64)
 
     def add(self, blob: bytes, form: np.dtype[np.void] = MERGED) -> None:
-        """Add a packed histogram; its indices are all different."""
+        """Add a packed histogram, which must have each index at most once."""
         records = np.frombuffer(blob, form)
         self._counts[records["index"] - INDEX_MIN] += records["count"].astype(np.int64)
 
@@ -56,10 +56,11 @@ class Dense:
 
 
 def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
-    """Return the filled cells of packed stage times, all different, and their counts.
+    """Return the filled cells of packed stage times, each once, and their counts.
 
-    A window keeps the form of its report (edgert.telemetry.stages). A merged row stores the same records column by
-    column: all first bytes, then all second bytes. zlib then compresses them faster, to two thirds of the size.
+    A window has the form of its report (edgert.telemetry.stages). A merged row stores the same records byte by byte:
+    the first bytes of all records, then the second bytes, and so on. In this order, zlib compresses the records faster,
+    and to two thirds of the size.
     """
     records = zlib.decompress(blob) if blob else b""
     if form == WINDOW:
@@ -86,7 +87,7 @@ class StageCounts:
         self._counts[cells[0]] += cells[1]
 
     def packed(self) -> bytes:
-        (filled,) = (self._counts != 0).nonzero()  # comparing first takes half the time
+        (filled,) = (self._counts != 0).nonzero()  # the comparison halves the time
         records = np.empty(len(filled), _CELL)
         records["distance"], records["count"] = filled + 1, self._counts[filled]
         records["distance"][1:] -= filled[:-1].astype(np.uint16) + 1
@@ -116,12 +117,17 @@ class Pool:
         np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
 
     def add_scalars(self, groups: Sequence[int], columns: Sequence[Sequence[float]]) -> None:
-        """Add the figures besides the buckets. `columns` are zero, count, sum, least and most of each."""
+        """Add the other figures of histograms, all at once.
+
+        Args:
+            groups: the group of each histogram.
+            columns: zero, count, sum, least and most, each with a value for each histogram.
+        """
         at, (zero, count, total, least, most) = np.asarray(groups, np.int64), columns
         whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))
         np.add.at(self._whole, at, whole)
         np.add.at(self._sum, at, np.asarray(total, np.float64))
-        filled = whole[:, 1] > 0  # an empty one has no extremes
+        filled = whole[:, 1] > 0  # an empty histogram has no extremes
         np.minimum.at(self._least, at[filled], np.asarray(least, np.float64)[filled])
         np.maximum.at(self._most, at[filled], np.asarray(most, np.float64)[filled])
 

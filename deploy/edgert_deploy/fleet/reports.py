@@ -1,7 +1,7 @@
-"""A report from the wire, checked before it is stored or exported: `hist`, `metrics` or `event`.
+"""Reports from the wire (`hist`, `metrics`, `event`), checked before they are stored or exported.
 
-Parts of keys and labels must be ids or small numbers: one report that a database refuses would block all others of its
-batch.
+Values that become a part of a key or a label must be ids or small numbers. If a database refused one report, it would
+block all other reports of the batch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 
 KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"
-WINDOW_S_MAX = 86_400.0  # a longer one would stretch the fleet's trend
-NUMBER_END = 2**53  # every JSON reader keeps integers exact below
+WINDOW_S_MAX = 86_400.0  # a longer window would distort the fleet's trend
+NUMBER_END = 2**53  # every JSON reader keeps integers below this exact
 # Queries and metrics group reports by any of these.
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 # The counters of the store and the exporter, and their fields in `metrics`.
@@ -27,7 +27,10 @@ COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_
 
 @dataclass(frozen=True)
 class EventMessage:
-    """Something that happened. `model` is "" for the whole device, `alarm` is "" if it names none."""
+    """An event of a device.
+
+    `model` is "" if the event concerns the whole device; `alarm` is "" without one.
+    """
 
     ts_ms: int
     boot: str
@@ -46,7 +49,7 @@ Report = HistMessage | MetricsMessage | EventMessage
 
 
 def stream_of(topic: Topic, report: Report) -> tuple[str, ...]:
-    """Return the key of the device's stream that the report belongs to."""
+    """Return the key of the device's stream to which the report belongs."""
     if isinstance(report, EventMessage):
         return (report.model, report.event)
     return (report.boot, topic.model or "", report.model_version)
@@ -80,22 +83,28 @@ def counters_began_now(metrics: MetricsMessage) -> bool:
 
 
 def increase(
-    counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, anew: bool
+    counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, new_spool: bool
 ) -> tuple[int, ...]:
     """Return the growth of the counters since `before` (docs/telemetry.md).
 
-    A counter that decreased restarted at 0. Without `before`, return the whole totals if the worker started in this
-    window, else zeros. The same applies if counters decreased over a lost spool (`anew`): the worker may have started
-    again during the lost part, or a report of the older spool arrives late.
+    A counter that decreased restarted at 0. Then its growth is its whole value. There is one exception: if counters
+    decreased over a lost spool, the cause may also be a restart in the lost part, or a late report of the older spool.
+    Then, and without `before`, the growth is the whole value only if the worker started in this window, else 0.
+
+    Args:
+        counters: the counters of `report`.
+        before: the counters of the newest report before; None if there is none.
+        report: the report whose growth counts.
+        new_spool: whether a spool was lost between the two reports.
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
-    if before is None or (fell and anew):
+    if before is None or (fell and new_spool):
         return tuple(counters) if counters_began_now(report) else (0,) * len(counters)
     return tuple(counters) if fell else tuple(value - was for value, was in zip(counters, before, strict=True))
 
 
 def storable(text: str) -> str:
-    """Return `text` without what a database refuses: NUL and halves of characters."""
+    """Replace characters that a database refuses (NUL and lone surrogates), and limit the length."""
     return text.encode(errors="replace").decode().replace("\0", "?")[:ID_CHARS_MAX]
 
 

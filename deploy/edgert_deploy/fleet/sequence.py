@@ -1,4 +1,4 @@
-"""Finds new and missing messages of a stream by their `seq`, which grows by one."""
+"""Finds new and missing messages of a stream. Their `seq` grows by one with each message."""
 
 from __future__ import annotations
 
@@ -6,61 +6,64 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 BOOTS_KEPT_MAX = 16
-GAPS_MAX = 1_000  # gaps of one stream in memory; a number from an older gap counts as repeated
-# A longer jump is a counter that restarted after a lost spool, not that many lost messages.
+GAPS_MAX = 1_000  # gaps of one stream in memory; a message from an older gap counts as repeated
+# A longer jump does not mean lost messages: the device lost its spool, and began a new one.
 SEQ_JUMP_MAX = 2**31
 
 
-def begun_anew(seq: int, last: int) -> bool:
-    """Return whether `seq`, after `last`, is of a new spool, whose first number is drawn at random."""
+def is_new_spool(seq: int, last: int) -> bool:
+    """Return whether `seq` is from another spool than `last`. A spool begins with a random number."""
     return abs(seq - last) > SEQ_JUMP_MAX
 
 
 def in_order(seqs: Sequence[int]) -> list[int]:
-    """Return the different `seqs` in the order sent: ascending, spool after spool as they first came."""
+    """Return the numbers in the order in which they were sent, each once.
+
+    The numbers of a spool ascend. The spools are in the order of their first numbers in `seqs`.
+    """
     came = {seq: n for n, seq in enumerate(seqs)}
     spools: list[list[int]] = []
     for seq in sorted(seqs):
-        if not spools or begun_anew(seq, spools[-1][-1]):
+        if not spools or is_new_spool(seq, spools[-1][-1]):
             spools.append([])
         spools[-1].append(seq)
     return [seq for spool in sorted(spools, key=lambda spool: min(came[seq] for seq in spool)) for seq in spool]
 
 
 class SeqTracker:
-    """Distinguishes new messages of one stream and boot from repeated ones, and counts missing ones.
+    """Finds new and repeated messages of one stream and boot, and counts missing messages.
 
-    Counting starts with the first message, or after `before`: earlier numbers are neither new nor missing.
+    Counting starts after `before`, or with the first message. Earlier numbers are neither new nor missing.
     """
 
     __slots__ = ("_before", "_gaps", "last", "missing", "restarts")
 
     def __init__(self, before: int | None = None) -> None:
-        """`before` is the last number of the boot before."""
+        """`before` is the last number of the boot before; None if it is unknown."""
         self.restarts = self.missing = 0
         self.last: int | None = None
         self._before = before
-        # First and end of each gap, ascending. Most streams never have one, and an empty list takes memory.
+        # First and end of each gap, ascending. Most streams never have a gap, and an empty list takes memory.
         self._gaps: list[tuple[int, int]] | None = None
 
     @property
     def lost_min(self) -> int:
-        """The least number of lost reports. A lost spool held an unknown number, and counts as one."""
+        """The least number of lost reports. A lost spool held an unknown number; it counts as one report."""
         return self.missing + self.restarts
 
     def is_new(self, seq: int) -> bool:
-        """Return whether `seq` did not come before; remembers it."""
+        """Return whether `seq` is new, and remember it."""
         last = self.last
         if last is not None and seq == last + 1:
             self.last = seq
             return True
-        if last is None and self._before is not None and seq > self._before and not begun_anew(seq, self._before):
+        if last is None and self._before is not None and seq > self._before and not is_new_spool(seq, self._before):
             if seq > self._before + 1:
                 self._add_gap(self._before + 1, seq)
             self.last = seq
             return True
-        if last is None or begun_anew(seq, last):
-            self.restarts += last is not None or (self._before is not None and begun_anew(seq, self._before))
+        if last is None or is_new_spool(seq, last):
+            self.restarts += last is not None or (self._before is not None and is_new_spool(seq, self._before))
             self.last = seq
             self._gaps = None
             return True
@@ -77,7 +80,7 @@ class SeqTracker:
         del gaps[:-GAPS_MAX]
 
     def fill(self, seq: int) -> bool:
-        """Remove `seq` from the gap that contains it; return whether one did."""
+        """Remove `seq` from the gap that contains it; return whether there is such a gap."""
         gaps = self._gaps or []
         at = bisect_right(gaps, seq, key=lambda gap: gap[0]) - 1
         if at < 0 or seq >= gaps[at][1]:
@@ -89,11 +92,13 @@ class SeqTracker:
         return True
 
 
-class Numbers:
-    """The numbers of one stream over a device's boots, of which the last BOOTS_KEPT_MAX are remembered.
+class StreamTracker:
+    """Finds new, repeated and missing messages of one stream, over several boots of a device.
 
-    A boot continues the numbers of the boot before, so a gap between them is of missing reports, too. After a power cut
-    it may use the last numbers again.
+    It remembers the last BOOTS_KEPT_MAX boots.
+
+    A boot continues the numbers of the boot before, so a gap between two boots also means missing reports. After a
+    power cut, a boot may use the last numbers again.
     """
 
     __slots__ = ("_lost", "_trackers")
@@ -107,13 +112,13 @@ class Numbers:
         return self._lost + sum(tracker.lost_min for tracker in self._trackers.values())
 
     def is_new(self, boot: str, seq: int) -> bool:
-        """Return whether `seq` of this boot did not come before; remembers it."""
+        """Return whether `seq` of this boot is new, and remember it."""
         tracker = self._trackers.get(boot)
         others = [each for each in self._trackers.values() if each is not tracker]
         late = any(each.fill(seq) for each in others)  # a broker may delay a report beyond the next boot
         if tracker is None:
             lasts = [each.last for each in others if each.last is not None]
-            near = [last for last in lasts if not begun_anew(seq, last)]
+            near = [last for last in lasts if not is_new_spool(seq, last)]
             tracker = self._trackers[boot] = SeqTracker(max(near or lasts, default=None))
             while len(self._trackers) > BOOTS_KEPT_MAX:
                 self._lost += self._trackers.pop(next(iter(self._trackers))).lost_min

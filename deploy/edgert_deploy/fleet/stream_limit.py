@@ -1,11 +1,11 @@
-"""A limit on the streams of a device: one that invents names fills no memory, disk or Prometheus."""
+"""A limit on the streams of a device. Invented names then fill neither memory, disk nor Prometheus."""
 
 from __future__ import annotations
 
 from edgert.errors import ProtocolError
 
-# Enough for a device with a few models that restarts every ten seconds: its events matter most. Each stream costs a
-# store some kilobytes for as long as it keeps hours.
+# Enough for a device with a few models that restarts every ten seconds; the events of such a device are important. Each
+# stream takes some kilobytes of a store, as long as the store keeps rows of hours.
 STREAMS_MAX = 1_000
 WINDOW_S = 3600.0
 
@@ -18,7 +18,7 @@ class StreamLimit:
         self._since = float("-inf")
 
     def check(self, site: str, device: str, stream: tuple[str, ...], now: float) -> None:
-        """Remember `stream`. Raises ProtocolError if it is one too many."""
+        """Count `stream` once. Raises ProtocolError if the device has too many streams."""
         if now - self._since > WINDOW_S:
             self._streams, self._since = {}, now
         streams = self._streams.get((site, device))

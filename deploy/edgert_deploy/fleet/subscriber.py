@@ -1,4 +1,4 @@
-"""A subscriber: feeds a model of the fleet, a recorder or an exporter from a broker."""
+"""A subscriber: passes the messages of a broker to listeners, such as a recorder or an exporter."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ class Listener(Protocol):
 
 
 class FleetSubscriber:
-    """Passes everything that `site` (None: every site) reports to each listener.
+    """Passes every message of a fleet to each listener.
 
-    The first connection must succeed. A lost one is made again, and `log` receives a line about it. With a `session`,
-    the broker keeps the messages meanwhile; `settled` returns the number of messages that it may drop, because the
-    listeners have processed them.
+    The first connection must succeed. After a loss, the subscriber connects again.
     """
 
     def __init__(
@@ -42,6 +40,17 @@ class FleetSubscriber:
         settled: Callable[[], int] = lambda: 0,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
+        """Prepare a connection; `open` connects.
+
+        Args:
+            settings: the broker and the login.
+            listeners: receive every message.
+            site: the site whose messages are received; None for every site.
+            client_id: the client's name at the broker; "" lets the broker choose.
+            session_s: for how long the broker keeps messages while the connection is lost; None for no session.
+            settled: returns the number of messages, from the first on, that the broker may drop.
+            log: receives a line about each loss and each new connection.
+        """
         self._listeners = listeners
         self._filters = messages.subscriptions(site)
         self._log = log
@@ -58,9 +67,9 @@ class FleetSubscriber:
         self._connected = True
 
     def listen(self, seconds: float) -> None:
-        """Apply what arrives within `seconds`, and connect again if the connection is lost.
+        """Apply the messages that arrive within `seconds`. Connect again if the connection is lost.
 
-        Returns early if the broker waits until messages that have arrived are settled.
+        Returns early if the broker sends no more messages before some are acknowledged.
         """
         ends_at, began = time.monotonic() + seconds, self._connection.taken
         while (left := ends_at - time.monotonic()) > 0:
@@ -82,7 +91,10 @@ class FleetSubscriber:
         self._connection.close()
 
     def _pump(self, left_s: float, began: int) -> bool:
-        """Serve the network once; return whether messages came since `began` and wait, and no more come."""
+        """Serve the network once. Return whether new messages wait for an acknowledgement and no more come.
+
+        `began` is the number of messages before.
+        """
         connection, taken = self._connection, self._connection.taken
         connection.pump(min(left_s, QUIET_S) if connection.unacknowledged else left_s)
         connection.acknowledge(self._settled())

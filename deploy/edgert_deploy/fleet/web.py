@@ -1,4 +1,4 @@
-"""The web server of the exporter and of the fleet's page: the device's HTTP code, in a thread."""
+"""The web server of the exporter and of the fleet's page. It runs the device's HTTP code in a thread."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
 
 
 class WebServer:
-    """Serves `handle` on `host`:`port` (0: a free one) from its own thread. Raises ConfigInvalid.
+    """Serves HTTP from its own thread. Raises ConfigInvalid.
 
-    `asked` is the address as the user gave it, for the message.
+    Args:
+        handle: answers a request.
+        host, port: the address to listen on; port 0 means a free port.
+        option: the option with the address as the user gave it, for messages.
+        name: the name of the thread.
     """
 
-    def __init__(self, handle: Handler, host: str, port: int, asked: str, name: str) -> None:
-        import httptools  # noqa: F401  # a missing package ends the command, not the first connection
+    def __init__(self, handle: Handler, host: str, port: int, option: str, name: str) -> None:
+        import httptools  # noqa: F401  # a missing package fails here, not at the first connection
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
-            reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")  # Python's own words
-            raise ConfigInvalid(f"{asked} cannot be used: {reason}; choose another address or port") from error
+            reason, _, _ = str(getattr(error, "strerror", None) or error).partition(
+                " (while "
+            )  # a note that Python appends
+            raise ConfigInvalid(f"{option} cannot be used: {reason}; choose another address or port") from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])
         self._stop, stop = socket.socketpair()
@@ -40,7 +46,7 @@ class WebServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more requests; wait a few seconds for those in progress."""
+        """Accept no more requests, and wait a few seconds for the requests in progress."""
         self._stop.close()
         self._thread.join()
 

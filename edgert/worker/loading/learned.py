@@ -56,7 +56,7 @@ class Circumstances:
     engine: str
     engine_version: str
     cpus: int
-    objective: str
+    optimize_for: str
     threads: int
     instances: int
     batch_max: int
@@ -74,7 +74,7 @@ class Circumstances:
         reactor: bool = False,
     ) -> Circumstances:
         cpus = cpus or len(os.sched_getaffinity(0))
-        given = (settings.objective, settings.threads, settings.instances, settings.batch_max)
+        given = (settings.optimize_for, settings.threads, settings.instances, settings.batch_max)
         return cls(engine, engine_version, cpus, *given, reactor)
 
     @property

@@ -128,7 +128,7 @@ class _Learner:
     def learn(self) -> Learned:
         circumstances = self._circumstances
         threads, instances, together = self._choose_threads(), 1, 1
-        if circumstances.objective == "throughput" or circumstances.instances > 1:
+        if circumstances.optimize_for == "throughput" or circumstances.instances > 1:
             threads, instances = self._choose_instances(threads)
         before_mb = self._memory_mb()
         if instances == 1 and not circumstances.instances and self._engine.concurrent:

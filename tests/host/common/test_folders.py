@@ -1,4 +1,4 @@
-"""Where a user's keys, caches and reports are: by the XDG specification."""
+"""The folders of a user's keys, caches and reports follow the XDG specification."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_our_own_variable_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host took it as a folder of the current one, where the device refused it."""
+    """Before, the host used it as a folder below the current folder, but the device refused it."""
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
     monkeypatch.setenv("HOME", "relative/home")
     for variable, (folder, _) in FOLDERS.items():

@@ -1,4 +1,4 @@
-"""A key's private half is the user's, its public half also the project's; an error names what to do next."""
+"""The private half of a key is only the user's, the public half also the project's. Errors give the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on many devices side by side, and what one and two presses of Ctrl-C do to it."""
+"""Work on many devices at a time, and the effects of one and two presses of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_second_press_returns_without_the_items_in_progress_and_with_those_t
 
 
 def test_a_terminal_that_takes_its_time_holds_up_no_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handlers take longer than one look at the answers."""
+    """The signal handlers take longer than one wait for an answer."""
     monkeypatch.setattr(os, "write", lambda *_: time.sleep(2 * POLL_S))
     stop, done = UserStop(), threading.Event()
 

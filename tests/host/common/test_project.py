@@ -1,4 +1,4 @@
-"""A project's file decides what options left out are, from any folder below it."""
+"""A project's file gives the defaults of options, in every folder of the project."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.Captur
 def test_a_login_goes_to_the_projects_broker_alone(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Another broker that --broker names sees neither name nor password: it is real, and takes anybody."""
+    """The broker of --broker receives neither name nor password. It is real, and accepts every login."""
     (folder.parent / "pw").write_text("secret\n")
     with Broker.in_folder(tmp_path / "broker", extra=("log_type all",)) as broker:
         own = f'[broker]\naddress = "127.0.0.1:{broker.port}"\nusername = "edge"\npassword_file = "../pw"\n'
@@ -237,7 +237,7 @@ def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def test_help_needs_no_more_than_click(folder: Path) -> None:
-    """Looking for a project imports nothing that takes long."""
+    """The search for a project imports no slow modules."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "from edgert_deploy.cli import main; main(['--help'])"],
         capture_output=True,

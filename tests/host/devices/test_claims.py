@@ -1,4 +1,4 @@
-"""One host at a time sets a device up. This machine plays the device, two cache folders play two hosts.
+"""One host at a time sets a device up. This machine is the device, and two cache folders stand for two hosts.
 
 tests/end_to_end/test_ssh.py has two real bootstraps at once.
 """
@@ -38,7 +38,7 @@ def device(tmp_path: Path) -> Device:
 
 @pytest.fixture
 def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Be another host from now on."""
+    """Become another host."""
     return lambda name: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hosts" / name))
 
 
@@ -176,7 +176,7 @@ def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_
 def test_a_claim_does_not_outlast_the_restart_of_a_container(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
-    """A container of LXC has its own uptime and its host's boot id: a claim lasted for weeks more."""
+    """An LXC container has its own uptime and its host's boot id. Before, a claim lasted for weeks more."""
 
     class Container(LocalTransport):
         uptime_s = 3e6
@@ -205,7 +205,7 @@ def test_a_claim_does_not_outlast_the_restart_of_a_container(
 def test_folders_that_cannot_be_written_are_told_before_anything_is_sent(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
-    """As on a read-only root: a bootstrap sent 39 MB and failed at the state folder."""
+    """For example on a read-only root. Before, a bootstrap sent 39 MB and then failed at the state folder."""
     on_host("one")
     there = tmp_path / "read-only"
     there.mkdir()
@@ -248,7 +248,7 @@ def test_a_full_disk_is_named_with_what_to_remove(
 def test_folders_that_bootstrap_made_for_the_state_are_removed_with_it(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
-    """The first uninstall keeps the receipt, as the folders above the models cannot be removed yet."""
+    """The first uninstall keeps the receipt, because the folders above the models cannot be removed yet."""
     on_host("one")
     transport = LocalTransport(device)
     before = set(tmp_path.iterdir()) | {tmp_path / "hosts"}
@@ -272,7 +272,7 @@ def test_folders_that_bootstrap_made_for_the_state_are_removed_with_it(
 def test_folders_that_hold_other_things_are_left_alone(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
-    """--state /var/lib would give all of it to the daemon's user, and remove `cache` one day."""
+    """--state /var/lib would give all of /var/lib to the daemon's user, and an uninstall would remove its `cache`."""
     on_host("one")
     others = tmp_path / "others"
     for name in ("venvs", "cache", "spool", "mail"):

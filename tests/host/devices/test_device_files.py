@@ -1,4 +1,4 @@
-"""A device's configuration keeps what the user wrote; a broker is given by its address."""
+"""A device's configuration keeps the user's text. A broker is given by its address."""
 
 from __future__ import annotations
 

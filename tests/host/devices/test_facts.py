@@ -1,16 +1,18 @@
-"""A machine gets the profile that fits, and any machine can be asked."""
+"""A machine gets the profile that fits, and the probe works on any machine."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgert import machine
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.facts import _PROBE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device
@@ -62,7 +64,7 @@ def test_this_host_gets_its_own_profile() -> None:
         (
             replace(PI_4, glibc="2.31"),
             "memory: generic-arm64 needs glibc 2.34",
-        ),  # and not why those of other processors
+        ),  # and not the reasons of profiles for other processors
         (replace(PI_4, glibc="", distribution="Alpine Linux"), r"\(Alpine Linux\) has no glibc .* such as Debian"),
         (replace(PI_4, glibc="", python="", python_path=""), "Install a Python"),
         (replace(PI_4, memory_mb=400), "MB of memory"),
@@ -131,7 +133,7 @@ def on_path(folder: Path, lacks: str = "-", **pythons: str) -> str:
 def test_the_free_space_is_found_whatever_the_names_of_disk_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A share of another machine may have spaces in its name, and so may a folder."""
+    """The name of a network share may contain spaces, and so may the name of a folder."""
     programs = Path(on_path(tmp_path / "bin"))
     shown = "Filesystem 1024-blocks Used Available Capacity Mounted on\\n//nas/Our Models 9999 1 2048000 71% /mnt/Our Models"
     (programs / "df").unlink()
@@ -188,3 +190,18 @@ def test_a_small_system_without_getconf_has_its_glibc(tmp_path: Path, monkeypatc
 
 def local(folder: Path) -> Transport:
     return open_transport(Device("here", "local", str(folder), "this-machine", str(folder)))
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "avx2 fma", "avx512f avx512_vnni", "avx2 avx_vnni", "avx512f avx512_4vnniw", "avx_vnni_int8"]
+)
+def test_the_probe_finds_vnni_where_the_device_finds_it(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe runs before EdgeRT is installed, so it has its own line for the rule of `int8_saturates`."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nmodel name : Intel(R) N100\nflags : fpu {flags}\n")
+    (line,) = (line for line in _PROBE.splitlines() if "vnni" in line)
+    printed = subprocess.run(["sh", "-c", line.replace("/proc/cpuinfo", str(cpuinfo))], capture_output=True, text=True)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert (printed.stdout == "vnni=1\n") is not machine.int8_saturates(cpuinfo)

@@ -1,4 +1,4 @@
-"""The inventory keeps what the user wrote, changes at once or not at all, and says what is wrong with it."""
+"""The inventory keeps the user's text, is replaced in one step, and reports faults clearly."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> No
 
 
 def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_path: Path) -> None:
-    """As where somebody takes a while to agree to a host key."""
+    """For example, a user may take a while to confirm a host key."""
     other = Inventory(tmp_path / "link.toml")
     other.path.symlink_to(inventory.path)
     inventory.device("kitchen")
@@ -159,7 +159,7 @@ def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: di
 
 
 def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory) -> None:
-    """With one, a bootstrap did not see the monitor that runs, and edgertd stop not the unit."""
+    """With a slash, a bootstrap did not find the running monitor, and `edgertd stop` did not find the unit."""
     inventory.add(replace(inventory.device("kitchen"), name="other", state="/var/lib/edgert/", home="/opt//edgert/"))
     other = inventory.device("other")
     assert (other.state, other.home) == ("/var/lib/edgert", "/opt/edgert")
@@ -170,7 +170,7 @@ def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory)
 )
 @pytest.mark.parametrize("which", ["state", "home"])
 def test_folders_that_no_program_may_be_in_are_refused(inventory: Inventory, which: str, path: str) -> None:
-    """A bootstrap failed there with a syntax error of a shell, after all wheels had been sent."""
+    """In such folders, a bootstrap failed with a shell's syntax error after it had sent all wheels."""
     with pytest.raises(ConfigInvalid, match="--state and --home"):
         inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: path}))
     inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: "/srv/my é folder%h"}))

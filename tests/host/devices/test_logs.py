@@ -1,4 +1,4 @@
-"""`edgert logs` and `edgert ssh` against a real OpenSSH server: the lines, the pinned keys, nothing left there."""
+"""`edgert logs` and `edgert ssh` with a real OpenSSH server: right lines, pinned keys, no process that stays there."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_lines_are_followed_and_nothing_stays_behind(sshd: SshDevice, log: Path)
 def test_following_does_not_depend_on_the_users_ssh_configuration(
     sshd: SshDevice, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A terminal echoed the input, a tunnel's lines ran no command, and a port in use ended it."""
+    """Before, a terminal echoed the input, settings for a tunnel ran no command, and a port in use ended ssh."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         forward = f"LocalForward {held.getsockname()[1]} localhost:1\n ExitOnForwardFailure yes"
         lines = f"RequestTTY force\n SessionType none\n StdinNull yes\n ForkAfterAuthentication yes\n {forward}"
@@ -125,7 +125,7 @@ def test_following_does_not_depend_on_the_users_ssh_configuration(
 
 
 def use_ssh_configuration(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the system's ssh read `text`: it takes no home from the environment."""
+    """Make the system's ssh read `text`. ssh does not take the home folder from the environment."""
     (folder / "config").write_text(text)
     (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
     (folder / "ssh").chmod(0o755)

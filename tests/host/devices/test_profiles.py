@@ -1,4 +1,4 @@
-"""Every profile that ships keeps the schema; a wrong one says what is wrong."""
+"""Every shipped profile follows the schema. The error of a wrong profile says what is wrong."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REVIEWED = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_edgert_has_wheels_for_every_engine_of_a_profile(name: str) -> None:
-    """At both ends of the range of Pythons: the extra's requirements, markers judged."""
+    """The requirements of each extra are checked for the lowest and the highest Python, with their markers."""
     profile = load_profile(name, SHIPPED)
     machine, lowest, highest = REVIEWED[name]
     assert machine in (profile.machines or (machine,))

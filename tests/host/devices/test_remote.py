@@ -1,4 +1,4 @@
-"""`edgertd` on a device: its answers, and its errors as the classes that they are there."""
+"""`edgertd` on a device: its answers arrive, and its errors arrive as the same classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
 
 
 class Answers:
-    """A transport whose every command ends with one result."""
+    """A transport on which every command ends with the same result."""
 
     def __init__(self, exit_code: int, stdout: str = "", stderr: str = "") -> None:
         self._result = Result(("edgertd",), exit_code, stdout, stderr)

@@ -1,4 +1,4 @@
-"""Selectors select the devices that they name; a word that matches none is refused with what there is."""
+"""Selectors select devices. A word that matches no device is refused, and the message lists valid words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units: systemd takes them, they give away as little as is stated, and the daemon keeps its side."""
+"""The units: systemd accepts them, they give the daemon few rights, and the daemon works with these rights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def system_unit(
 
 
 def written(unit: Unit, folder: Path) -> Path:
-    """The unit as a file, its command replaced by one that exists here: systemd looks."""
+    """Write the unit as a file. Its command is replaced by one that exists here, because systemd checks this."""
     path = folder / "edgertd.service"
     path.write_text(unit.text.replace("ExecStart=/opt/edgert/venv/bin/edgertd", f"ExecStart={shutil.which('true')}"))
     return path

@@ -1,4 +1,4 @@
-"""Ways to a device, with pinned keys: jump hosts, ProxyCommand, agents, ~/.ssh/config; real OpenSSH servers."""
+"""Logins with pinned keys, on real OpenSSH servers: jump hosts, ProxyCommand, agents, ~/.ssh/config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 @pytest.fixture(scope="module")
 def bastion(tmp_path_factory: pytest.TempPathFactory, board: SshDevice) -> Iterator[SshDevice]:
-    """A second server, which lets in who the board lets in, and forwards to the board alone."""
+    """A second server. It accepts the same keys as the board, and forwards only to the board."""
     folder = tmp_path_factory.mktemp("bastion")
     with running_sshd(folder) as server:
         server.stop()
@@ -44,7 +44,7 @@ def bastion(tmp_path_factory: pytest.TempPathFactory, board: SshDevice) -> Itera
 
 @dataclass
 class Home:
-    """The user's ~/.ssh, apart from anyone's own."""
+    """A ~/.ssh for the test."""
 
     ssh: Path
 
@@ -59,7 +59,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F "$HOME/.ssh/config" "$@"\n')
-    (tmp_path / "bin" / "ssh").chmod(0o755)  # OpenSSH itself does not look at HOME
+    (tmp_path / "bin" / "ssh").chmod(0o755)  # OpenSSH itself ignores HOME
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return Home(tmp_path / ".ssh")
@@ -148,7 +148,7 @@ def test_what_the_jump_host_cannot_reach_is_said(board: SshDevice, bastion: SshD
 def test_jump_hosts_of_the_ssh_config_are_taken_in_their_order(
     board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
 ) -> None:
-    """The first forwards to the bastion alone, and the bastion to the board alone."""
+    """The first jump host forwards only to the bastion, and the bastion only to the board."""
     with running_sshd(tmp_path / "outer") as server:
         server.stop()
         shutil.copy(board.folder / "client_key.pub", server.folder / "authorized_keys")
@@ -229,7 +229,7 @@ def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
 def test_keys_come_out_of_an_agent(
     board: SshDevice, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the one whose file is locked by a passphrase, where the user's configuration allows no other."""
+    """This includes a key whose file has a passphrase, if the user's configuration allows no other key."""
     locked = tmp_path / "locked"
     shutil.copy(board.client_key, locked)
     shutil.copy(f"{board.client_key}.pub", f"{locked}.pub")
@@ -278,7 +278,7 @@ def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
 def test_the_fingerprint_may_be_of_any_key_of_the_server(home: Home, tmp_path: Path, kind: str) -> None:
-    """The server prefers its Ed25519 key; the login then asks for the key that is pinned."""
+    """The server prefers its Ed25519 key. The login requests the pinned key."""
     with running_sshd(tmp_path / "server") as server:
         server.stop()
         new_ssh_key(server.folder / kind, kind)
@@ -300,7 +300,7 @@ def test_the_fingerprint_may_be_of_any_key_of_the_server(home: Home, tmp_path: P
 
 
 def test_a_wrong_fingerprint_is_one_error_and_no_traceback(board: SshDevice) -> None:
-    """In a process of its own: paramiko logs to whoever listens, and here pytest does."""
+    """The test needs a separate process, because pytest would receive paramiko's log."""
     script = (
         "from edgert_deploy.devices.inventory import SshAddress\n"
         "from edgert_deploy.devices.transports.ssh_login import scan_host_key\n"

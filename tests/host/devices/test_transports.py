@@ -1,4 +1,4 @@
-"""One contract for every transport, then what only SSH promises: pinned keys, resumed uploads, no endless wait."""
+"""One contract for every transport. Then the promises of SSH: pinned keys, resumed uploads, no endless wait."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_scan_shows_the_servers_key(sshd: SshDevice) -> None:
 
 
 def test_a_server_with_one_session_at_a_time_runs_one_command_after_another(tmp_path: Path) -> None:
-    """sshd refuses a session for a moment after the last one ended."""
+    """sshd refuses a session for a moment after the last session ended."""
     with (
         configured("MaxSessions 1\n", tmp_path) as server,
         contextlib.closing(SshTransport(server.device())) as transport,
@@ -163,7 +163,7 @@ def test_a_server_without_sessions_is_no_lost_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "tcsh", "fish"])
 def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell: str, tmp_path: Path) -> None:
-    """csh takes no quoted line break, fish reads quoted backslashes, and a line of .bashrc may greet."""
+    """csh accepts no quoted line break, fish interprets quoted backslashes, and .bashrc may print lines."""
     forced = f'ForceCommand echo Welcome; exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n'
     words = [
         "a b",
@@ -199,7 +199,7 @@ def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell:
 
 @pytest.mark.parametrize("become", ["", "sudo"])
 def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str) -> None:
-    """It closes the connection at 9000 bytes: an uninstall, which sends a script, was a lost link."""
+    """dropbear closes the connection at 9000 bytes. An uninstall sends a script, and failed with a lost link."""
     (tmp_path / "sudo").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
     (tmp_path / "sudo").chmod(0o755)
     limit = 'test ${#SSH_ORIGINAL_COMMAND} -lt 9000 || kill -9 $PPID; eval "$SSH_ORIGINAL_COMMAND"'
@@ -277,7 +277,7 @@ def test_a_changed_host_key_is_refused_before_anything_is_sent(tmp_path: Path) -
                     act(SshTransport(device))
                 assert caught.value.code == "device.host_key_mismatch"
             assert not (tmp_path / "there").exists()
-            # sshd logs a line with the user's name as soon as one is told it.
+            # sshd logs a line with the user's name as soon as it receives the name.
             assert "Accepted" not in impostor.log
             assert f"user {device.address.partition('@')[0]}" not in impostor.log
         finally:
@@ -311,7 +311,7 @@ def test_a_user_who_is_not_let_in_is_told_what_to_do(
 
 
 def test_a_refused_login_is_not_tried_again(sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload tries again after a lost link; a server or fail2ban would lock this host out."""
+    """An upload is repeated after a lost link. If a refused login were repeated, fail2ban could lock this host out."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     new_ssh_key(tmp_path / "stranger")
@@ -368,7 +368,7 @@ def test_a_disk_that_is_full_is_no_dead_link(tmp_path: Path) -> None:
     source.write_bytes(os.urandom(9_000_000))
     (tmp_path / "far").mkdir()
     tools.mkdir()
-    # /dev/full answers each write as a full disk does.
+    # /dev/full fails each write like a full disk.
     (tools / "dd").write_text("#!/bin/sh\nexec /usr/bin/env -i PATH=/usr/bin:/bin dd of=/dev/full bs=32768\n")
     (tools / "dd").chmod(0o755)
     with running_sshd(tmp_path / "sshd", path=f"{tools}:/usr/bin:/bin") as server:
@@ -398,7 +398,7 @@ def test_a_server_without_a_common_algorithm_is_reported(tmp_path: Path) -> None
 
 
 def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_is_off(tmp_path: Path) -> None:
-    """sshd drops them without a word, as a firewall's rule or another service does."""
+    """sshd drops such connections silently, like a firewall's rule or another service."""
     with running_sshd(tmp_path) as server:
         server.stop()
         written = (server.folder / "sshd_config").read_text()
@@ -407,7 +407,7 @@ def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_
         again = start_sshd(server.folder, port=server.port, text=few)
         try:
             waits = socket.create_connection(("127.0.0.1", server.port))
-            while waits.recv(4) != b"SSH-":  # the look whether the server had started may still count
+            while waits.recv(4) != b"SSH-":  # the check that the server had started may still count
                 waits.close()
                 waits = socket.create_connection(("127.0.0.1", server.port))
             with waits, pytest.raises(DeviceUnreachable, match=r"does not greet as SSH does\..*MaxStartups"):
@@ -420,7 +420,7 @@ def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_
 def test_a_server_that_says_nothing_is_unreachable_in_time(
     sshd: SshDevice, monkeypatch: pytest.MonkeyPatch, greeting_s: float
 ) -> None:
-    """Either of paramiko's clocks may be the first: of the greeting, or of the whole start."""
+    """Either of paramiko's time-outs may come first: that of the greeting, or that of the whole start."""
     monkeypatch.setattr(
         paramiko.Transport, "banner_timeout", property(lambda self: greeting_s, lambda self, s: None), raising=False
     )
@@ -441,7 +441,7 @@ def test_an_upload_goes_on_after_the_link_was_cut(sshd: SshDevice, tmp_path: Pat
         transport.put(source, str(there))
         transport.close()
         assert relay.connections == 3
-        # Had it begun anew each time, 10 MB of cut attempts and 12 MB of the last would have passed. What was on its
+        # Without continuation, 10 MB of cut attempts and 12 MB of the last attempt would pass. Bytes that were on their
         # way at a cut is sent again: at most a channel's window of 2 MB.
         assert relay.bytes_passed < 18_000_000
     assert there.read_bytes() == source.read_bytes()
@@ -460,7 +460,7 @@ def test_an_upload_gives_up_after_a_bounded_number_of_attempts(sshd: SshDevice, 
 
 
 def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
-    """A refused login is not tried again, and its advice is about keys."""
+    """A refused login would not be repeated, and its advice is about keys."""
     cuts = list(range(1000, 2000, 60))
     with Relay(sshd.port, cut_after=cuts) as relay:
         for cut in cuts:
@@ -475,7 +475,7 @@ def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice
 
 
 def test_a_link_that_freezes_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
-    """As a device that stands still for a while: what is retryable is tried again."""
+    """A device may stand still for a while. The error is retryable, so the command is repeated."""
     with Relay(sshd.port, freeze_after=1200) as relay:  # once both sides have their keys
         with pytest.raises(DeviceUnreachable, match="did not answer the login in time") as caught:
             SshTransport(sshd.device(port=relay.port), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)

@@ -137,7 +137,7 @@ def test_a_broker_that_refuses_the_login_has_the_login_as_its_next_step(inventor
 
 def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inventory, tmp_path: Path) -> None:
     access = tmp_path / "access"
-    access.write_text("topic read edgert/v1/#\n")  # as of a login that is made for people
+    access.write_text("topic read edgert/v1/#\n")  # like the output of a login for people
     broker = Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",))
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
         wait_until(

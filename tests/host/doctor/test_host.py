@@ -26,7 +26,7 @@ def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     new_ssh_key(tmp_path / "home" / ".ssh" / "id_ed25519")
     found = check_host(inventory)
-    assert [f for f in found if f.level != OK and f.check != "room"] == []  # the room is this machine's own
+    assert [f for f in found if f.level != OK and f.check != "room"] == []  # the free space depends on this machine
     assert list(signing_keys().values()) == ["default"]
 
 
@@ -37,7 +37,7 @@ def test_what_is_wrong_on_the_host_is_named_with_its_next_step(
     private.chmod(0o644)
     assert f"chmod 600 {private}" in text_of(check_host(inventory), "signing key")
     private.chmod(0o600)
-    public.unlink()  # as after a restore of the private half alone
+    public.unlink()  # as after a restore of only the private half
     assert levels(check_host(inventory), "signing key") == [OK]
     write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "other"))
     public.write_bytes(key_paths(tmp_path / "conf" / "keys", "other")[1].read_bytes())

@@ -1,4 +1,4 @@
-"""The progress of a channel, from what devices reported."""
+"""The progress of a channel follows from the reports of its devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that a device sends ends or blocks a program of the fleet, or is shown as more than text."""
+"""No message of a device ends or blocks a program of the fleet, or is shown as anything but text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.stream_limit import WINDOW_S
-from edgert_deploy.fleet.ui.answers import Answers, NotHere
+from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
@@ -38,7 +38,7 @@ VALUES = (float("nan"), float("inf"), 10**400, -(10**400), 2**63, 1e300, -1, Non
 
 
 def spoilt() -> Iterator[tuple[str, bytes]]:
-    """Every field of every message with every odd value, and messages that are none."""
+    """Every field of every message with every odd value, and texts that are not messages."""
     pi = Pi("pi-1")
     said: Sent = pi.window(NOW_MS, [1.0, 2.0], engine=[0.5, 1.5])
     event = {
@@ -80,7 +80,7 @@ def spoilt() -> Iterator[tuple[str, bytes]]:
 
 
 def strict(value: Any) -> str:
-    """JSON as a browser reads it."""
+    """Parse JSON like a browser."""
     return json.dumps(value, allow_nan=False)
 
 
@@ -141,7 +141,7 @@ def test_a_browser_can_read_the_json_of_the_page(tmp_path: Path) -> None:
         fleet_state.apply(topic, payload, False, 0.0)
         hub.tick()
         strict([hub.view(Filter()).whole(), answers.devices({})])
-        with contextlib.suppress(NotHere):  # an empty retained message removes the device
+        with contextlib.suppress(NotFound):  # an empty retained message removes the device
             strict(answers.device({"site": "plant-a", "device": "pi-1"}))
     for message in Pi("pi-1").info():
         fleet_state.apply(*message, False, 0.0)

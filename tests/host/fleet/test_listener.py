@@ -1,4 +1,4 @@
-"""A listener hands over each message of the contract once decoded, and refuses and counts all else."""
+"""A listener decodes each message of the contract once. It refuses and counts all other messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fleet import NOW_MS, Pi, Sent, changed
 
 
 class Heard(FleetListener):
-    """A listener that notes what it is called with; its wall clock stands at NOW_MS."""
+    """A listener that records its calls. Its wall clock always shows NOW_MS."""
 
     def __init__(self, *, decodes_hist: bool = True) -> None:
         super().__init__(lambda: NOW_MS)

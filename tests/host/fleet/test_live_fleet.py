@@ -1,4 +1,4 @@
-"""The live state of a fleet follows its newest messages: late, repeated and odd ones change nothing for the worse."""
+"""The live state of a fleet follows the newest messages. Late, repeated and odd messages do no harm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def device_of(fleet: Fleet, name: str = "pi-1") -> DeviceState:
 
 
 def metrics(pi: Pi, ts_ms: int, requests: int, **fields: object) -> Sent:
-    """The figures of a window of `requests`."""
+    """Return the figures of a window with `requests`."""
     return changed(pi.window(ts_ms, [1.0] * requests)[1:], **fields)
 
 
@@ -199,12 +199,12 @@ def test_the_alarms_of_models_and_of_the_device_come_and_go() -> None:
     feed(fleet, changed(pi.deploy(NOW_MS - 500, "temp_c", "shadow"), alarms="channel_stale", faces_alarms="failed"))
     device = device_of(fleet)
     assert device.alarms == {"": ("channel_stale",), "digits": ("shadow", "temp_c"), "faces": ("failed",)}
-    assert (device.alarms_ms, device.named) == (NOW_MS - 500, {"digits", "faces"})
+    assert (device.alarms_ms, device.model_names) == (NOW_MS - 500, {"digits", "faces"})
     feed(fleet, changed(pi.deploy(NOW_MS - 400, "shadow", "temp_c"), alarms="channel_stale", faces_alarms="failed"))
     assert device.alarms_ms == NOW_MS - 500, "the same alarms"
     clock.ms = NOW_MS - 350
     feed(fleet, pi.deploy(NOW_MS - 300))
-    assert (device.alarms, device.alarms_ms, device.named) == ({}, NOW_MS - 350, set()), "no later than now"
+    assert (device.alarms, device.alarms_ms, device.model_names) == ({}, NOW_MS - 350, set()), "no later than now"
 
 
 @pytest.mark.parametrize(

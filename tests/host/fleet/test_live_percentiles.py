@@ -1,4 +1,4 @@
-"""The fleet's rows follow from its messages: repeated ones count once, missing ones show, percentiles are merged."""
+"""The fleet's rows: repeated messages count once, missing messages show, and percentiles are merged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_fleet_percentiles_are_those_of_the_pooled_sample() -> None:
     exact = sorted(pooled)[int(0.99 * 4000) - 1]
     assert fleet.p99_ms == pytest.approx(exact, rel=RELATIVE_ERROR_MAX + 0.002)  # and the whole microseconds
     mean_of_p99 = sum(row.p99_ms or 0 for row in state.rows(0.0) if row.device) / 20
-    assert abs(mean_of_p99 - exact) > exact / 2  # which is why nobody averages percentiles
+    assert abs(mean_of_p99 - exact) > exact / 2  # the mean of percentiles would differ
 
 
 def test_models_are_summed_up_each_by_itself() -> None:
@@ -120,7 +120,7 @@ def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
     feed(state, pi.window([1.0], window_s=5), now=15.0)
     feed(state, pi.window([1.0], window_s=11), now=26.0)
     assert row_of(state, "pi-07", now=90.0).state == "online"
-    for now in (40.0, 50.0):  # the configured length is another one now
+    for now in (40.0, 50.0):  # the configured length of a window has changed
         feed(state, pi.window([1.0], window_s=10), now=now)
     assert row_of(state, "pi-07", now=76.0).state == "stale"
 

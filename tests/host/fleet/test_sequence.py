@@ -1,4 +1,4 @@
-"""A stream's numbers tell new reports from repeated ones, and count what never came."""
+"""The sequence numbers of a stream identify new, repeated and missing reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgert_deploy.fleet import sequence as seq
-from edgert_deploy.fleet.sequence import Numbers, SeqTracker
+from edgert_deploy.fleet.sequence import SeqTracker, StreamTracker
 
 
 @given(st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=60))
@@ -16,7 +16,7 @@ def test_a_tracker_counts_each_seq_once_and_knows_what_is_missing(arrivals: list
     tracker = SeqTracker()
     first = arrivals[0]
     new = [seq for seq in arrivals if tracker.is_new(seq)]
-    expected = {seq for seq in arrivals if seq >= first}  # what came before the first one seen is not known of
+    expected = {seq for seq in arrivals if seq >= first}  # messages before the first message are unknown
     assert len(new) == len(set(new))
     assert set(new) == expected
     assert tracker.missing == max(arrivals) - first + 1 - len(expected)
@@ -30,7 +30,7 @@ def test_a_counter_begun_anew_is_not_taken_for_lost_messages() -> None:
 
 def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
     tracker = SeqTracker()
-    # The third is drawn lower than the second, and one of its reports never comes.
+    # The third spool begins below the second, and one of its reports never arrives.
     assert all(tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**35, 2**35 + 2))
     assert (tracker.missing, tracker.lost_min) == (1, 3)
     assert not tracker.is_new(2**35)
@@ -49,7 +49,7 @@ def test_a_great_gap_is_counted_in_bounded_memory() -> None:
 
 
 def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
-    numbers = Numbers()
+    numbers = StreamTracker()
     assert all(numbers.is_new("b1", seq) for seq in (1, 2, 3))
     assert numbers.is_new("b2", 8)
     assert numbers.lost_min == 4
@@ -72,13 +72,13 @@ def test_what_a_broker_delays_beyond_reboots_is_new_once_and_only_the_rest_is_mi
                 continue
             for _ in range(1 + (dice.random() < 0.2)):
                 arrivals.append((number + dice.choice((0, 0, 0, 3, 12)), f"b{boot}", number))
-        numbers = Numbers()
+        numbers = StreamTracker()
         new = sum(numbers.is_new(boot, number) for _, boot, number in sorted(arrivals))
         assert (new, numbers.lost_min) == (40 - lost, lost), seed
 
 
 def test_numbers_that_a_power_cut_made_a_device_use_again_are_new_and_nothing_is_missing() -> None:
-    numbers = Numbers()
+    numbers = StreamTracker()
     assert all(numbers.is_new("b1", seq) for seq in range(1, 11))
     assert all(numbers.is_new("b2", seq) for seq in range(8, 13))
     assert numbers.lost_min == 0
@@ -87,7 +87,7 @@ def test_numbers_that_a_power_cut_made_a_device_use_again_are_new_and_nothing_is
 
 
 def test_many_boots_are_remembered_in_bounded_memory_with_what_they_lost() -> None:
-    numbers = Numbers()
+    numbers = StreamTracker()
     assert all(numbers.is_new(f"b{boot}", 3 * boot) for boot in range(100))
     assert numbers.lost_min == 2 * 99
     assert len(numbers._trackers) == seq.BOOTS_KEPT_MAX

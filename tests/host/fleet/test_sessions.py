@@ -33,7 +33,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Programs that are ended, should the test not come to it."""
+    """Yield a list of programs, which are ended after the test at the latest."""
     programs: list[subprocess.Popen[str]] = []
     yield programs
     for program in programs:
@@ -43,7 +43,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 class Recording:
-    """`edgert fleet record` in a process of its own."""
+    """`edgert fleet record` in a separate process."""
 
     def __init__(self, broker: Broker, store: Path, started: list[subprocess.Popen[str]]) -> None:
         words = ["fleet", "record", "--broker", broker.settings.address, "--store", str(store), "--session", "main"]
@@ -56,7 +56,7 @@ class Recording:
         assert "recording from" in self.said, self.said + self.process.stderr.read()
 
     def kill_with_reports_in_hand(self, broker: Broker, sent: Sent) -> None:
-        """Kill it while it takes `sent`: what is not in the store is with it, in sockets, at the broker."""
+        """Kill the recorder while it receives `sent`. Then messages are in the recorder, in sockets, at the broker."""
         self.process.send_signal(signal.SIGSTOP)
         publish(broker, sent)
         self.process.send_signal(signal.SIGCONT)
@@ -174,6 +174,6 @@ def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile
 
 
 def _unacknowledged(broker: Broker) -> int:
-    """Return how many messages the broker has sent whose acknowledgement it has not got."""
+    """Return the number of messages that the broker has sent and that are not acknowledged."""
     log = (broker.folder / "mosquitto.log").read_text()
     return len(re.findall(r"Sending PUBLISH to .*, q1,", log)) - log.count("Received PUBACK from")

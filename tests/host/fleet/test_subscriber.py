@@ -1,4 +1,4 @@
-"""A subscriber passes on what a real broker sends, survives its restart, and ends over no odd message."""
+"""A subscriber passes on the messages of a real broker. It survives the broker's restart and every odd message."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broke
 
 
 def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
-    # mosquitto refuses such topics, so this broker is a scripted one: CONNACK, SUBACK, PUBLISH, all of MQTT 5.
+    # mosquitto refuses such topics, so this broker follows a script: CONNACK, SUBACK, PUBLISH, all of MQTT 5.
     topic = b"edgert/v1/plant-a/\xff\xfe/status"
     publish_packet = b"\x30" + bytes([2 + len(topic) + 1 + 6]) + len(topic).to_bytes(2, "big") + topic + b"\x00online"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -116,7 +116,7 @@ def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
 
 
 def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step() -> None:
-    # mosquitto grants what it then withholds, so this broker is a scripted one: CONNACK, SUBACK with 0x87.
+    # mosquitto grants subscriptions that it then ignores, so this broker follows a script: CONNACK, SUBACK with 0x87.
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

@@ -19,7 +19,14 @@ from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import ModelName, ProfileName
 from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.store.query import FleetQuery, Question
-from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of, time_text
+from edgert_deploy.fleet.store.tables import (
+    PERCENTILES_DEFAULT,
+    QueryRequest,
+    csv_text,
+    dimensions_of,
+    shares_of,
+    time_text,
+)
 
 NEWEST_AGE_MS_MAX = 150_000  # two and a half windows of 60 s
 NAMED_MAX = 5  # devices in a warning
@@ -106,9 +113,9 @@ def query(
         step_min=int(step_s or 0) // 60,
         stages=stages,
     )
-    fleet_query = Asked(question, shares_of(percentiles), buckets)
+    request = QueryRequest(question, shares_of(percentiles), buckets)
     with closing(FleetQuery(store_url)) as fleet:
-        answer = fleet_query.of(fleet, now_ms)
+        answer = request.run(fleet, now_ms)
     rows = answer["groups"]
     if rows or as_json:
         shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []

@@ -139,7 +139,7 @@ def ui(
         _print_status(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
     _warn_if_reachable(host)
     stop = stopping(for_s)
-    _repeat_in_background(lambda: fleet.remember_baselines(baselines(query, wall_ms())), BASELINES_EVERY_S)
+    _repeat_in_background(lambda: fleet.load_baselines(baselines(query, wall_ms())), BASELINES_EVERY_S)
     if rollouts.has_team:  # other hosts may roll out, too
         _repeat_in_background(rollouts.sync, TEAM_S)
     try:
@@ -190,8 +190,8 @@ def own_store(settings: MqttSettings) -> str:
 
 def begin(fleet: FleetState, query: FleetQuery) -> None:
     """Fill the state from the store: stale devices, alarms, versions."""
-    fleet.remember(query.devices(), time.monotonic())
-    fleet.remember_versions(versions_seen(query, wall_ms()))
+    fleet.load_devices(query.devices(), time.monotonic())
+    fleet.load_versions(versions_seen(query, wall_ms()))
 
 
 def _warn_if_reachable(host: str) -> None:

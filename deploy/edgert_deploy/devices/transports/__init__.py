@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransportKind:
-    """The capabilities of one transport, known before its module is imported.
+    """The capabilities of one transport. They are known before the transport's module is imported.
 
-    `implementation` is "module:Class"; the class takes the device of the inventory and connects when it is first used.
+    `implementation` is "module:Class". The class gets the device of the inventory, and connects at its first use.
     """
 
     implementation: str
-    needs_runtime: bool  # bootstrap installs a Python environment and a service there; else this host's Python is used
-    sends_deltas: bool  # sending takes time, so files that the device has are not sent
+    needs_runtime: bool  # bootstrap installs an environment and a service; if False, the device uses this host's Python
+    sends_deltas: bool  # sending takes time, so the host sends only files that the device lacks
     uses_ssh: bool  # the address is [USER@]HOST[:PORT], the host key is pinned, `ssh` opens a shell there
 
 
@@ -43,14 +43,14 @@ OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
 OTHER_BYTES = "other bytes"
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in messages of commands there
-EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; the answer is complete without it
+EOF_GRACE_S = 2.0  # the longest wait for the end of the pipes, which a command's remaining child may keep open
 
 # From stdin, sha256sum prints no file name, which could be escaped.
 _HAS_SHA256 = 'command -v sha256sum >/dev/null || { echo "sha256sum is missing: install coreutils" >&2; exit 127; }\n'
 _SHA256 = f"""{_HAS_SHA256}\
 for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done"""
-# If the partial file is missing, the upload may have its final name already: the link was lost after the rename.
-_NAME = f"""{_HAS_SHA256}\
+# If the link was lost after the rename, the partial file is missing, and the upload has its final name already.
+_RENAME = f"""{_HAS_SHA256}\
 test -e "$1" && here=$1 || here=$2
 line=$(sha256sum <"$here") || exit 1
 test "${{line%% *}}" = "$3" || {{ echo {OTHER_BYTES}; exit; }}
@@ -66,8 +66,11 @@ ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total
 class PutOptions:
     """The options of `Transport.put`.
 
-    If a `resumable` upload fails, its bytes stay, and the next one with the same content continues there. `bytes_per_s`
-    limits the speed; 0 means no limit.
+    Attributes:
+        progress: receives the bytes so far and the bytes in total.
+        mode: the mode of the file on the device.
+        resumable: whether the bytes of a failed upload stay. The next upload of the same content continues there.
+        bytes_per_s: the limit of the speed; 0 means no limit.
     """
 
     progress: ByteProgress | None = None
@@ -89,16 +92,17 @@ class Transport(Protocol):
     def run(
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
     ) -> Result:
-        """Run `argv` there, without a shell, and wait for its end. `on_stderr` gets each line at once.
+        """Run `argv` on the device, without a shell, and wait for its end.
 
-        Raises DeviceError if it takes longer than `timeout_s` or prints more than OUTPUT_BYTES_MAX.
+        `on_stderr` receives each line of stderr at once. Raises DeviceError if the command takes longer than
+        `timeout_s` or prints more than OUTPUT_BYTES_MAX.
         """
         ...
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
-        """Make `remote` a complete copy of `local` with the same SHA-256, or leave it unchanged.
+        """Replace `remote` with a complete copy of `local`, or leave `remote` unchanged.
 
-        Parent folders are made. Raises StorageFailed if the device's disk fails.
+        Missing parent folders are created. Raises StorageFailed if the device's disk fails.
         """
         ...
 
@@ -108,7 +112,7 @@ class Transport(Protocol):
 
 
 def full_disk(device: Device, reason: str) -> str:
-    """Return a message with advice if `reason` comes from a full disk on the device, else ""."""
+    """Return a message with advice if `reason` is a full disk of the device, else ""."""
     if not (found := [text for text in _FULL_TEXTS if text in reason]):
         return ""
     return (
@@ -118,32 +122,38 @@ def full_disk(device: Device, reason: str) -> str:
 
 
 def open_transport(device: Device) -> Transport:
-    """Return the transport of `device`, not connected yet. Raises ConfigInvalid for an unknown one."""
+    """Return the transport of `device`, not connected yet. Raises ConfigInvalid for an unknown transport."""
     return cast(Transport, pkgutil.resolve_name(device.kind.implementation)(device))
 
 
 def sha256_command(*paths: str) -> list[str]:
-    """Return a command that prints each file's SHA-256 as hex, one a line; an unreadable one fails it."""
+    """Return a command that prints the SHA-256 of each file as hex, one a line.
+
+    The command fails if a file cannot be read.
+    """
     return ["sh", "-c", _SHA256, "sh", *paths]
 
 
-def name_command(partial: str, name: str, digest: str) -> list[str]:
-    """Return a command that renames `partial` if it has this SHA-256, and prints OTHER_BYTES if not."""
-    return ["sh", "-c", _NAME, "sh", partial, name, digest]
+def rename_command(partial: str, name: str, digest: str) -> list[str]:
+    """Return a command that renames `partial` to `name` if its SHA-256 is `digest`.
+
+    Else the command prints OTHER_BYTES.
+    """
+    return ["sh", "-c", _RENAME, "sh", partial, name, digest]
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:
-    """Return a command that runs `argv` in `folder`; `make` creates a missing folder.
+    """Return a command that runs `argv` in `folder`. If `make`, the command creates a missing folder.
 
-    `argv` names files relative to it. Root acts as the owner there and follows no link that another user could have
-    made.
+    Paths in `argv` are relative to `folder`. Root acts as the owner of `folder`, and follows no link that another user
+    could have made.
     """
     script = (files("edgert_deploy") / "devices" / "on_device" / "in_folder.sh").read_text()
     return ["sh", "-c", script, "sh", "yes" if make else "no", folder, *argv]
 
 
 class LineBuffer:
-    """Passes complete lines on to a sink, and keeps all bytes up to OUTPUT_BYTES_MAX."""
+    """Keeps the output of a command, and passes complete lines to a sink."""
 
     def __init__(self, sink: LineSink | None = None) -> None:
         self._sink = sink
@@ -159,7 +169,7 @@ class LineBuffer:
             self._sink(line.decode(errors="replace").rstrip("\r"))
 
     def text(self) -> str:
-        """Return everything so far, and pass on a last line without a newline."""
+        """Return all output so far. Pass a last line without a newline to the sink."""
         if self._sink is not None and self._line:
             self._sink(self._line.decode(errors="replace"))
             self._line = b""

@@ -1,4 +1,4 @@
-"""This machine as a device: processes and files; the inventory's address is the state folder."""
+"""This machine as a device. Its address in the inventory is the state folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgert_deploy.devices.transports import (
     Result,
     full_disk,
     in_folder,
-    name_command,
+    rename_command,
 )
 
 _ERROR_CHARS_MAX = 2000
@@ -37,7 +37,7 @@ _RECEIVE = (
 
 
 class LocalTransport:
-    """Run commands as the calling user, each in a session, so that a time-out ends all its processes.
+    """Runs commands as the calling user. Each command has a session, so a time-out ends all its processes.
 
     Root copies files as the owner of the folder, and follows no link there that another user could have made.
     """
@@ -64,16 +64,16 @@ class LocalTransport:
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
-        """Copy beside the target, compare the hash of the copy, rename.
+        """Write a copy beside the target, compare the hash of the copy, and rename the copy.
 
-        No limit of speed applies on this machine.
+        The limit of the speed does not apply on this machine.
         """
         target, doing = PurePosixPath(remote), f"copy {local} to {remote}"
         folder, partial = str(target.parent), f"./.{target.name}.{uuid.uuid4().hex}.part"
         try:
             with local.open("rb") as source:
                 _in_folder(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], doing, source)
-            named = _in_folder(folder, name_command(partial, f"./{target.name}", sha256_of(local)), doing)
+            named = _in_folder(folder, rename_command(partial, f"./{target.name}", sha256_of(local)), doing)
             if named == OTHER_BYTES:
                 raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
         except BaseException as error:
@@ -130,9 +130,9 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
 
 
 def _in_folder(folder: str, argv: Sequence[str], doing: str, source: BinaryIO | None = None) -> str:
-    """Run a command in a folder, with the file `source` as its input; return its output.
+    """Run a command in a folder, with the file `source` as its input. Return its output.
 
-    Raises StorageFailed.
+    Raises StorageFailed if the command fails. `doing` describes its purpose for the message.
     """
     done = subprocess.run(
         in_folder(folder, argv, make=source is not None),

@@ -1,10 +1,11 @@
-"""SSH through Fabric: one connection, its host key pinned (`ssh_login`), each wait with a limit.
+"""SSH through Fabric: one connection with a pinned host key (`ssh_login`). Each wait has a limit.
 
-Files go through `dd` over an ordinary command channel, because many small systems lack SFTP.
+A file is sent to `dd` over an ordinary command channel, because many small systems lack SFTP.
 
-A link can be lost without an error. Keepalives cause traffic, TCP_USER_TIMEOUT ends a connection without
-acknowledgements, and each channel has its own time-out. An upload continues where it stopped, as long as some bytes
-arrive. Its partial file has a name that only the same content uses. The hash is compared before the final rename.
+A link can be lost without an error. So keepalives cause traffic, TCP_USER_TIMEOUT ends a connection without
+acknowledgements, and each channel has a time-out. After a loss, an upload continues where it stopped. It ends if
+several attempts in a row send no bytes. The name of its partial file is used only for the same content. The hash is
+compared before the final rename.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from edgert_deploy.devices.transports import (
     Result,
     full_disk,
     in_folder,
-    name_command,
+    rename_command,
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 
 _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at a multiple of it
-# Each block has its place in the file, so a late write of a lost channel does no harm. The mode is set before the first
-# byte: the file may be a secret.
+# Each block has a fixed position in the file, so a late write of a lost channel does no harm. The mode is set before
+# the first byte, because the file may be a secret.
 _RECEIVE = 'umask 077; export LC_ALL=C; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
 _SIZE = 'test ! -e "$1" || wc -c <"$1"'
-_UPLOADS_MAX = 2  # attempts for one file: the first may have continued damaged bytes
-_MOVED_BYTES = 256 * 1024  # an attempt that sent so much resets the count of failures: the link works between losses
+_UPLOADS_MAX = 2  # the first upload may have continued damaged bytes
+_MOVED_BYTES = 256 * 1024  # an attempt that sends so many bytes resets the count of failures: the link works again
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
@@ -73,9 +74,9 @@ T = TypeVar("T")
 
 @dataclass
 class _Upload:
-    """An upload into the file `partial` of `folder`, which had `arrived` bytes at the last check.
+    """An upload into the file `partial` of `folder`, which becomes the file `name`.
 
-    `may_be_there` means that some bytes may have arrived earlier.
+    `partial` had `arrived` bytes at the last check. If `may_be_there`, an earlier attempt may have sent some bytes.
     """
 
     local: Path
@@ -90,10 +91,10 @@ class _Upload:
 
 
 def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
-    """Return the line with which any login shell, also csh and fish, runs `first` and then `argv` alone.
+    """Return a line that makes any login shell, also csh and fish, run `first` and then `argv`.
 
-    csh accepts no quoted line break and expands a quoted exclamation mark; fish interprets quoted backslashes. The line
-    sets the umask, so that no other user can write files that the command creates.
+    csh accepts no quoted line break, and expands a quoted exclamation mark. fish interprets quoted backslashes. So the
+    line encodes these characters. The line sets the umask: no other user can write files that the command creates.
     """
     script = f"umask 022; {first}; exec {shlex.join(argv)}"
     octal = re.sub(r"[\\\n!']", lambda found: f"\\0{ord(found[0]):03o}", script)
@@ -107,7 +108,7 @@ class SshTransport:
         self.device = device
         self.limits = limits or LinkLimits()
         self._connection: fabric.Connection | None = None
-        self._stack = contextlib.ExitStack()  # closes it
+        self._stack = contextlib.ExitStack()  # closes the connection
 
     def run(
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
@@ -119,27 +120,27 @@ class SshTransport:
         with self._translated(), contextlib.closing(self._channel(line)) as channel:
             channel.sendall(input)
             channel.shutdown_write()
-            ended = self._ended(channel, argv, timeout_s, on_stderr)
-            # .bashrc may have printed lines before.
+            ended = self._wait_for_end(channel, argv, timeout_s, on_stderr)
+            # .bashrc may have printed lines before the command began.
             printed_before, began, output = ended.stdout.partition(f"{_BEGIN}\n")
             if not began:
-                said = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
-                raise self._not_begun(said, ended.exit_code)
+                printed = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
+                raise self._start_error(printed, ended.exit_code)
             return replace(ended, stdout=output)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, target = sha256_of(local), PurePosixPath(remote)
-        # Two uploads to one name write the same bytes at the same offsets. The name of a secret contains no hash.
+        # Two uploads with one name write the same bytes at the same offsets. The name of a secret contains no hash.
         partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
         size, rate_limit = local.stat().st_size, RateLimit(how.bytes_per_s)
         upload = _Upload(local, str(target.parent), f"./{target.name}", partial, size, how, rate_limit, how.resumable)
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if how.resumable else 1):
-                self._persist(lambda: self._upload(upload), upload)
-                if self._persist(lambda: self._name(upload, digest), upload):
+                self._retry(lambda: self._upload(upload), upload)
+                if self._retry(lambda: self._rename(upload, digest), upload):
                     return
-                self._must(remove)  # the rest of an earlier upload was damaged: start again
+                self._run_checked(remove)  # the rest of an earlier upload was damaged: start again
             raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
         except BaseException:
             if not how.resumable:
@@ -168,9 +169,9 @@ class SshTransport:
         channel.exec_command(line)
         return channel
 
-    def _not_begun(self, said: str, exit_code: int) -> DeviceError:
-        """Return the error of a command that did not start: sudo, the login's shell or another command ended."""
-        end = f"{said or 'no output'} (exit code {exit_code})"
+    def _start_error(self, printed: str, exit_code: int) -> DeviceError:
+        """Return the error for a command that did not start, because sudo or the login shell did not run it."""
+        end = f"{printed or 'no output'} (exit code {exit_code})"
         if self.device.become:
             return DeviceError(
                 f"{self.device.name}: sudo did not run the command: {end}. Allow this user sudo without a password (visudo: "
@@ -182,7 +183,7 @@ class SshTransport:
         )
 
     def _session(self) -> Any:
-        """Open a channel. With `MaxSessions 1`, sshd refuses one for a moment after the last command ended."""
+        """Open a channel. With `MaxSessions 1`, sshd refuses channels for a moment after a command ended."""
         until = time.monotonic() + self.limits.connect_s
         while True:
             try:
@@ -195,12 +196,14 @@ class SshTransport:
                     ) from error
                 time.sleep(_SESSION_PAUSE_S)
 
-    def _ended(self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None) -> Result:
+    def _wait_for_end(
+        self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None
+    ) -> Result:
         """Wait for the end of a command and return its result. Raises EOFError if the connection ends first."""
         out, err = LineBuffer(), LineBuffer(on_stderr)
         self._follow(channel, out, err, f"`{argv[0]}`", timeout_s)
         exit_code = channel.recv_exit_status()
-        if exit_code == _NO_EXIT_CODE and not self._alive():
+        if exit_code == _NO_EXIT_CODE and not self._is_alive():
             raise EOFError("the connection ended while the command ran")
         return Result(tuple(argv), exit_code, out.text(), err.text())
 
@@ -226,14 +229,14 @@ class SshTransport:
                     return
             if now > deadline:
                 raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s")
-            # After the other side's end of file the descriptor stays readable: poll would return at once.
+            # After the end of the output, the descriptor stays readable: `poll` would return at once.
             if channel.eof_received:
                 time.sleep(_ENDING_POLL_S)
             else:
                 poll.poll(_POLL_MS)
 
-    def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
-        """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""
+    def _retry(self, work: Callable[[], T], upload: _Upload) -> T:
+        """Run `work`. Repeat it if the link is lost, up to `limits.attempts` times in a row without progress."""
         backoff, arrived = Backoff(self.limits.pauses_s), upload.arrived
         while True:
             try:
@@ -255,7 +258,7 @@ class SshTransport:
         there = ""
         if upload.may_be_there:
             look = in_folder(upload.folder, ["sh", "-c", _SIZE, "sh", upload.partial], make=True)
-            there = self._must(look).stdout.strip()
+            there = self._run_checked(look).stdout.strip()
         upload.may_be_there = True
         blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
         upload.arrived = done = blocks * _CHUNK_BYTES
@@ -269,7 +272,7 @@ class SshTransport:
                 except TimeoutError:
                     raise
                 except OSError:
-                    if self._alive():  # the link works, so dd ended, and its message follows
+                    if self._is_alive():  # the link works, so dd ended, and its message follows
                         break
                     raise
                 done += len(chunk)
@@ -278,7 +281,7 @@ class SshTransport:
                 upload.rate_limit.passed(len(chunk))
             with contextlib.suppress(OSError):  # the channel may be closed already
                 channel.shutdown_write()
-            ended = self._ended(channel, argv, HASH_S_MAX)  # the disk may be slow
+            ended = self._wait_for_end(channel, argv, HASH_S_MAX)  # the disk may be slow
         if not ended.ok:
             reason = " ".join(line for line in ended.stderr.splitlines() if "records" not in line).strip()
             raise StorageFailed(
@@ -287,12 +290,14 @@ class SshTransport:
                 f"{reason or f'exit code {ended.exit_code}'}"
             )
 
-    def _name(self, upload: _Upload, digest: str) -> bool:
-        """Give an upload its final name; return False if its content is wrong."""
-        named = self._must(in_folder(upload.folder, name_command(upload.partial, upload.name, digest)), HASH_S_MAX)
+    def _rename(self, upload: _Upload, digest: str) -> bool:
+        """Rename an upload to its final name. Return False if its content is wrong."""
+        named = self._run_checked(
+            in_folder(upload.folder, rename_command(upload.partial, upload.name, digest)), HASH_S_MAX
+        )
         return named.stdout.strip() != OTHER_BYTES
 
-    def _must(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
+    def _run_checked(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
         if not result.ok:
             raise StorageFailed(full_disk(self.device, result.stderr) or f"{self.device.name}: {result.complaint()}")
@@ -307,7 +312,7 @@ class SshTransport:
         except (EOFError, TimeoutError, paramiko.SSHException, ConnectionError) as error:
             raise self._link_died(error) from error
         except OSError as error:
-            # paramiko's errors for a lost channel have no errno; errors with one are about files of this host.
+            # paramiko's errors for a lost channel have no errno. Errors with an errno are about files of this host.
             if error.errno is None:
                 raise self._link_died(error) from error
             raise StorageFailed(f"{error.filename or name}: {error.strerror or error}") from error
@@ -317,8 +322,8 @@ class SshTransport:
         reason = str(error) or type(error).__name__
         return DeviceUnreachable(f"the link to {self.device.name} was lost: {reason}. Check the network and try again")
 
-    def _alive(self) -> bool:
-        """Return whether the connection is up, after paramiko's thread had time to notice a loss."""
+    def _is_alive(self) -> bool:
+        """Return whether the connection is up. First give paramiko's thread time to notice a loss."""
         transport = None if self._connection is None else self._connection.transport
         if transport is None:
             return False

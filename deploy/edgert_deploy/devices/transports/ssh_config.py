@@ -31,7 +31,7 @@ _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and 
 
 
 class _Exec:
-    """Run the commands of `Match exec`: paramiko's own function, invoke, would read from stdin."""
+    """Runs the commands of `Match exec`. paramiko's own function, invoke, would read from stdin."""
 
     @staticmethod
     def run(command: str, **_: object) -> Any:
@@ -43,7 +43,7 @@ paramiko.config.invoke = _Exec
 
 
 def read_ssh_config() -> SSHConfig:
-    """Return the user's and the system's SSH configuration, includes resolved. Raises ConfigInvalid."""
+    """Return the SSH configuration of the user and the system, with included files. Raises ConfigInvalid."""
     try:
         getpass.getuser()
     except (KeyError, OSError):  # such as in `docker run --user 54321`; paramiko and Fabric need a name
@@ -58,7 +58,7 @@ def read_ssh_config() -> SSHConfig:
 
 
 def login_keys(settings: Any, identity: str) -> dict[str, Any]:
-    """Return paramiko's options for the login. Skip missing key files of ~/.ssh/config."""
+    """Return paramiko's options for the login. Missing key files of ~/.ssh/config are ignored."""
     if identity:
         _check_identity(_path(identity))
     named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
@@ -75,7 +75,7 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
 
 
 def agent(settings: Any) -> paramiko.Agent:
-    """Return the agent that IdentityAgent names, else that of $SSH_AUTH_SOCK; it may hold no key."""
+    """Return the agent of the setting IdentityAgent, else the agent of $SSH_AUTH_SOCK; it may hold no key."""
     named = settings.get("identityagent", "SSH_AUTH_SOCK")
     with contextlib.suppress(paramiko.SSHException, OSError):
         return paramiko.Agent() if named == "SSH_AUTH_SOCK" else _AgentAt(named)
@@ -83,7 +83,7 @@ def agent(settings: Any) -> paramiko.Agent:
 
 
 class _AgentAt(paramiko.Agent):  # type: ignore[misc]  # paramiko ships no types
-    """The agent that listens at a path; `none` holds no key. Raises OSError."""
+    """The agent that listens at a path. At the path `none`, the agent holds no key. Raises OSError."""
 
     def __init__(self, named: str) -> None:
         AgentSSH.__init__(self)
@@ -94,7 +94,7 @@ class _AgentAt(paramiko.Agent):  # type: ignore[misc]  # paramiko ships no types
 
 
 def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
-    """Return the key with the certificate of CertificateFile. paramiko itself reads only FILE-cert.pub."""
+    """Return the key with the certificate of CertificateFile. paramiko itself reads only KEY-cert.pub."""
     if not certificate or not _path(certificate).is_file():
         return None
     for file in files:
@@ -106,12 +106,15 @@ def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
 
 
 def _path(text: str) -> Path:
-    """Return a path of the configuration: ~ and ${VARIABLES} are replaced."""
+    """Return a path of the configuration, with ~ and ${VARIABLES} replaced."""
     return Path(os.path.expandvars(os.path.expanduser(text)))
 
 
 def _check_identity(path: Path) -> None:
-    """Raise ConfigInvalid if the file is no private key. The server decides whether it accepts the key."""
+    """Raise ConfigInvalid if the file is not a private key.
+
+    Only the server knows whether it accepts the key.
+    """
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
     try:
@@ -127,7 +130,7 @@ def _check_identity(path: Path) -> None:
 
 
 def _key_in_agent(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:
-    """Return a key of the agent that one of the files names; a file may hold the public half alone."""
+    """Return a key of the agent that is in one of the files. A file may contain only the public half."""
     blobs = {_public_blob(Path(f"{file.removesuffix('.pub')}.pub")) for file in files} - {b""}
     return next((key for key in by.get_keys() if key.asbytes() in blobs), None)
 
@@ -140,7 +143,10 @@ def _public_blob(path: Path) -> bytes:
 
 
 def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
-    """Yield the lines of a configuration, with those of included files in place; none for a missing file."""
+    """Yield the lines of a configuration, with the lines of included files in place.
+
+    A missing file has no lines. `left` is the number of files that may still be included.
+    """
     if not path.is_file():
         return
     if path.stat().st_size > CONFIG_BYTES_MAX:

@@ -1,13 +1,13 @@
 """The SSH login: jump hosts, host keys and authentication, until commands can be sent.
 
-The only accepted host key of a device is the one in the inventory. It is compared at the end of the key exchange,
-before a user name, a login or any payload is sent. The same holds for a jump host of the inventory. If only
-~/.ssh/config names a jump host, the system's ssh connects to it, and must know its key. (By default, Fabric accepts any
-key.)
+The only accepted host key of a device is its key in the inventory. The keys are compared at the end of the key
+exchange, before a user name, a login or any payload is sent. The same applies to a jump host of the inventory. If a
+jump host is only in ~/.ssh/config, the system's ssh connects to it, and must know its key. (By default, Fabric accepts
+any key.)
 
 These lines of ~/.ssh/config apply: Host, Match (by all, host, originalhost, user, localuser, exec, canonical and
 final), Include, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump,
-ProxyCommand, ConnectTimeout. An agent's keys and the user's default keys are used, too.
+ProxyCommand, ConnectTimeout. The login also tries the keys of an agent and the user's default keys.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from typing import Any
 import fabric
 import paramiko
 from paramiko.pkey import UnknownKeyType
-from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
+from paramiko.ssh_exception import IncompatiblePeer
 
 from edgert.backoff import doubling
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert.printable import endpoint
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports.ssh_config import agent, login_keys, read_ssh_config
+from edgert_deploy.devices.transports.ssh_errors import SecondFactorNeeded, reason, refusal
 
-# paramiko raises its errors and also logs them; without a handler Python would print each one with its traceback.
+# paramiko also logs the errors that it raises. Without a handler, Python would print each error with its traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 # OpenSSH's server refuses some connections beyond 10 that are not logged in yet (MaxStartups).
@@ -43,12 +44,6 @@ JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
-NO_GREETING = "Error reading SSH protocol banner"  # a text of paramiko, like the next four
-NO_KEY = "No authentication methods available"
-LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
-LATE_ANSWER = "Authentication timeout"  # the device hangs, or the link is dead
-NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
-
 PAUSES_S = doubling(1.0, 30.0)  # between attempts
 
 
@@ -75,7 +70,7 @@ class Jump:
 
     @classmethod
     def of(cls, device: Device) -> Jump | None:
-        """Return the jump host of the inventory, with the device's identity; None if there is none."""
+        """Return the device's jump host in the inventory, with the device's identity; None if it has none."""
         return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
 
 
@@ -94,10 +89,12 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key of `address` as an OpenSSH public key line; only the key exchange takes place.
+    """Return the host key of `address` as an OpenSSH public key line.
 
-    It is the key that the server prefers, or the one with the fingerprint `wanted` (SHA256:...). Raises
-    DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
+    Nothing happens after the key exchange.
+
+    The result is the key with the fingerprint `wanted` (SHA256:...), or the key that the server prefers if `wanted` is
+    None. Raises DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
     """
     shown: list[str] = []
     while (key := _shown_key(address, jump, [line.split()[0] for line in shown])) is not None:
@@ -112,7 +109,7 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
-    """Return the server's preferred key, except those of the `excluded_kinds`; None if it has no other."""
+    """Return the key that the server prefers, of kinds that are not excluded; None if it has no such key."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
@@ -130,9 +127,7 @@ def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]
             if excluded_kinds and isinstance(error, IncompatiblePeer):
                 return None
             at = endpoint(address.host, address.port) if address.port else address.host
-            raise DeviceUnreachable(
-                f"{at} cannot be reached over SSH: {_reason(error)}{target.proxy_note()}"
-            ) from error
+            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {reason(error)}{target.proxy_note()}") from error
 
 
 class _HostKeyCaptured(Exception):  # not an error: it carries the host key out of paramiko
@@ -145,21 +140,17 @@ class _CaptureHostKey(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # p
         raise _HostKeyCaptured(key)
 
 
-class _SecondFactor(paramiko.AuthenticationException):  # type: ignore[misc]  # paramiko ships no types
-    """The server accepts a key and requires a second factor."""
-
-
 class _KeyOnlyTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko ships no types
     """A transport without prompts: paramiko would read a second factor from stdin, and print on stdout."""
 
     def auth_interactive_dumb(self, *_: object) -> list[str]:
-        raise _SecondFactor("the key is accepted, but the server asks for a password or a code as well")
+        raise SecondFactorNeeded("the key is accepted, but the server asks for a password or a code as well")
 
 
 class _Hop:
-    """A machine on the path to the device, which is the last one. `_open` opens its connection later.
+    """A machine on the path to the device: a jump host, or the device itself. `_open` connects to it.
 
-    Messages call it `label`. `is_jump` tells whether it is a jump host of `device`.
+    `label` is its name in messages. If `is_jump`, it is a jump host of `device`.
     """
 
     def __init__(self, jump: Jump, label: str, device: str, *, is_jump: bool = False) -> None:
@@ -188,15 +179,15 @@ class _Hop:
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
     def proxy_note(self) -> str:
-        """Return a note for messages if a command of ~/.ssh/config connects here: its ssh prints the reason."""
+        """Return a note for messages if a command of ~/.ssh/config connects to this machine, else ""."""
         return (
             "; ~/.ssh/config names a proxy for it, and the proxy's messages are above" if self.proxy_command() else ""
         )
 
     def proxy_command(self) -> str | None:
-        """Return the command with which ~/.ssh/config connects to this machine; None if it names none.
+        """Return the command with which ~/.ssh/config connects to this machine; None if it has none.
 
-        A ProxyJump becomes a command of the system's ssh, as in ssh itself.
+        Like in ssh itself, a ProxyJump becomes a command of the system's ssh.
         """
         jumps, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
         if jumps.lower() == "none":
@@ -214,7 +205,7 @@ class _Hop:
 
 
 def _socket_to(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:
-    """Open all connections before `target`, and give it the socket to connect over."""
+    """Open all connections on the path to `target`, and give `target` the socket for its own connection."""
     first = target
     if jump is not None:
         where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
@@ -270,32 +261,17 @@ def _translated(hop: _Hop) -> Iterator[None]:
             f"new, compare the fingerprint on its own console, then pin it: edgert device set {hop.device} {_pin_option(hop)}"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
-        # paramiko has no error class for a user without any key.
         transport = hop.connection.client.get_transport()
-        ended = NO_SESSION in str(error) and transport is not None and transport.initial_kex_done
-        lost = LINK_LOST in str(error) or LATE_ANSWER in str(error)
-        refused = isinstance(error, paramiko.AuthenticationException) and not lost
-        if refused or NO_KEY in str(error) or ended:
-            why = "it ended the connection after several keys" if ended else str(error).rstrip(".")
-            raise LoginRefused(
-                f"{hop.label} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
-            ) from error
-        raise DeviceUnreachable(f"{hop.label} cannot be reached: {_reason(error)}{hop.proxy_note()}") from error
+        refused = refusal(error, encrypted=transport is not None and transport.initial_kex_done)
+        if refused is not None:
+            user = hop.connection.user
+            raise LoginRefused(f"{hop.label} refuses the login of {user}: {refused}") from error
+        raise DeviceUnreachable(f"{hop.label} cannot be reached: {reason(error)}{hop.proxy_note()}") from error
 
 
 def _pin_option(hop: _Hop) -> str:
-    """Return the option that pins its key again."""
+    """Return the option of `edgert device set` that pins the machine's key again."""
     return f"--jump {hop.connection.host}" if hop.is_jump else "--repin"
-
-
-def _key_advice(error: BaseException) -> str:
-    if NO_SESSION in str(error):
-        return "Offer one key: --identity FILE, or IdentityFile with IdentitiesOnly yes in ~/.ssh/config"
-    if isinstance(error, _SecondFactor):
-        return "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return "Give the key's passphrase to an agent (ssh-add)"
-    return "Copy your public key there (ssh-copy-id), or give the private key with --identity"
 
 
 def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
@@ -305,7 +281,7 @@ def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
         return hop.connection.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=limits.connect_s)
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise DeviceUnreachable(
-            f"{following.label} cannot be reached: {hop.label} cannot connect to {endpoint(host, port)}: {_reason(error)}"
+            f"{following.label} cannot be reached: {hop.label} cannot connect to {endpoint(host, port)}: {reason(error)}"
         ) from error
 
 
@@ -335,28 +311,3 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, NoValidConnectionsError):  # it holds one error for each address of the host
-        error = next(iter(error.errors.values()))
-    if isinstance(error, IncompatiblePeer):
-        return f"{error}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
-    if isinstance(error, EOFError) or LINK_LOST in str(error):
-        return "the connection ended during the login. Check the network and try again"
-    if LATE_ANSWER in str(error):
-        return "it did not answer the login in time. It may be busy, or the network is down: try again"
-    # paramiko limits the greeting and the whole start by the same time, and the second limit reports NO_SESSION.
-    if NO_SESSION in str(error) or (NO_GREETING in str(error) and isinstance(error.__context__, TimeoutError)):
-        return (
-            "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "
-            "Another service may have this port"
-        )
-    if NO_GREETING in str(error):
-        return (
-            "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
-            "refuses new connections for now (MaxStartups, PerSourcePenalties, fail2ban): look at its log, or wait a minute"
-        )
-    reason = error.strerror if isinstance(error, OSError) else ""
-    text = reason or str(error) or type(error).__name__
-    return f"{text}. Check that it is on and that the address is right"

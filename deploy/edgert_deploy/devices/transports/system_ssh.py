@@ -1,7 +1,7 @@
-"""The system's own `ssh`, for interactive use, with the same pinned host keys as everything else.
+"""The system's own `ssh`, for interactive use, with the pinned host keys of the inventory.
 
-The keys are in a known_hosts file of its own, under names that nothing else uses. No other file, command or open
-connection can make ssh accept another key. Other settings of ~/.ssh/config apply, and so do its jump hosts.
+The keys are in a known_hosts file that only this command uses, under names of EdgeRT's own. No other file, command or
+open connection can make ssh accept another key. Other settings and the jump hosts of ~/.ssh/config apply.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ONLY_PINNED = (
     ("ServerAliveInterval", "5"),
     ("ServerAliveCountMax", "4"),
 )
-# For a program at the other end: no terminal, whose echo and line ends would be in its input, and none of the user's
-# forwarded ports, which another ssh may hold.
+# For a command that a program reads. There is no terminal, because it would add its echo and line ends. There are no
+# forwarded ports, because another ssh may use them.
 FOR_A_PROGRAM = ("-T", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no")
 
 
@@ -50,8 +50,8 @@ FOR_A_PROGRAM = ("-T", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalComman
 def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
     """Yield the command that logs in to `device`, with more `options` of ssh.
 
-    More words may follow; a shell there reads them. Raises ConfigInvalid if ssh is not installed or the identity is
-    missing.
+    You may append words: a shell on the device reads them. Raises ConfigInvalid if ssh is not installed, or if the
+    identity is missing.
     """
     program = shutil.which("ssh")
     if program is None:
@@ -73,7 +73,7 @@ def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
 
 
 def _one_line(host_key: str) -> str:
-    """Return kind and key without the rest of the text, which could add lines with more keys."""
+    """Return the kind and the key only: the rest of the text could add lines with other keys."""
     return " ".join(host_key.split()[:2])
 
 
@@ -83,12 +83,12 @@ def _options(known: Path, alias: str) -> list[str]:
 
 
 def _identity(device: Device) -> Sequence[str]:
-    """Return the option of the identity. `-i` would look for the file before %% is expanded."""
+    """Return the option for the identity. The option `-i` would look for the file before it expands %%."""
     return ["-o", f'IdentityFile="{_literal(Path(device.identity).expanduser())}"'] if device.identity else []
 
 
 def _literal(path: Path) -> str:
-    """Escape a path: ssh expands %h and the like in it."""
+    """Escape a path, because ssh expands %h and similar texts in a path."""
     return str(path).replace("%", "%%")
 
 

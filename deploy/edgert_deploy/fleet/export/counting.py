@@ -1,7 +1,7 @@
 """Decides which reports count, and by how much their counters grew. Pure.
 
-A device sends a report again when the broker did not acknowledge it, so every stream remembers the numbers that
-arrived. Counters are totals of a worker: a report counts by what they grew since the newest report before it.
+If the broker does not acknowledge a report, the device sends it again. So every stream remembers the sequence numbers
+that arrived. Counters are totals of a worker. Only their growth since the newest report before counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.reports import EventMessage, Report, counters_of, increase
-from edgert_deploy.fleet.sequence import Numbers, begun_anew
+from edgert_deploy.fleet.sequence import StreamTracker, is_new_spool
 
 STREAMS_MAX = 500_000
 
@@ -31,11 +31,11 @@ class _Counted:
 
 
 class Counting:
-    """The streams of a fleet's reports; beyond STREAMS_MAX the one silent for longest is dropped."""
+    """The streams of a fleet's reports. Beyond STREAMS_MAX, the stream with the oldest report is dropped."""
 
     def __init__(self) -> None:
         self.duplicates = 0
-        self._numbers: OrderedDict[tuple[str, str, str, str], Numbers] = OrderedDict()
+        self._numbers: OrderedDict[tuple[str, str, str, str], StreamTracker] = OrderedDict()
         self._counters: OrderedDict[tuple[str, ...], _Counted] = OrderedDict()
 
     @property
@@ -44,7 +44,7 @@ class Counting:
         return sum(self.missing_by_device().values())
 
     def missing_by_device(self) -> dict[tuple[str, str], int]:
-        """Return the same for each (site, device) that lacks any."""
+        """Return `missing` for each (site, device) with missing reports."""
         missing: Counter[tuple[str, str]] = Counter()
         for (kind, site, device, _), numbers in self._numbers.items():
             if kind != "metrics" and (lost := numbers.lost_min):
@@ -56,30 +56,30 @@ class Counting:
         return len(self._numbers)
 
     def is_new(self, topic: Topic, report: Report) -> bool:
-        """Return whether this report is new, and remember it."""
-        # Events of a device are numbered together, whatever model they concern.
+        """Return whether a report is new, and remember it."""
+        # All events of a device share one sequence of numbers.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
-        numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
+        numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), StreamTracker)
         new = numbers.is_new(report.boot, report.seq)
         self.duplicates += not new
         return new
 
     def increase(self, topic: Topic, report: MetricsMessage) -> tuple[int, ...]:
-        """Return the counters' increase for a new report. A later report already includes a late one's."""
+        """Return the increase of the counters by a new report: 0 for a late report, whose increase is counted."""
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
         last = _get_or_create(self._counters, key, lambda: _Counted("", -1, ()))
         same_boot = last.boot == report.boot
-        anew = same_boot and begun_anew(report.seq, last.seq)
-        if same_boot and report.seq <= last.seq and not anew:
+        new_spool = same_boot and is_new_spool(report.seq, last.seq)
+        if same_boot and report.seq <= last.seq and not new_spool:
             return (0,) * len(counters)
-        grown = increase(counters, last.counters if same_boot else None, report, anew)
+        grown = increase(counters, last.counters if same_boot else None, report, new_spool)
         self._counters[key] = _Counted(report.boot, report.seq, counters)
         return grown
 
 
 def _get_or_create(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """Return the value of `key`, and create it if it is missing. It is then the most recently used."""
+    """Return the value of `key`, and create it if it is missing. The key becomes the most recently used."""
     value = values.get(key)
     if value is None:
         value = values[key] = make()

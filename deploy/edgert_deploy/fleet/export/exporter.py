@@ -1,7 +1,7 @@
 """The exporter's state: reports as cumulative histograms and counters, for scrapers and OTLP.
 
-An exporter holds the streams and groups of every device that it receives. `--site` divides a large fleet: each exporter
-receives one site, and their parts add up to the whole.
+An exporter holds the streams and groups of every device whose messages it receives. `--site` divides a large fleet:
+each exporter receives one site, and the series of all exporters together cover the fleet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTERS = {
     "edgert_shed_total": "Requests refused because of overload.",
     "edgert_cache_hits_total": "Requests answered from the cache.",
 }
-# Exported only for series by device: the last value of each.
+# The last values. They are exported only if series are by device.
 GAUGES = {
     "edgert_resident_memory_bytes": ("rss_bytes", "Resident memory of the model's worker."),
     "edgert_temperature_celsius": ("temp_c", "The hottest thermal zone."),
@@ -48,7 +48,10 @@ Labels = tuple[str, ...]
 
 @dataclass
 class Group:
-    """One group's reports so far. `changed` grows with each, so that a rendered form can be cached."""
+    """The reports of one group so far.
+
+    `changed` grows with each report: a rendered form is valid until then.
+    """
 
     latency: Sketch = field(default_factory=Sketch)
     stage_counts: StageCounts | None = None
@@ -67,16 +70,19 @@ class Group:
 
     @property
     def stages(self) -> Mapping[str, Sketch]:
-        """The sketch of each stage, merged again if reports arrived since the last call."""
+        """The sketch of each stage. It is merged again if reports arrived since the last call."""
         if self.stage_counts is not None and not self._stages:
             self._stages = self.stage_counts.sketches()
         return self._stages
 
 
 class Exporter(Fleet):
-    """The fleet's figures: one thread calls `apply`, others read them with `lock` held.
+    """The fleet's figures. One thread calls `apply`; other threads hold `lock` while they read.
 
-    `name` distinguishes it from other exporters. `wall_clock`, in seconds since 1970, gives the time of each message.
+    Args:
+        name: distinguishes this exporter from other exporters.
+        by: the dimensions of the series.
+        wall_clock: returns the time in seconds since 1970.
     """
 
     def __init__(self, name: str, by: tuple[str, ...] = BY_DEFAULT, *, wall_clock: Callable[[], float]) -> None:
@@ -116,7 +122,7 @@ class Exporter(Fleet):
             return
         group = self._group(topic, hist.model_version, now)
         group.latency.merge(hist.sketch)
-        if "device" not in self.by:  # for each device they would take too much memory; it has gauges
+        if "device" not in self.by:  # series by device have gauges instead: stages would take too much memory
             group.count_stages(hist.stages)
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
@@ -159,6 +165,6 @@ class Exporter(Fleet):
         return group
 
     def _forget(self, now: float) -> None:
-        """Remove groups whose last report is old, as of a renamed device or a version that no device runs."""
+        """Remove groups whose last report is old: a device was renamed, or no device runs the version."""
         for labels in [key for key, group in self.groups.items() if now - group.changed_at > FORGET_AFTER_S]:
             del self.groups[labels]

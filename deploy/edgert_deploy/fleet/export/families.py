@@ -1,4 +1,4 @@
-"""The families of series that an exporter exports: the one list for Prometheus and OTLP."""
+"""The families of series that an exporter exports, for Prometheus and for OTLP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICE = ("site", "device")
 
 @dataclass(frozen=True)
 class Family:
-    """The series of one name. `samples` are (label values, value), with labels in the order of `names`."""
+    """The series of one name. A sample is (label values, value); label values are in the order of `names`."""
 
     name: str
     help: str
@@ -28,9 +28,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Histograms:
-    """The histograms of one name; a sample is (label values, sketch, its changes so far).
+    """The histograms of one name. A sample is (label values, sketch, number of changes so far).
 
-    Text has a classic bucket for each octave from 2**`octave` ms on.
+    The text format has one bucket for each octave, from 2**`octave` ms on.
     """
 
     name: str

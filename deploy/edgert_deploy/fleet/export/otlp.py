@@ -1,7 +1,7 @@
 """OTLP over HTTP: an exporter's series, pushed as exponential histograms, sums and gauges.
 
-Histograms have scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for index. They are
-cumulative, so that an endpoint that was down misses only points in time.
+Histograms have scale 5, as in the devices' reports: OpenTelemetry's buckets have the same indices. All series are
+cumulative, so an endpoint that was down lacks only points in time.
 (https://opentelemetry.io/docs/specs/otlp/#otlphttp)
 """
 
@@ -26,12 +26,15 @@ _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 def endpoint(url: str) -> str:
-    """Return the address to post to: `url`, with OTLP's path if it has none. Raises ConfigInvalid."""
+    """Return the address for POST requests: `url`, with OTLP's path if `url` has none.
+
+    Raises ConfigInvalid.
+    """
     return http_address("--otlp", url, PATH, "http://HOST:4318")
 
 
 def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -> None:
-    """Send all series. `now` is seconds since 1970. Raises PushFailed."""
+    """Send all series to `url`. `now` is seconds since 1970. Raises PushFailed."""
     body = gzip.compress(request(exporter, now).SerializeToString(), 1)
     post(url, body, {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers})
 

@@ -1,4 +1,4 @@
-"""Posts a body to a metrics endpoint, and translates its failures."""
+"""Posts a body to a metrics endpoint, and translates failures of the endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANSWER_CHARS_MAX = 200
 
 
 class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=True):
-    """The endpoint did not accept the metrics. `retryable`: it may accept them later."""
+    """The endpoint did not accept the metrics. If `retryable`, the endpoint may accept them later."""
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
@@ -33,9 +33,9 @@ _opener = urllib.request.build_opener(_NoRedirection)
 
 
 def http_address(option: str, url: str, path: str, example: str) -> str:
-    """Return the address to post to: `url`, with `path` if it has none. Raises ConfigInvalid."""
+    """Return the address for POST requests: `url`, with `path` if `url` has no path. Raises ConfigInvalid."""
     if not url.startswith(("http://", "https://")):
-        raise ConfigInvalid(f"{option} {url!r} is not an address over HTTP; write {example}")
+        raise ConfigInvalid(f"{option} {url!r} is not an HTTP address: give one such as {example}")
     host_and_path = url.split("://", 1)[1].rstrip("/")
     return url if "/" in host_and_path else url.rstrip("/") + path
 

@@ -1,9 +1,10 @@
 """Prometheus' exposition formats: native histograms in protobuf, classic histograms as text.
 
-The protobuf form is a sequence of MetricFamily messages, each after its length
-(https://github.com/prometheus/client_model/blob/master/io/prometheus/client/metrics.proto); the message types are
-declared below with the fields that are used. Our buckets are those of schema 5, whose indices name the upper bound and
-are one higher. Text has one classic bucket for each octave; its bounds are bounds of ours, so its counts are exact.
+The protobuf format is a sequence of MetricFamily messages, each after its length
+(https://github.com/prometheus/client_model/blob/master/io/prometheus/client/metrics.proto). The message types are
+declared below, with the fields that are used. EdgeRT's buckets are those of Prometheus' schema 5. An index of schema 5
+stands for the upper bound, so it is one higher. The text format has one classic bucket for each octave. The bounds of
+classic buckets are also bounds of EdgeRT's buckets, so their counts are exact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
 
 class Exposition:
-    """Renders an exporter. A rendered histogram is cached until it changes; most do not change."""
+    """Renders an exporter. A rendered histogram is cached until it changes: most histograms do not change."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
@@ -82,7 +83,7 @@ def fill_native(histogram: Any, sketch: Sketch) -> None:
     for index, count in sorted(sketch.buckets.items()):
         upper = index + 1
         if not deltas or upper != previous_index + 1:
-            # The first offset counts from 0, others from the end of the span before.
+            # The first offset counts from 0, each other offset from the end of the span before.
             offset = upper - (previous_index + 1) if deltas else upper
             span = histogram.positive_span.add(offset=offset, length=0)
         span.length += 1
@@ -126,7 +127,7 @@ def _family(name: str, text: str, kind: int) -> bytes:
 
 
 def _delimited(head: bytes, metrics: Iterator[bytes]) -> bytes:
-    """Return a family with its length, the metrics added as they are; nothing without metrics."""
+    """Return a family and its metrics, after their length; b"" if there are no metrics."""
     parts = [part for metric in metrics for part in (_METRIC_TAG, varint(len(metric)), metric)]
     if not parts:
         return b""
@@ -201,7 +202,7 @@ def message(name: str, /, **fields: Any) -> Any:
 
 
 def _declare() -> dict[str, Any]:
-    package = "edgert.prometheus"  # our own name: another library may have declared the original
+    package = "edgert.prometheus"  # not the original name: another library may have declared it
     file = descriptor_pb2.FileDescriptorProto(name="edgert_prometheus.proto", package=package, syntax="proto2")
     for name, declared in _MESSAGES.items():
         message = file.message_type.add(name=name)

@@ -1,9 +1,10 @@
-"""Prometheus remote write: every report as a point at its own time, also a late one.
+"""Prometheus remote write: every report is a point at its own time, also a late report.
 
-A scrape shows the reports that arrived since the scrape before it, so hours of reports that a device delivers at once
-look like a burst. Here each report is a point of its device's own series, at the time of the report. The series are
-those of the exporter, with `job` "edgert-reports". A report that is not newer than the last point of its series is part
-of the next point. (https://prometheus.io/docs/concepts/remote_write_spec/, version 1.0)
+A scrape shows the reports that arrived since the scrape before. If a device delivers hours of reports at once, a scrape
+shows them as a burst. With remote write, each report is a point of its device's own series, at the time of the report.
+The series are the exporter's series by device, with `job` "edgert-reports". If a report is not newer than the last
+point of its series, its counts become part of the next point.
+(https://prometheus.io/docs/concepts/remote_write_spec/, version 1.0)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgert_deploy.fleet.export.exporter import COUNTERS, Exporter, Labels
 from edgert_deploy.fleet.export.families import LATENCY
 from edgert_deploy.fleet.export.post import PushFailed, post
 from edgert_deploy.fleet.export.prometheus import fill_native, message, varint
-from edgert_deploy.fleet.store.batch import Origin, placed_ms
+from edgert_deploy.fleet.store.batch import Origin, report_time_ms
 
 JOB = "edgert-reports"
 BY = ("site", "device", "model", "version", "profile")
@@ -46,7 +47,7 @@ class _Point:
 
 
 class RemoteWriter(Exporter):
-    """Feed it with `apply`, and call `flush` now and then. `wall_clock` is seconds since 1970."""
+    """Collects points by `apply`, and sends them by `flush`. `wall_clock` returns seconds since 1970."""
 
     def __init__(self, url: str, *, wall_clock: Callable[[], float]) -> None:
         super().__init__("remote-write", BY, wall_clock=wall_clock)
@@ -73,7 +74,7 @@ class RemoteWriter(Exporter):
                 self._add(name, labels, at_ms, metrics.window_s, value)
 
     def flush(self) -> None:
-        """Send the waiting points, oldest first. Raises PushFailed; keeps points that a retry may send."""
+        """Send the waiting points, oldest first. Raises PushFailed; points that a retry may send stay."""
         for _ in range(BATCHES_MAX):
             with self.lock:
                 points = [self._points[i] for i in range(min(len(self._points), POINTS_AT_ONCE))]
@@ -81,7 +82,7 @@ class RemoteWriter(Exporter):
                 return
             self._refusal = None
             in_time = sorted(points, key=lambda point: point.at_ms)
-            # A server refuses a whole request for one point. Prometheus accepts late counters, but no late histograms.
+            # One bad point makes a server refuse a whole request. Prometheus accepts late counters, no late histograms.
             histograms = [point for point in in_time if isinstance(point.value, bytes)]
             counters = [point for point in in_time if not isinstance(point.value, bytes)]
             refused = self._send(counters) + self._send(histograms)
@@ -94,7 +95,10 @@ class RemoteWriter(Exporter):
                 raise self._refusal
 
     def _send(self, points: list[_Point]) -> int:
-        """Send points; return how many are refused. A refused part is divided until few are left."""
+        """Send points; return the number of refused points.
+
+        A refused request is divided until few points are left.
+        """
         if not points:
             return 0
         try:
@@ -110,13 +114,13 @@ class RemoteWriter(Exporter):
         return 0
 
     def _at_ms(self, topic: Topic, report: HistMessage | MetricsMessage) -> int:
-        return placed_ms(Origin(topic.site, topic.device, int(self._wall_clock() * 1000)), report)
+        return report_time_ms(Origin(topic.site, topic.device, int(self._wall_clock() * 1000)), report)
 
     def _add(self, name: str, labels: Labels, at_ms: int, window_s: float, value: Sketch | int) -> None:
         last_ms = self._last_ms.get((name, labels))
         if last_ms is not None and at_ms <= last_ms:
             return
-        if last_ms is None:  # from 0, so that the first report counts in a rate
+        if last_ms is None:  # begin with 0, so that a rate includes the first report
             self._keep(name, labels, at_ms - max(1, int(window_s * 1000)), Sketch() if isinstance(value, Sketch) else 0)
         self._keep(name, labels, at_ms, value)
         self._last_ms[name, labels] = at_ms
@@ -135,7 +139,7 @@ class RemoteWriter(Exporter):
 
 
 def request(points: list[_Point]) -> bytes:
-    """Return a WriteRequest; the points of one series stand together, in the order of time."""
+    """Return a WriteRequest. The points of one series are together, ordered by time."""
     series: dict[tuple[str, Labels], Any] = {}
     for point in points:
         entry = series.get((point.name, point.labels))
@@ -152,7 +156,10 @@ def request(points: list[_Point]) -> bytes:
 
 
 def packed(body: bytes) -> bytes:
-    """Return `body` as a Snappy block of literals: valid, and without a library, but not smaller."""
+    """Return `body` as a Snappy block of literals.
+
+    The block is valid but not smaller, and needs no library.
+    """
     return b"".join((varint(len(body)), *_literals(body)))
 
 

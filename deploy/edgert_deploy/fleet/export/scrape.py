@@ -11,8 +11,8 @@ from edgert_deploy.fleet.web import WebServer
 
 
 def scrape_server(exposition: Exposition, host: str, port: int) -> WebServer:
-    """Serve an exposition on `host`:`port` from a thread; port 0 means a free one. Raises ConfigInvalid."""
-    drawing = threading.Lock()  # one scrape at a time: a second one would render the same again
+    """Serve an exposition on `host`:`port` from a thread. Port 0 means a free port. Raises ConfigInvalid."""
+    drawing = threading.Lock()  # one scrape at a time: a second scrape would render the same again
 
     def answer(request: HttpRequest) -> HttpResponse:
         if request.path == "/healthz":

@@ -1,8 +1,8 @@
 """A batch of reports on its way into the store, each with its origin.
 
-A report belongs to the minute in which its window ended by the device's clock. The time of receipt counts instead if
-the device itself calls its clock not synchronized, if that clock is more than TRUSTED_AHEAD_S ahead, or if the report
-is older than the store keeps reports.
+A report belongs to the minute in which its window ended, by the device's clock. In three cases, the report belongs to
+the minute of its receipt: the device reports that its clock is not synchronized, the device's clock is more than
+TRUSTED_AHEAD_S ahead, or the store no longer keeps reports of that time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_MAX = 4_000
 
 @dataclass(frozen=True)
 class Origin:
-    """The device and the time of a report; `at_ms` is in ms since 1970."""
+    """The device of a report, and the time of its receipt (`at_ms`, in ms since 1970)."""
 
     site: str
     device: str
@@ -42,7 +42,7 @@ class Batch:
     heard_ms: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Batch]:
-        """Yield the batch in parts, which bounds the memory of a write."""
+        """Yield the batch in parts. Small parts limit the memory of a write."""
         yield Batch(events=self.events, devices=self.devices, heard_ms=self.heard_ms)
         for start in range(0, max(len(self.hists), len(self.metrics)), PIECE_MAX):
             part = slice(start, start + PIECE_MAX)
@@ -57,15 +57,15 @@ class Batch:
 
 
 def trusted_ms(ts_ms: int, now_ms: int) -> int:
-    """Return `ts_ms`, a device's own time, if it can be trusted at `now_ms`; else `now_ms`."""
+    """Return `ts_ms`, the time by a device's clock, if it is plausible at `now_ms`; else `now_ms`."""
     trusted = now_ms - KEEP_WINDOWS_H * HOUR_MIN * MINUTE_MS < ts_ms < now_ms + TRUSTED_AHEAD_S * 1000
     return ts_ms if trusted else now_ms
 
 
-def placed_ms(origin: Origin, report: Report) -> int:
-    """Return the time at which a report counts."""
+def report_time_ms(origin: Origin, report: Report) -> int:
+    """Return the time to which the store assigns a report (see above)."""
     return trusted_ms(report.ts_ms, origin.at_ms) if report.clock_synced else origin.at_ms
 
 
 def minute_of(origin: Origin, report: Report) -> int:
-    return placed_ms(origin, report) // MINUTE_MS
+    return report_time_ms(origin, report) // MINUTE_MS

@@ -1,11 +1,11 @@
-"""The database of a store: its URL, connections, creation and migration, and its errors as ours."""
+"""The database of a store: its URL, connections, creation and migration. Translates its errors."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -18,7 +18,7 @@ from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
-# Options of libpq: a lost link is reported within about a minute, also on an idle connection.
+# Options of libpq. With these limits, libpq reports a lost link within about a minute, also on an idle connection.
 LINK_LIMITS = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -32,13 +32,55 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
     """The database failed: unreachable, read-only, full, or not a store."""
 
 
-def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
-    """Connect to a store of reports; if `writes`, create or migrate it, and report slow steps to `log`.
+class OpenStore:
+    """The engine of a store of reports. It opens the store again after its file was removed or replaced.
 
-    Raises ConfigInvalid or StoreFailed.
+    Every method raises ConfigInvalid or StoreFailed.
+    """
+
+    def __init__(self, url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> None:
+        """Open the store as `open_engine` does. `log` also receives a line about each replaced file."""
+        self._url = url
+        self._writes = writes
+        self._log = log
+        self.engine = open_engine(url, writes=writes, log=log)
+        self.openings = 1
+        self._file = _file_of(self.engine)
+
+    @property
+    def name(self) -> str:
+        """The store's URL without its password."""
+        return shown(self.engine.url)
+
+    def transaction(self) -> AbstractContextManager[sa.Connection]:
+        """Give a connection in a transaction."""
+        file = _file_of(self.engine)
+        if file != self._file:
+            self._reopen(file)
+        return transaction(self.engine)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _reopen(self, file: tuple[int, int] | None) -> None:
+        """Open the present file, or create one. Reports that are written to a removed file are lost."""
+        self.engine.dispose()
+        self.engine = open_engine(self._url, writes=self._writes, log=self._log)
+        self.openings += 1
+        self._file = file or _file_of(self.engine)
+        self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
+
+
+def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
+    """Connect to a store of reports. Raises ConfigInvalid or StoreFailed.
+
+    Args:
+        url: the store, in a form that `new_engine` describes.
+        writes: whether to create a missing store, and to migrate an older store.
+        log: receives a line about a migration, which may be slow.
     """
     engine = new_engine(url, writes=writes)
-    with begun(engine) as connection:
+    with transaction(engine) as connection:
         if writes:
             lock(connection)  # two processes that create the same tables would fail
             _create_or_migrate(connection, log)
@@ -52,19 +94,8 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
     return engine
 
 
-def file_of(engine: sa.Engine) -> tuple[int, int] | None:
-    """Return device and inode of a SQLite file, which change if it is replaced; None without a file."""
-    if engine.dialect.name != "sqlite":
-        return None
-    try:
-        found = os.stat(engine.url.database or "")
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 @contextmanager
-def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Give a connection in a transaction. Raises StoreFailed."""
     with translated(engine), engine.begin() as connection:
         yield connection
@@ -72,7 +103,7 @@ def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def translated(engine: sa.Engine) -> Iterator[None]:
-    """Raise the database's errors of the block as StoreFailed."""
+    """Raise StoreFailed for each error of the database in the block."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -80,24 +111,24 @@ def translated(engine: sa.Engine) -> Iterator[None]:
 
 
 def new_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Return the engine of a store that exists or, if `writes`, may be made. Raises ConfigInvalid.
+    """Return the engine of a store. If not `writes`, the store must exist. Raises ConfigInvalid.
 
-    `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
-    better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.
+    `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. `ps` shows a
+    password in the URL to every user, so users should write their password into ~/.pgpass.
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
-            raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
+            raise ConfigInvalid("a store in memory ends with the command: give a file, such as sqlite:///fleet.db")
         if not writes and not os.path.exists(parsed.database):
-            raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE makes one")
+            raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE creates one")
         return _sqlite(parsed, writes)
     options = f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"
     return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
 
 
 def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
-    """Create missing tables, and migrate an older store to this version; leave a newer one unchanged."""
+    """Create missing tables, and migrate an older store to this version. A newer store stays unchanged."""
     version = (
         connection.scalar(sa.select(schema.meta.c.version))
         if sa.inspect(connection).has_table(schema.meta.name)
@@ -122,18 +153,29 @@ def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) ->
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an INSERT that has ON CONFLICT."""
+    """Return an INSERT statement that supports ON CONFLICT."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def lock(connection: sa.Connection) -> None:
-    """Lock the store for one writer until the transaction ends. SQLite does so by itself."""
+    """Lock the store for one writer until the transaction ends. SQLite needs no such lock."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(730541)"))
 
 
+def _file_of(engine: sa.Engine) -> tuple[int, int] | None:
+    """Return device and inode of a SQLite file; None without a file. A replaced file has other numbers."""
+    if engine.dialect.name != "sqlite":
+        return None
+    try:
+        found = os.stat(engine.url.database or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
-    """Return the error for the user."""
+    """Translate an error of the database, with advice for the user."""
     reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
         name = shown(url)
@@ -169,7 +211,7 @@ def _parsed(url: str) -> sa.URL:
 def _sqlite(url: sa.URL, writes: bool) -> sa.Engine:
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
 
-    # The driver would begin transactions late, and two writers would deadlock.
+    # Without these listeners, the driver would begin transactions late, and two writers would deadlock.
     @sa.event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None

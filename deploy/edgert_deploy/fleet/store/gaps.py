@@ -1,13 +1,15 @@
 """Gaps: the reports of latencies that were sent and never arrived, by their `seq`.
 
-Theory of operation: `seq` grows by one with each report of a model on a device, over restarts, reboots and versions.
-So a report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the
-stream of the report after it. Versions share the numbers: after a rollback the older stream goes on behind the newer
-one's last. A late report closes its part of the gap, whatever its version and boot: a broker may delay it beyond both.
-A number that is not above the last one of another boot leaves no gap: after a power cut a device uses its last numbers
-again. A lost spool held an unknown number of reports, and counts as one.
+Theory of operation: `seq` grows by one with each report of a model on a device. It continues over restarts, reboots and
+versions. If a number is more than one above the number before it, the numbers between the two are a gap. A gap is one
+row, in the stream of the report after the gap. All versions share the numbers: after a rollback, the older stream
+continues after the last number of the newer stream.
 
-The time of a missing report is unknown: the missing ones count evenly over the time between their neighbours.
+A late report closes its part of a gap of any version and boot, because a broker may delay the report beyond the next
+deployment or reboot. After a power cut, a device uses its last numbers again. So a number that is not above the last
+number of another boot leaves no gap. A lost spool held an unknown number of reports; it counts as one report.
+
+The time of a missing report is unknown. The store spreads the missing reports evenly over the gap's time.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from edgert_deploy.fleet.sequence import begun_anew, in_order
+from edgert_deploy.fleet.sequence import in_order, is_new_spool
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.merged_rows import chunks
 
 
 class Gap(NamedTuple):
-    """Numbers `first_seq` to before `end_seq`, between the reports of two minutes since 1970."""
+    """The missing numbers from `first_seq` to before `end_seq`. The minutes are those of its neighbours."""
 
     stream: int
     first_seq: int
@@ -32,7 +34,7 @@ class Gap(NamedTuple):
     until_minute: int
 
     def within(self, first: int, end: int) -> int:
-        """Return how many of its reports fall into the minutes from `first` to before `end`."""
+        """Return how many of the gap's reports belong to the minutes from `first` to before `end`."""
         return self._missing_before(end) - self._missing_before(first)
 
     def _missing_before(self, minute: int) -> int:
@@ -43,8 +45,11 @@ class Gap(NamedTuple):
         return min(max(position, 0), count)
 
 
-def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
-    """Store the gaps before new reports (stream, seq, minute, as they came); close those they fill."""
+def record_gaps(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
+    """Store the gaps before new reports (stream, seq, minute), and close the gaps that late reports fill.
+
+    `reports` are in the order of their receipt.
+    """
     minutes = {(stream, seq): minute for stream, seq, minute in reports}
     arrived: dict[int, list[int]] = {}
     for stream, seq, _ in reports:
@@ -54,7 +59,7 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
     behind = [row for row in known.values() if 0 <= row["hist_seq"] < max(arrived[row["id"]]) - 1]
     of_boot = _newest_of_boots(connection, behind)
     late = {row["device_id"] for row in known.values() if min(arrived[row["id"]]) <= row["model_seq"]}
-    open_gaps = _open(connection, late)
+    open_gaps = _gaps_of(connection, late)
     before = _all_gaps(open_gaps)
     for stream, seqs in arrived.items():
         row = known[stream]
@@ -66,32 +71,32 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
         for seq in in_order(seqs):
             minute = minutes[stream, seq]
             if _close(gaps, seq):
-                pass  # late: what is missing before it is in that gap already, whatever its version and boot
-            elif last >= 0 and begun_anew(seq, last):
+                pass  # late: the numbers before it are already in a gap
+            elif last >= 0 and is_new_spool(seq, last):
                 gaps.append(Gap(stream, seq - 1, seq, last_at, minute))
             elif 0 <= last < seq - 1:
                 gaps.append(Gap(stream, last + 1, seq, last_at, minute))
-            if hist_seq < 0 or seq > hist_seq or begun_anew(seq, hist_seq):
+            if hist_seq < 0 or seq > hist_seq or is_new_spool(seq, hist_seq):
                 hist_seq, at = seq, minute
-            if hist_seq > last or begun_anew(hist_seq, last):
+            if hist_seq > last or is_new_spool(hist_seq, last):
                 last, last_at = hist_seq, at
         row["hist_seq"], row["hist_minute"] = hist_seq, at
         of_boot[boot] = max((hist_seq, at), of_boot.get(boot, (-1, 0)))
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = hist_seq, at
-    _remember(connection, known)
-    _store(connection, before, _all_gaps(open_gaps))
+    _store_streams(connection, known)
+    _store_changes(connection, before, _all_gaps(open_gaps))
 
 
 def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap]:
-    """Yield the gaps that may hold reports of the minutes from `first` to before `end`."""
+    """Yield the gaps that overlap the minutes from `first` to before `end`."""
     table = schema.gap
     query = sa.select(table).where(table.c.until_minute >= first, table.c.from_minute < end)
     return (Gap(*row) for row in connection.execute(query))
 
 
 def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the streams, with the last number of their device's model in whatever stream as `model_seq`."""
+    """Return the streams by id. `model_seq` is the last number of the model in all streams of the device."""
     table, other = schema.stream, schema.stream.alias()
     names = ("id", "device_id", "boot", "model", "hist_seq", "hist_minute")
     same = (other.c.device_id == table.c.device_id, other.c.model == table.c.model)
@@ -104,7 +109,7 @@ def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[st
 def _newest_of_others(
     connection: sa.Connection, begun: Iterable[Mapping[str, Any]]
 ) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return the last number and minute of models whose stream just began, from an older stream."""
+    """Return the last number and minute in older streams, for each model whose stream just began."""
     table = schema.stream
     newest_first = (table.c.hist_minute.desc(), table.c.hist_seq.desc())
     order = sa.func.row_number().over(partition_by=(table.c.device_id, table.c.model), order_by=newest_first)
@@ -123,7 +128,7 @@ def _newest_of_others(
 def _newest_of_boots(
     connection: sa.Connection, behind: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[int, str, str], tuple[int, int]]:
-    """Return the last number and minute of each (device, model, boot) of the rows, whatever the version."""
+    """Return the last number and minute of each (device, model, boot), over all versions."""
     columns = schema.stream.c
     newest: dict[tuple[int, str, str], tuple[int, int]] = {}
     for few in chunks(sorted({row["device_id"] for row in behind})):
@@ -137,7 +142,7 @@ def _newest_of_boots(
     return newest
 
 
-def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
+def _store_streams(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
     table = schema.stream
     values: dict[str, Any] = {"hist_seq": sa.bindparam("_seq"), "hist_minute": sa.bindparam("_minute")}
     rows = [{"_id": row["id"], "_seq": row["hist_seq"], "_minute": row["hist_minute"]} for row in known.values()]
@@ -145,7 +150,7 @@ def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]])
         connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), rows)
 
 
-def _open(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str], list[Gap]]:
+def _gaps_of(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str], list[Gap]]:
     """Return the gaps of these devices by device and model."""
     table, owner = schema.gap, schema.stream
     open_gaps: dict[tuple[int, str], list[Gap]] = {}
@@ -161,7 +166,7 @@ def _all_gaps(open_gaps: Mapping[tuple[int, str], Sequence[Gap]]) -> set[Gap]:
 
 
 def _close(gaps: list[Gap], seq: int) -> bool:
-    """Take `seq` out of the gap that holds it; return whether one did."""
+    """Remove `seq` from the gap that contains it; return whether there is such a gap."""
     for gap in gaps:
         if gap.first_seq <= seq < gap.end_seq:
             gaps.remove(gap)
@@ -171,7 +176,7 @@ def _close(gaps: list[Gap], seq: int) -> bool:
     return False
 
 
-def _store(connection: sa.Connection, before: set[Gap], after: set[Gap]) -> None:
+def _store_changes(connection: sa.Connection, before: set[Gap], after: set[Gap]) -> None:
     table = schema.gap
     same = (table.c.stream == sa.bindparam("_stream"), table.c.first_seq == sa.bindparam("_first"))
     if gone := [{"_stream": gap.stream, "_first": gap.first_seq} for gap in before - after]:

@@ -13,12 +13,12 @@ from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
 
-COUNTED_MAX = 2**63 - 1  # the most that a column holds; a device may report any number
+COUNTED_MAX = 2**63 - 1  # the largest value of a column; a device may report any number
 IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
 
 
 class MergedRows:
-    """Adds a batch up in memory; then reads, changes and writes each row once."""
+    """Adds up a batch in memory, then reads, changes and writes each row once."""
 
     def __init__(self, group_id: Callable[[Origin, str], int], connection: sa.Connection) -> None:
         """`group_id(origin, version)` returns the id of a report's group."""
@@ -63,58 +63,66 @@ class MergedRows:
         return _row_of(self._minutes, (minute, owner)), _row_of(self._streams, (minute // HOUR_MIN, stream))
 
     def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]], *names: str) -> Iterator[Sequence[Any]]:
-        """Yield the rows of `keys` that are there. One statement reads all slots that have the same owners.
+        """Yield the stored rows among `keys`. One statement reads all time bins that have the same owners.
 
-        SQLite reads a whole table for a list of pairs (slot, owner), but searches the key for two lists of numbers.
+        For a list of pairs (time_bin, owner), SQLite reads a whole table. For two lists of numbers, SQLite searches.
         """
-        owners: dict[int, list[int]] = {}
-        for slot, owner in keys:
-            owners.setdefault(slot, []).append(owner)
-        slots: dict[tuple[int, ...], list[int]] = {}
-        for slot, of_slot in owners.items():
-            slots.setdefault(tuple(of_slot), []).append(slot)
-        query = sa.select(*(table.c[name] for name in ("slot", "owner", *names)))
-        for of_slots, alike in slots.items():
-            yield from self._connection.execute(query.where(table.c.slot.in_(alike), table.c.owner.in_(of_slots)))
+        owners_of: dict[int, list[int]] = {}
+        for time_bin, owner in keys:
+            owners_of.setdefault(time_bin, []).append(owner)
+        bins_of: dict[tuple[int, ...], list[int]] = {}
+        for time_bin, owners in owners_of.items():
+            bins_of.setdefault(tuple(owners), []).append(time_bin)
+        query = sa.select(*(table.c[name] for name in ("time_bin", "owner", *names)))
+        for same_owners, bins in bins_of.items():
+            yield from self._connection.execute(query.where(table.c.time_bin.in_(bins), table.c.owner.in_(same_owners)))
 
     def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
         there = []
         for stored in self._stored(table, rows, *HISTOGRAM, *COUNTERS):
-            slot, owner, *numbers, buckets = stored[: -len(COUNTERS)]
-            row = rows[slot, owner]
+            time_bin, owner, *numbers, buckets = stored[: -len(COUNTERS)]
+            row = rows[time_bin, owner]
             row.buckets.add(buckets)
             row.add(*numbers)
             for name, value in zip(COUNTERS, stored[-len(COUNTERS) :], strict=True):
                 row.counters[name] += value
-            there.append((slot, owner))
+            there.append((time_bin, owner))
         # The transaction's lock prevents conflicts.
         if new := [
-            {"slot": slot, "owner": owner, **rows[slot, owner].values()} for slot, owner in rows.keys() - set(there)
+            {"time_bin": time_bin, "owner": owner, **rows[time_bin, owner].values()}
+            for time_bin, owner in rows.keys() - set(there)
         ]:
             self._connection.execute(table.insert(), new)
         if there:
-            same = (table.c.slot == sa.bindparam("_slot"), table.c.owner == sa.bindparam("_owner"))
+            same = (table.c.time_bin == sa.bindparam("_time_bin"), table.c.owner == sa.bindparam("_owner"))
             values: dict[str, Any] = {name: sa.bindparam(name) for name in (*HISTOGRAM, *COUNTERS)}
-            old = [{"_slot": slot, "_owner": owner, **rows[slot, owner].values()} for slot, owner in there]
+            old = [
+                {"_time_bin": time_bin, "_owner": owner, **rows[time_bin, owner].values()} for time_bin, owner in there
+            ]
             self._connection.execute(table.update().where(*same).values(**values), old)
         self._write_stages(schema.STAGES[table.name], {key: row.stages for key, row in rows.items() if row.stages})
 
     def _write_stages(self, table: sa.Table, stages: Mapping[tuple[int, int], list[Cells]]) -> None:
         if not stages:
             return
-        for slot, owner, stored in self._stored(table, stages, "stages"):
-            stages[slot, owner].append(cells_of(stored, MERGED))
+        for time_bin, owner, stored in self._stored(table, stages, "stages"):
+            stages[time_bin, owner].append(cells_of(stored, MERGED))
         new = [
-            {"slot": slot, "owner": owner, "stages": StageCounts(parts).packed()}
-            for (slot, owner), parts in stages.items()
+            {"time_bin": time_bin, "owner": owner, "stages": StageCounts(parts).packed()}
+            for (time_bin, owner), parts in stages.items()
         ]
         statement = database.insert(self._connection, table)
         changed = {"stages": statement.excluded.stages}
-        self._connection.execute(statement.on_conflict_do_update(index_elements=["slot", "owner"], set_=changed), new)
+        self._connection.execute(
+            statement.on_conflict_do_update(index_elements=["time_bin", "owner"], set_=changed), new
+        )
 
 
 class _Row:
-    """One merged row in memory; stage times are added up on writing, as counters take 7 times the memory."""
+    """One merged row in memory.
+
+    Stage times stay separate until the row is written: one counter for each cell would take 7 times the memory.
+    """
 
     __slots__ = ("buckets", "count", "counters", "least", "most", "stages", "sum", "windows", "zero")
 
@@ -148,7 +156,7 @@ class _Row:
 
 
 def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
-    # setdefault would make a row each time.
+    # `setdefault` would create a row at each call.
     row = rows.get(key)
     if row is None:
         row = rows[key] = _Row()

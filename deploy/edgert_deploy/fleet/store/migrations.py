@@ -21,7 +21,7 @@ UPDATE edgert_stream SET
 
 
 def _from_1(connection: sa.Connection) -> None:
-    """Add gaps, and windows without a synchronized clock; merged rows lose their foreign keys."""
+    """Add gaps and the column `clock_synced`. Remove the foreign keys of merged rows."""
     for statement in (
         "ALTER TABLE edgert_stream ADD COLUMN hist_seq BIGINT NOT NULL DEFAULT -1",
         "ALTER TABLE edgert_stream ADD COLUMN hist_minute INTEGER NOT NULL DEFAULT 0",
@@ -39,12 +39,21 @@ def _from_1(connection: sa.Connection) -> None:
 
 
 def _from_2(connection: sa.Connection) -> None:
-    """Histograms of stage times, in place of the payloads whose percentiles of stages did not merge."""
+    """Add histograms of stage times. Remove the payloads: their percentiles of stages cannot be merged."""
     binary = "BYTEA NOT NULL DEFAULT ''" if connection.dialect.name == "postgresql" else "BLOB NOT NULL DEFAULT x''"
     connection.execute(sa.text(f"ALTER TABLE edgert_hist_window ADD COLUMN stages {binary}"))
     connection.execute(sa.text("ALTER TABLE edgert_metrics_window DROP COLUMN fields"))
 
 
-# The first brings version 1 to version 2. The caller has made the tables that are new.
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1, _from_2)
+def _from_3(connection: sa.Connection) -> None:
+    """Rename the column `slot` of merged rows to `time_bin`. Tables that are new have this name already."""
+    inspector = sa.inspect(connection)
+    for merged in ("edgert_group_minute", "edgert_group_hour", "edgert_stream_hour"):
+        for table in (merged, f"{merged}_stages"):
+            if "slot" in {column["name"] for column in inspector.get_columns(table)}:
+                connection.execute(sa.text(f"ALTER TABLE {table} RENAME COLUMN slot TO time_bin"))
+
+
+# The first function migrates version 1 to version 2. The caller has created the new tables.
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1, _from_2, _from_3)
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -1,9 +1,9 @@
 """Queries of the store: percentiles over any period and any grouping, merged exactly.
 
-Theory of operation: a query uses hourly rows for the whole hours of its period, and minute rows for the two ends. A
-query that names no device reads group rows: their number does not depend on the size of the fleet. A query by or about
-devices reads one row for each hour and stream, and windows at the ends. Periods begin and end at whole minutes, before
-FINE_HOURS at whole hours.
+Theory of operation: a query reads rows of hours for the whole hours of its period, and rows of minutes for the two
+ends. A query without devices reads rows of groups, whose number does not depend on the size of the fleet. A query that
+filters or groups by device reads one row for each hour and stream, and windows at the two ends. Periods begin and end
+at whole minutes. A period of more than FINE_HOURS ago begins and ends at whole hours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,18 +29,23 @@ from edgert_deploy.fleet.store.store import FINE_HOURS
 FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-GROUPS_MAX = 100_000  # groups of an answer, steps included: each has 8 KB while it is merged
-STAGE_GROUPS_MAX = 12_500  # the same with stages: each has 54 KB more
+GROUPS_MAX = 100_000  # the most groups of an answer, over all steps: merging takes 8 KB for each group
+STAGE_GROUPS_MAX = 12_500  # the same limit for an answer with stages, which take 54 KB more for each group
 _FETCHED_AT_ONCE = 20_000
-# With more keys than this, Python filters the rows: a database would search once for each key.
+# A database searches once for each key. With more keys than this, filtering in Python is faster.
 _KEYS_MAX = 50
 
 
 @dataclass(frozen=True)
 class Question:
-    """A period (ms since 1970), its filter and groups; `step_min` splits the period into steps.
+    """A question to the store.
 
-    With `stages` the answers have the time of each stage.
+    Attributes:
+        since_ms, until_ms: the period, in ms since 1970.
+        by: the dimensions to group by.
+        where: the filter: a value for each of some dimensions.
+        step_min: the length of a step, in minutes; 0 makes the whole period one step.
+        stages: whether the answers have the time of each stage.
     """
 
     since_ms: int
@@ -56,9 +60,9 @@ class Question:
             if name not in DIMENSIONS:
                 raise ConfigInvalid(f"unknown dimension {name!r}; known: {', '.join(DIMENSIONS)}")
         if self.until_ms <= self.since_ms:
-            raise ConfigInvalid("the period ends before it starts")
+            raise ConfigInvalid("the period ends before it starts: give an earlier start or a later end")
         if self.step_min and (self.until_ms - self.since_ms) / MINUTE_MS / self.step_min > STEPS_MAX:
-            raise ConfigInvalid(f"steps of {self.step_min} min are more than {STEPS_MAX}: choose longer ones")
+            raise ConfigInvalid(f"steps of {self.step_min} min make more than {STEPS_MAX} steps: choose longer steps")
 
     @property
     def names_devices(self) -> bool:
@@ -67,10 +71,17 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """One group's pooled windows. `start_ms` is the start of the step, or of the period.
+    """The merged windows of one group in one step.
 
-    `missing` is how many reports of each device (SITE/DEVICE) were sent and never arrived. `stages` are the times of
-    the stages, if the question asked for them and devices reported them.
+    Attributes:
+        group: the values of the dimensions that the question groups by.
+        start_ms: the start of the step, or of the period if the question has no steps.
+        duration_s: the length of the step.
+        latency: the latencies of all requests.
+        windows: the number of windows.
+        counters: the growth of each counter.
+        missing: how many reports of each device (SITE/DEVICE) were sent and never arrived.
+        stages: the times of the stages; None if the question or the devices' reports have no stages.
     """
 
     group: dict[str, str]
@@ -85,18 +96,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one table: slots `first` to before `end`, of `minutes` each."""
+    """Rows of one table: the time bins from `first` to before `end`, of `minutes` each."""
 
     table: sa.Table
-    slot: sa.Column[Any]
+    time_bin: sa.Column[Any]
     first: int
     end: int
     minutes: int
 
 
 def period_ms(question: Question, now_ms: int) -> tuple[int, int]:
-    """Return the period that an answer covers: that of the question, in whole minutes or hours."""
-    first, end = _stretch(question, now_ms)
+    """Return the period that an answer covers: the question's period, extended to whole minutes or hours."""
+    first, end = _minutes_of(question, now_ms)
     return first * MINUTE_MS, end * MINUTE_MS
 
 
@@ -104,47 +115,46 @@ class FleetQuery:
     """One process's connection to the store, for reading. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._engine = url, database.open_engine(url, writes=False)
-        self._file = database.file_of(self._engine)
+        self._database = database.OpenStore(url, writes=False)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
-        """Return a group for each combination that reported, by group and time.
+        """Return an answer for each group and step with reports, ordered by group, then by time.
 
-        Raises ConfigInvalid for too many.
+        Raises ConfigInvalid if there are too many groups.
         """
-        first, end = _stretch(question, now_ms)
-        gathered = _Gathered(question, first, end)
-        with self._reading() as connection:
+        first, end = _minutes_of(question, now_ms)
+        builder = _AnswerBuilder(question, first, end)
+        with self._database.transaction() as connection:
             for part in _parts(question, first, end):
-                _read(connection, question, part, gathered)
-            _read_gaps(connection, question, first, end, gathered)
-        return gathered.answers()
+                _read_rows(connection, question, part, builder)
+            _read_gaps(connection, question, first, end, builder)
+        return builder.answers()
 
     def newest_ms(self) -> int:
         """Return when the newest message was stored, of any device; 0 in an empty store."""
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
 
     def minutes_from_ms(self, of_devices: bool) -> int | None:
-        """Return since when the store has minutes, of devices or of groups; None if it has none."""
-        column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.slot
-        with self._reading() as connection:
+        """Return the time of the oldest rows of minutes, of devices or of groups; None without such rows."""
+        column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.time_bin
+        with self._database.transaction() as connection:
             oldest = connection.scalar(sa.select(sa.func.min(column)))
         return None if oldest is None else int(oldest) * MINUTE_MS
 
     def unsynced(self, question: Question, now_ms: int) -> list[str]:
-        """Return the devices (SITE/DEVICE) whose kept windows are placed by their time of receipt."""
-        first, end = _stretch(question, now_ms)
+        """Return the devices (SITE/DEVICE) with stored windows that belong to their time of receipt."""
+        first, end = _minutes_of(question, now_ms)
         table = schema.hist_window
         query = (
             sa.select(table.c.stream)
             .distinct()
             .where(table.c.clock_synced == 0, table.c.minute >= first, table.c.minute < end)
         )
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             streams = list(connection.scalars(query))
             named = _keys(connection, replace(question, by=("site", "device")), True) if streams else {}
         return sorted({"/".join(named[stream]) for stream in streams if stream in named})
@@ -152,7 +162,7 @@ class FleetQuery:
     def devices(self) -> list[dict[str, Any]]:
         """Return every stored device, with its last `info`, `sys` and `deploy`."""
         table = schema.device
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.site, table.c.device)).all()
         return [
             {
@@ -167,13 +177,16 @@ class FleetQuery:
         ]
 
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
-        """Count the groups that fit `where` and reported this hour or the last: the rows of one minute."""
+        """Count the groups that match `where` and reported in this hour or the hour before.
+
+        The result is about the number of rows of each minute.
+        """
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
-        query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
+        query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.time_bin >= hour - 1)
         query = query.join(schema.group, schema.group.c.id == table.c.owner)
         for name, value in where.items():
             query = query.where(schema.group.c[name] == value)
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             return int(connection.scalar(query) or 0)
 
     def events(
@@ -186,37 +199,31 @@ class FleetQuery:
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
         query = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(query.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
         return [_event(row) for row in rows]
 
     def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
-        """Return the newest events of releases that devices rolled back or refused, the newest first."""
+        """Return the events of releases that devices rolled back or refused, newest first."""
         events = [event for kind in FAILED for event in self.events(since_ms, until_ms, where={"event": kind})]
         return sorted(events, key=lambda event: -event["at_ms"])
 
     def event_types(self, since_ms: int, until_ms: int, where: Mapping[str, str]) -> dict[str, int]:
-        """Return how many events of each type there are, by name. `where` is that of `events`."""
+        """Return the number of events of each type. `where` has the form that `events` accepts."""
         kind = schema.event.c.event
         query = _of_events(sa.select(kind, sa.func.count()), since_ms, until_ms, where).group_by(kind).order_by(kind)
-        with self._reading() as connection:
+        with self._database.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
-
-    def _reading(self) -> AbstractContextManager[sa.Connection]:
-        if (file := database.file_of(self._engine)) != self._file:  # removed, or replaced by a backup
-            self._engine.dispose()
-            self._engine, self._file = database.open_engine(self._url, writes=False), file
-        return database.begun(self._engine)
 
 
 def _event(row: sa.Row[Any]) -> dict[str, Any]:
-    """Return an event with the fields that its device sent; none of them replaces the store's own."""
+    """Return an event with the fields that its device sent. They cannot replace the store's own fields."""
     origin = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
     return {**origin, **json.loads(row.fields), **origin}
 
 
-class _Gathered:
-    """Collects rows by group, and pools them at once."""
+class _AnswerBuilder:
+    """Collects rows by group, and merges them at the end."""
 
     def __init__(self, question: Question, first: int, end: int) -> None:
         self._question, self._first, self._end = question, first, end
@@ -224,7 +231,7 @@ class _Gathered:
         self._windows: Counter[int] = Counter()
         self._counters: tuple[Counter[int], ...] = tuple(Counter() for _ in COUNTERS)
         self._missing: dict[int, Counter[str]] = {}
-        # Groups, how their buckets are packed, and the columns of a block of rows.
+        # For each block of rows: the group of each row, the form of the packed buckets, and the columns.
         self._histograms: list[tuple[list[int], np.dtype[np.void], Sequence[Sequence[Any]]]] = []
         self._stages: dict[int, StageCounts] = {}
         self._groups_max = STAGE_GROUPS_MAX if question.stages else GROUPS_MAX
@@ -239,7 +246,13 @@ class _Gathered:
         return number
 
     def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
-        """Add rows; `columns` are those of HISTOGRAM, `groups` has the group of each row."""
+        """Add rows.
+
+        Args:
+            groups: the group of each row.
+            form: the form of the packed buckets.
+            columns: the columns of HISTOGRAM, in their order.
+        """
         _add_up(self._windows, groups, columns[0])
         self._histograms.append((groups, form, columns[1:]))
 
@@ -283,7 +296,7 @@ class _Gathered:
 
 
 def _of_events(query: sa.Select[Any], since_ms: int, until_ms: int, where: Mapping[str, str]) -> sa.Select[Any]:
-    """Return `query` with the events of a period that fit `where`."""
+    """Restrict `query` to the events of a period that match `where`."""
     table, owner = schema.event, schema.device
     of_name = {
         "site": owner.c.site,
@@ -306,8 +319,8 @@ def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int])
             counted[group] += value
 
 
-def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
-    """Return the first minute of the period, and the one after the last."""
+def _minutes_of(question: Question, now_ms: int) -> tuple[int, int]:
+    """Return the first minute of the period, and the minute after its last."""
     first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
     fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
     if first < fine_from:
@@ -318,15 +331,15 @@ def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
 
 
 def _parts(question: Question, first: int, end: int) -> list[_Part]:
-    """Return the parts that cover the period, each minute once."""
+    """Return the parts that together cover each minute of the period once."""
     hours_from, hours_to = -(-first // HOUR_MIN), end // HOUR_MIN
-    # Steps that do not begin at whole hours need minutes throughout.
+    # If steps do not begin at whole hours, the whole period needs rows of minutes.
     if question.step_min and (question.step_min % HOUR_MIN or first % HOUR_MIN):
         hours_from = hours_to = 0
     parts = []
     if hours_to > hours_from:
         table = schema.stream_hour if question.names_devices else schema.group_hour
-        parts.append(_Part(table, table.c.slot, hours_from, hours_to, HOUR_MIN))
+        parts.append(_Part(table, table.c.time_bin, hours_from, hours_to, HOUR_MIN))
         ends = [(first, hours_from * HOUR_MIN), (hours_to * HOUR_MIN, end)]
     else:
         ends = [(first, end)]
@@ -335,24 +348,24 @@ def _parts(question: Question, first: int, end: int) -> list[_Part]:
             for table in (schema.hist_window, schema.metrics_window):
                 parts.append(_Part(table, table.c.minute, begin, until, 1))
         elif begin < until:
-            parts.append(_Part(schema.group_minute, schema.group_minute.c.slot, begin, until, 1))
+            parts.append(_Part(schema.group_minute, schema.group_minute.c.time_bin, begin, until, 1))
     return parts
 
 
-def _read(connection: sa.Connection, question: Question, part: _Part, gathered: _Gathered) -> None:
+def _read_rows(connection: sa.Connection, question: Question, part: _Part, builder: _AnswerBuilder) -> None:
     table, per_stream = part.table, part.table in (schema.stream_hour, schema.hist_window, schema.metrics_window)
     key = table.c.owner if "owner" in table.c else table.c.stream
-    # The names of owners are read once, not with each row: names are longer than numbers.
+    # The names of the owners are read once. A row has only the id of its owner, which is shorter.
     keys = _keys(connection, question, per_stream)
     histogram = [table.c[name] for name in schema.HISTOGRAM] if "buckets" in table.c else []
-    kept_apart = schema.STAGES.get(table.name)
-    stages = [(table if kept_apart is None else kept_apart).c.stages] if histogram and question.stages else []
+    stages_table = schema.STAGES.get(table.name)
+    stages = [(table if stages_table is None else stages_table).c.stages] if histogram and question.stages else []
     counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
-    columns = (part.slot, key, *stages, *histogram, *counters)
-    query = sa.select(*columns).where(part.slot >= part.first, part.slot < part.end)
-    if stages and kept_apart is not None:
-        same = (kept_apart.c.slot == table.c.slot) & (kept_apart.c.owner == table.c.owner)
-        query = query.select_from(table.outerjoin(kept_apart, same))
+    columns = (part.time_bin, key, *stages, *histogram, *counters)
+    query = sa.select(*columns).where(part.time_bin >= part.first, part.time_bin < part.end)
+    if stages and stages_table is not None:
+        same = (stages_table.c.time_bin == table.c.time_bin) & (stages_table.c.owner == table.c.owner)
+        query = query.select_from(table.outerjoin(stages_table, same))
     if question.where and len(keys) <= _KEYS_MAX:
         query = query.where(key.in_(keys))
     form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
@@ -361,28 +374,30 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
         mine = [row for row in block if row[1] in keys]
         if not mine:
             continue
-        slots, owners, *values = zip(*mine, strict=True)
-        groups = [gathered.group(slot * part.minutes, keys[owner]) for slot, owner in zip(slots, owners, strict=True)]
+        bins, owners, *values = zip(*mine, strict=True)
+        groups = [
+            builder.group(time_bin * part.minutes, keys[owner]) for time_bin, owner in zip(bins, owners, strict=True)
+        ]
         if stages:
-            gathered.add_stages(groups, form, values.pop(0))
+            builder.add_stages(groups, form, values.pop(0))
         if histogram:
-            gathered.add_histograms(groups, form, values[:width])
+            builder.add_histograms(groups, form, values[:width])
         if counters:
-            gathered.add_counters(groups, values[width:])
+            builder.add_counters(groups, values[width:])
 
 
-def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, gathered: _Gathered) -> None:
+def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, builder: _AnswerBuilder) -> None:
     overlapping = list(gaps.overlapping(connection, first, end))
     if overlapping:
         keys = _keys(connection, question, True)
         devices = _keys(connection, replace(question, by=("site", "device")), True)
         for gap in overlapping:
             if gap.stream in keys:
-                gathered.add_gap(gap, keys[gap.stream], "/".join(devices[gap.stream]))
+                builder.add_gap(gap, keys[gap.stream], "/".join(devices[gap.stream]))
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:
-    """Return the streams or groups of the question, and the group of the answer for each."""
+    """Return the group of the answer for each stream or group of rows that matches the question, by id."""
     device, stream, group = schema.device.c, schema.stream.c, schema.group.c
     if per_stream:
         columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, schema.known_profile)

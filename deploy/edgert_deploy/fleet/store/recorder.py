@@ -1,4 +1,4 @@
-"""The recorder: MQTT messages into the store, a batch at a time. Pure but for the store."""
+"""The recorder: writes MQTT messages to the store, a batch at a time. Pure, except for the store."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from edgert_deploy.fleet.store.store import Store
 REMOVED = "removed"  # the status of a device that was uninstalled or forgotten
 WAITING_MAX = 50_000
 PRUNE_EVERY_S = 600.0
-# The payloads' size: a device may add fields to its reports. All messages that a session may deliver fit.
+# The size of the payloads, which a device may enlarge with fields. All messages that a session may deliver fit.
 WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
 
 
 class Recorder(FleetListener):
-    """Collects messages and writes them. `wall_clock_ms` is ms since 1970.
+    """Collects messages and writes them to the store. `wall_clock_ms` returns ms since 1970.
 
-    While the store fails, up to WAITING_MAX messages, or WAITING_BYTES_MAX of them, wait; newer ones are dropped and
-    counted.
+    While the store fails, messages wait: at most WAITING_MAX messages, and at most WAITING_BYTES_MAX bytes. The
+    recorder drops and counts newer messages.
     """
 
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int], retention: Retention | None = None) -> None:
         super().__init__(wall_clock_ms)
         self.recorded = self.duplicates = self.dropped = 0
-        self.settled = 0  # this many messages, from the first, are in the store or never will be
-        self.failures = 0  # consecutive flushes that the store refused
+        self.settled = (
+            0  # the number of messages, from the first on, that the broker may drop: stored, refused or dropped here
+        )
+        self.failures = 0  # consecutive flushes in which the store failed
         self._applied = self._bytes = 0
         self._store = store
         self._wall_clock_ms = wall_clock_ms
@@ -55,7 +57,7 @@ class Recorder(FleetListener):
             self._bytes += len(payload)
 
     def flush(self) -> None:
-        """Write the waiting reports. Raises StoreFailed; then nothing is lost, and the next flush retries."""
+        """Write the waiting reports. Raises StoreFailed; then the reports wait for the next flush."""
         if len(self._batch) or self._batch.heard_ms:
             self.failures += 1
             new = self._store.write(self._batch)
@@ -65,7 +67,7 @@ class Recorder(FleetListener):
         self.settled = self._applied
 
     def flush_or_wait(self, say: Callable[[str], None]) -> None:
-        """Write what waits; `say` failures 1, 2, 4, 8 ... in a row, and that the store works again."""
+        """Write the waiting reports. `say` receives failures 1, 2, 4, 8 ... in a row, and the recovery."""
         failed = self.failures > 0
         try:
             self.flush()

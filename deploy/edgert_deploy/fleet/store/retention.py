@@ -1,9 +1,9 @@
 """The removal of old rows, and of streams, groups and devices without reports.
 
 Theory of operation: the keys of windows and hours begin with the time, so a query for a stream's last report would read
-all rows. So the last hour of each stream and group is in a separate table, indexed by hour and updated once an hour. An
-owner is removed only after all rows that name it. SQLite may give a removed number to another owner: `forgotten`
-changes with each turn that removed any, and a writer that remembers numbers reads it before it uses them.
+all rows. A separate table holds the last hour of each stream and group. It is indexed by hour and updated once an hour.
+An owner (a stream or a group) is removed after all rows that contain its id. SQLite may use the id of a removed row
+again. So each removal changes the table `forgotten`, and a writer reads that table before it uses its cached ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgert_deploy.fleet.store.merged_rows import chunks
 KEEP_MINUTES_H = 31 * 24
 KEEP_HOURS_H = 400 * 24
 SIZE_BYTES_MAX = 20 * 10**9
-FORGOTTEN_AT_ONCE = 5_000  # rows of each table that one turn removes
+FORGOTTEN_AT_ONCE = 5_000  # the most owners of each kind that one call removes
 REMEMBERED_MAX = 200_000
 _TRIMMED_AT_ONCE = 0.1
 _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.group))
@@ -29,7 +29,10 @@ _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.gro
 
 @dataclass(frozen=True)
 class Retention:
-    """The hours that windows, minutes and hours (with events) are kept, and a SQLite file's largest size."""
+    """How long each kind of rows is kept, in hours, and the largest size of a SQLite file.
+
+    Events are kept as long as the rows of hours.
+    """
 
     windows_h: int = KEEP_WINDOWS_H
     minutes_h: int = KEEP_MINUTES_H
@@ -38,13 +41,13 @@ class Retention:
 
 
 class LastHours:
-    """The last hour of each stream and group, as one writer stored it: stored again only in another hour."""
+    """The last hour of each stream and group. The cache lets a writer store an hour only if it is later."""
 
     def __init__(self) -> None:
         self._stored: dict[tuple[str, int], int] = {}
 
     def clear(self) -> None:
-        """Forget what was stored: another writer may have removed it."""
+        """Empty the cache: another writer may have removed the rows."""
         self._stored.clear()
 
     def store(self, connection: sa.Connection, table: sa.Table, hours: Mapping[int, int]) -> None:
@@ -64,7 +67,7 @@ class LastHours:
 
 
 def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
-    """Remove what is older than `retention`, silent owners, and a large file's oldest windows.
+    """Remove old rows, owners without recent reports, and the oldest windows of a file that is too large.
 
     Returns the number of removed rows.
     """
@@ -72,9 +75,9 @@ def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
     limits = [
         (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
         (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-        *_of_slots(schema.group_minute, (hour - retention.minutes_h) * HOUR_MIN),
-        *_of_slots(schema.group_hour, hour - retention.hours_h),
-        *_of_slots(schema.stream_hour, hour - retention.hours_h),
+        *_merged_limits(schema.group_minute, (hour - retention.minutes_h) * HOUR_MIN),
+        *_merged_limits(schema.group_hour, hour - retention.hours_h),
+        *_merged_limits(schema.stream_hour, hour - retention.hours_h),
         (schema.gap, schema.gap.c.until_minute, (hour - retention.hours_h) * HOUR_MIN),
         (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
     ]
@@ -83,20 +86,23 @@ def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
     return removed + _shrink(connection, retention.size_bytes_max)
 
 
-def _of_slots(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any], int]]:
+def _merged_limits(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any], int]]:
     stages = schema.STAGES[table.name]
-    return [(table, table.c.slot, least), (stages, stages.c.slot, least)]
+    return [(table, table.c.time_bin, least), (stages, stages.c.time_bin, least)]
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:
-    """Remove owners without reports for `kept_h` hours, at most `at_once` of each kind; return how many.
+    """Remove owners without reports for `kept_h` hours, and return their number.
 
-    The caller has removed all older rows. In a store of an older version, the hours count from the first turn on.
+    One call removes at most `at_once` owners of each kind.
+
+    The caller has removed all older rows. A store of an older version has no last hours: there, `kept_h` begins with
+    the first call.
     """
     before = now_hour - kept_h
     for last_hour, owner in _OWNERS:
         known = sa.exists().where(last_hour.c.owner == owner.c.id)
-        # One hour ahead: a device's clock is trusted that far.
+        # One hour ahead, because a device's clock may be ahead.
         unknown = sa.select(owner.c.id, sa.literal(now_hour + 1)).where(~known).limit(at_once)
         connection.execute(last_hour.insert().from_select(["owner", "hour"], unknown))
     removed = sum(_forget_owners(connection, last_hour, owner, before, at_once) for last_hour, owner in _OWNERS)
@@ -107,7 +113,7 @@ def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int =
 
 
 def forget_device(connection: sa.Connection, site: str, name: str) -> int:
-    """Remove every row of one device; return their number."""
+    """Remove every row of one device; return the number of rows."""
     device = schema.device
     device_id = connection.scalar(sa.select(device.c.id).where(device.c.site == site, device.c.device == name))
     if device_id is None:
@@ -144,7 +150,7 @@ def size_bytes(connection: sa.Connection) -> int:
 
 
 def _shrink(connection: sa.Connection, size_bytes_max: int) -> int:
-    """Remove the oldest tenth of windows while a SQLite file is too large; PostgreSQL never shrinks."""
+    """Remove the oldest tenth of the windows while a SQLite file is too large. Does nothing in PostgreSQL."""
     removed = 0
     while connection.dialect.name == "sqlite" and size_bytes(connection) > size_bytes_max:
         column = schema.hist_window.c.minute
@@ -167,7 +173,7 @@ def _forget_owners(connection: sa.Connection, last_hour: sa.Table, owner: sa.Tab
 
 
 def _forget_devices(connection: sa.Connection, before_ms: int, at_once: int) -> int:
-    """Remove devices that once reported and have no row left; those only retained stay."""
+    """Remove devices that reported once and have no rows now. Devices with only retained messages stay."""
     device = schema.device
     reported = sa.exists().where(schema.stream.c.device_id == device.c.id)
     happened = sa.exists().where(schema.event.c.device_id == device.c.id)

@@ -1,6 +1,7 @@
-"""The rollouts of a team in the fleet's store, and a lock for each (rollout/rollout_store.py).
+"""The rollouts of a team in the fleet's store, and a lock for each rollout (rollout/rollout_store.py).
 
-The lock ends with the process that holds it: in PostgreSQL it belongs to a connection, beside SQLite it is a file's.
+A lock ends with the process that holds it. In PostgreSQL, the lock belongs to a connection. For SQLite, the lock is on
+a file beside the database.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from edgert.durable import is_locked, locked
 from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.rollout.rollout_store import LOCK_S_MAX, Mark, digest_of
 
-_LOCKS = 730542  # the first of the two numbers of an advisory lock; the second stands for the rollout
+_LOCKS = 730542  # the first of the two numbers of an advisory lock; the second number identifies the rollout
 
 
 class StoredRollouts:
     """A TeamStore in SQLite or PostgreSQL. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        """Connect, and make the table if it is missing; the tables of reports, of any version, stay."""
+        """Connect, and create the table of rollouts if it is missing. The other tables may have any version."""
         self._engine = database.new_engine(url, writes=True)
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             if not sa.inspect(connection).has_table(schema.rollout_line.name):
                 database.lock(connection)  # two processes that create the same table would fail
                 schema.rollout_line.create(connection, checkfirst=True)
@@ -33,18 +34,18 @@ class StoredRollouts:
     def marks(self) -> dict[str, Mark]:
         table = schema.rollout_line
         sums = (sa.func.count(), sa.func.sum(table.c.digest % 2**31))
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             rows = connection.execute(sa.select(table.c.rollout, *sums).group_by(table.c.rollout))
             return {id: (int(count), int(total)) for id, count, total in rows}
 
     def lines(self, id: str) -> list[str]:
         table = schema.rollout_line
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             return list(connection.scalars(sa.select(table.c.line).where(table.c.rollout == id)))
 
     def add(self, id: str, lines: Sequence[str]) -> None:
         rows = [{"rollout": id, "digest": digest_of(line), "line": line} for line in lines]
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             connection.execute(database.insert(connection, schema.rollout_line).on_conflict_do_nothing(), rows)
 
     @contextmanager
@@ -78,21 +79,21 @@ class StoredRollouts:
             "AND objid = CAST(CAST(:one AS bigint) AS oid) "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with database.begun(self._engine) as connection:
+        with database.transaction(self._engine) as connection:
             return bool(connection.scalar(query, {"all": _LOCKS, "one": _number(id)}))
 
     def close(self) -> None:
         self._engine.dispose()
 
     def _file(self, id: str) -> Path | None:
-        """Return a rollout's lock file beside SQLite's file; None for PostgreSQL, which has its own locks."""
+        """Return a rollout's lock file, beside SQLite's file; None for PostgreSQL, which has its own locks."""
         if self._engine.dialect.name != "sqlite":
             return None
         return Path(f"{self._engine.url.database}-rollouts") / f"{id}.lock"
 
     @contextmanager
     def _connected(self) -> Iterator[sa.Connection]:
-        """Give a connection without a transaction; it is closed afterwards, so that its locks end."""
+        """Give a connection without a transaction. The connection is closed after use, which ends its locks."""
         with database.translated(self._engine):
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
@@ -102,7 +103,9 @@ class StoredRollouts:
             connection.close()
 
     def _unusable(self, error: OSError) -> database.StoreFailed:
-        return database.StoreFailed(f"cannot lock a rollout beside {self._engine.url.database}: {error.strerror}")
+        return database.StoreFailed(
+            f"cannot lock a rollout beside {self._engine.url.database}: {error.strerror}. Check that the folder is writable, then retry"
+        )
 
 
 def _number(id: str) -> int:

@@ -1,10 +1,10 @@
 """The store's tables, in SQLite or PostgreSQL.
 
-Theory of operation: a report is one row in `hist_window` or `metrics_window`, whose key (stream, seq) makes repetition
-harmless. In the same transaction it is added to merged rows: one for each minute and one for each hour of its group
-(site, model, version, profile), and one for each hour of its stream, which keeps the device. The coarsest rows that fit
-answer a question, so its cost follows the hours of the period, not the number of windows. Merging adds integers, so
-every grain gives the same answer.
+Theory of operation: a report is one row in `hist_window` or `metrics_window`. The key (stream, seq) makes a repeated
+report harmless. The same transaction adds the report to three merged rows: the minute and the hour of its group (site,
+model, version, profile), and the hour of its stream, which identifies the device. A query reads the coarsest rows that
+its period allows. So the cost of a query grows with the hours of its period, not with the number of windows. Merging
+adds integers, so all rows give the same answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from edgert_deploy.fleet.reports import COUNTER_FIELDS, PROFILE_UNKNOWN
 
 metadata = sa.MetaData()
-# SQLite numbers rows by itself only in a plain INTEGER key.
+# SQLite assigns ids only to a key of the type INTEGER.
 _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 COUNTERS = tuple(COUNTER_FIELDS)
 
@@ -46,8 +46,8 @@ device = sa.Table(
 )
 known_profile = sa.case((device.c.profile == "", PROFILE_UNKNOWN), else_=device.c.profile)
 
-# One worker process on one device. `last_seq` and the counters are those of the newest `metrics`, so that an increase
-# counts once; `hist_seq` and `hist_minute` are those of the newest `hist`, so that gaps are detected.
+# One worker process on one device. `last_seq` and the counters are from the newest `metrics`: an increase counts once.
+# `hist_seq` and `hist_minute` are from the newest `hist`: the recorder finds gaps with them.
 stream = sa.Table(
     "edgert_stream",
     metadata,
@@ -81,7 +81,7 @@ def _histogram() -> list[sa.Column[Any]]:
 
 
 def _merged(name: str) -> sa.Table:
-    """Return a table of merged rows: `slot` counts minutes or hours since 1970.
+    """Return a table of merged rows: a time bin is a minute or an hour, counted since 1970.
 
     `owner` is a group or a stream. It has no foreign key, because PostgreSQL would search the whole table for each
     deleted owner.
@@ -89,7 +89,7 @@ def _merged(name: str) -> sa.Table:
     return sa.Table(
         name,
         metadata,
-        sa.Column("slot", sa.Integer, primary_key=True),
+        sa.Column("time_bin", sa.Integer, primary_key=True),
         sa.Column("owner", _Id, primary_key=True, autoincrement=False),
         *_histogram(),
         *_counters(),
@@ -98,11 +98,11 @@ def _merged(name: str) -> sa.Table:
 
 
 def _stages(name: str) -> sa.Table:
-    """Return the table of stage times. Beside the counters, each row would take one more page."""
+    """Return the table of stage times. In the table of counters, stages would add a page to each row."""
     return sa.Table(
         name,
         metadata,
-        sa.Column("slot", sa.Integer, primary_key=True),
+        sa.Column("time_bin", sa.Integer, primary_key=True),
         sa.Column("owner", _Id, primary_key=True, autoincrement=False),
         sa.Column("stages", sa.LargeBinary, nullable=False),
     )
@@ -115,7 +115,7 @@ STAGES = {table.name: _stages(f"{table.name}_stages") for table in (group_minute
 
 
 def _last_heard(name: str, owner: str) -> sa.Table:
-    """`hour`, since 1970, is at least the hour of the owner's newest row."""
+    """Return a table of last hours. `hour`, since 1970, is not before the hour of the owner's newest row."""
     return sa.Table(
         name,
         metadata,
@@ -142,7 +142,7 @@ gap = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# `minute` is that of receipt if `clock_synced` is 0.
+# If `clock_synced` is 0, `minute` is the minute of receipt.
 hist_window = sa.Table(
     "edgert_hist_window",
     metadata,
@@ -157,7 +157,7 @@ hist_window = sa.Table(
 _unsynced = hist_window.c.clock_synced == 0
 sa.Index("edgert_hist_window_unsynced", hist_window.c.minute, sqlite_where=_unsynced, postgresql_where=_unsynced)
 
-# Counters are this window's increase.
+# A counter's column has its increase in this window.
 metrics_window = sa.Table(
     "edgert_metrics_window",
     metadata,
@@ -181,7 +181,7 @@ event = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# The possible buckets of a histogram; see views.py. `place` counts them from 0; `packed` is the prefix of its record.
+# The possible buckets of a histogram; see views.py. `place` counts from 0. `packed` is the prefix of a bucket's record.
 bucket = sa.Table(
     "edgert_bucket",
     metadata,
@@ -192,7 +192,7 @@ bucket = sa.Table(
     sa.Column("value_ms", sa.Double, nullable=False),
 )
 
-# A line of a rollout's record (edgert_deploy.rollout.rollout_record); `digest` is that of its text.
+# A line of a rollout's record (edgert_deploy.rollout.rollout_record). `digest` is the digest of the line's text.
 rollout_line = sa.Table(
     "edgert_rollout_line",
     metadata,

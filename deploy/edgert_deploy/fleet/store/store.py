@@ -1,8 +1,8 @@
 """The store: the fleet's reports, each written once, kept for a stated time.
 
-Theory of operation of `write`: one transaction for each batch. The key (stream, seq) distinguishes new windows from
-repeated ones, and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one
-store. Only new windows are added to the merged rows (merged_rows.py).
+Theory of operation of `write`: each batch is one transaction. The key (stream, seq) distinguishes new windows from
+repeated windows. The database compares the keys (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may
+write to one store. Only new windows are added to the merged rows (merged_rows.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
-from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, counters_of, increase
-from edgert_deploy.fleet.sequence import begun_anew, in_order
+from edgert_deploy.fleet.reports import EventMessage, counters_of, increase
+from edgert_deploy.fleet.sequence import in_order, is_new_spool
 from edgert_deploy.fleet.store import database, gaps, schema
-from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, placed_ms
+from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, report_time_ms
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune
+from edgert_deploy.fleet.store.row_ids import RowIds
 from edgert_deploy.fleet.store.schema import COUNTERS
 
-# A question is cut at whole minutes back to this time; see query.py.
+# Younger periods begin and end at whole minutes, older periods at whole hours; see query.py.
 FINE_HOURS = 48
-STREAMS_REMEMBERED_MAX = 200_000
 
 Key = tuple[int, int]  # the key of a window: its stream and its number
 T = TypeVar("T", HistMessage, MetricsMessage)
@@ -36,23 +36,22 @@ class Store:
     """One process's connection to the store, for writing. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str, log: Callable[[str], None] = lambda line: None) -> None:
-        self._url, self._log = url, log
-        self._engine = database.open_engine(url, writes=True, log=log)
-        self._file = database.file_of(self._engine)
-        self._devices: dict[tuple[str, str], int] = {}
-        self._profiles: dict[tuple[str, str], str] = {}
-        self._streams: dict[tuple[str, ...], int] = {}
-        self._groups: dict[tuple[str, ...], int] = {}
+        self._database = database.OpenStore(url, writes=True, log=log)
+        self._devices = RowIds(schema.device, "site", "device")
+        self._streams = RowIds(schema.stream, "device_id", "boot", "model", "version")
+        self._groups = RowIds(schema.group, "site", "model", "version", "profile")
+        self._profiles: dict[int, str] = {}  # by the id of the device
         self._last_hours = LastHours()
-        self._generation: int | None = None  # the `turns` of `forgotten` when the ids above were read
+        # The caches are valid for this: `openings` of the store, and `turns` of the table `forgotten`.
+        self._generation: tuple[int, int | None] = (0, None)
 
     @property
     def name(self) -> str:
         """The store's URL without its password."""
-        return database.shown(self._engine.url)
+        return self._database.name
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     def write(self, batch: Batch) -> int:
         """Write `batch` in one transaction: all of it or, if this raises, nothing.
@@ -63,42 +62,32 @@ class Store:
             with self._transaction() as connection:
                 return sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
-            # The numbers that this transaction gave may be gone with it.
+            # The ids that this transaction created may have been rolled back.
             self._clear_cached_ids()
             raise
 
     def prune(self, retention: Retention, now_ms: int) -> int:
-        """Remove what is older than `retention`; return the number of removed rows."""
+        """Remove rows that are older than `retention`; return the number of removed rows."""
         with self._transaction() as connection:
             return prune(connection, retention, now_ms)
 
     def forget(self, site: str, device: str) -> int:
-        """Remove every row of a device; return their number. Sums over groups of devices stay."""
+        """Remove every row of a device; return the number of rows. Sums over groups of devices stay."""
         with self._transaction() as connection:
             return forget_device(connection, site, device)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        if database.file_of(self._engine) != self._file:
-            self._follow_the_file()
-        with database.begun(self._engine) as connection:
+        with self._database.transaction() as connection:
             database.lock(connection)
-            generation = connection.scalar(sa.select(schema.forgotten.c.turns))
-            if generation != self._generation:  # another recorder may have removed rows whose ids are cached here
+            generation = (self._database.openings, connection.scalar(sa.select(schema.forgotten.c.turns)))
+            if generation != self._generation:  # the file is new, or another recorder removed rows
                 self._clear_cached_ids()
                 self._generation = generation
             yield connection
 
-    def _follow_the_file(self) -> None:
-        """Open the present file, or a new one: reports in the open file, which was removed, would be lost."""
-        self._engine.dispose()
-        self._engine = database.open_engine(self._url, writes=True, log=self._log)
-        self._file = database.file_of(self._engine)
-        self._clear_cached_ids()
-        self._log(f"the store {self.name} was removed or replaced: reports go to the new file")
-
     def _clear_cached_ids(self) -> None:
-        for cached in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):
+        for cached in (self._devices, self._streams, self._groups, self._profiles, self._last_hours):
             cached.clear()
 
     def _write(self, connection: sa.Connection, batch: Batch) -> int:
@@ -114,7 +103,7 @@ class Store:
         self._last_hours.store(connection, schema.group_heard, merged.group_hours())
         return new
 
-    # --- devices, streams, groups: names become numbers once --------------------------------
+    # --- ids of devices, streams and groups ---------------------------------------------------
 
     def _write_devices(self, connection: sa.Connection, batch: Batch) -> None:
         names = {
@@ -122,60 +111,40 @@ class Store:
             *batch.heard_ms,
             *((origin.site, origin.device) for origin, _ in (*batch.hists, *batch.metrics, *batch.events)),
         }
-        unknown = sorted(names - self._devices.keys())
-        if unknown:
-            table = schema.device
-            rows = [{"site": site, "device": name} for site, name in unknown]
-            connection.execute(database.insert(connection, table).on_conflict_do_nothing(), rows)
-            for few in chunks(unknown):
-                sites, devices = ({key[place] for key in few} for place in (0, 1))
-                query = sa.select(table.c.id, table.c.site, table.c.device, table.c.profile)
-                for row in connection.execute(query.where(table.c.site.in_(sites), table.c.device.in_(devices))):
-                    self._devices[row.site, row.device] = row.id
-                    self._profiles[row.site, row.device] = row.profile or PROFILE_UNKNOWN
-        for key, fields in batch.devices.items():
+        self._devices.load(connection, names)
+        self._load_profiles(connection, {self._devices[name] for name in names})
+        table = schema.device
+        for name, fields in batch.devices.items():
+            id = self._devices[name]
             if "profile" in fields:
-                self._profiles[key] = fields["profile"]
-            connection.execute(schema.device.update().where(schema.device.c.id == self._devices[key]).values(**fields))
+                self._profiles[id] = fields["profile"]
+            connection.execute(table.update().where(table.c.id == id).values(**fields))
         if batch.heard_ms:
-            ids = [{"_id": self._devices[key], "_at": at_ms} for key, at_ms in batch.heard_ms.items()]
-            table = schema.device
+            heard = [{"_id": self._devices[name], "_at": at_ms} for name, at_ms in batch.heard_ms.items()]
             later = table.update().where(table.c.id == sa.bindparam("_id"), table.c.heard_ms < sa.bindparam("_at"))
-            connection.execute(later.values(heard_ms=sa.bindparam("_at")), ids)
+            connection.execute(later.values(heard_ms=sa.bindparam("_at")), heard)
+
+    def _load_profiles(self, connection: sa.Connection, devices: set[int]) -> None:
+        """Read the profiles of these devices, by id, that are not cached."""
+        query = sa.select(schema.device.c.id, schema.known_profile)
+        for few in chunks(sorted(devices - self._profiles.keys())):
+            self._profiles.update(
+                (row[0], row[1]) for row in connection.execute(query.where(schema.device.c.id.in_(few)))
+            )
 
     def _stream_ids(
         self, connection: sa.Connection, reports: Sequence[tuple[Origin, HistMessage | MetricsMessage]]
     ) -> list[int]:
-        keys = [
-            (origin.site, origin.device, report.boot, origin.model, report.model_version) for origin, report in reports
+        names = [
+            (self._devices[origin.site, origin.device], report.boot, origin.model, report.model_version)
+            for origin, report in reports
         ]
-        unknown = sorted(set(keys) - self._streams.keys())
-        if unknown:
-            if len(self._streams) > STREAMS_REMEMBERED_MAX:
-                self._streams.clear()
-                unknown = sorted(set(keys))
-            table = schema.stream
-            by_key = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
-            names = ("device_id", "boot", "model", "version")
-            rows = [dict(zip(names, key, strict=True)) for key in by_key]
-            connection.execute(database.insert(connection, table).on_conflict_do_nothing(), rows)
-            columns = [table.c[name] for name in names]
-            for few in chunks(list(by_key)):
-                # The first condition lets SQLite search: it reads a whole table for the second one alone.
-                same = (table.c.device_id.in_({key[0] for key in few}), sa.tuple_(*columns).in_(few))
-                for row in connection.execute(sa.select(table.c.id, *columns).where(*same)):
-                    self._streams[by_key[tuple(row[1:])]] = row.id
-        return [self._streams[key] for key in keys]
+        self._streams.load(connection, names)
+        return [self._streams[name] for name in names]
 
     def _group_id(self, connection: sa.Connection, origin: Origin, version: str) -> int:
-        profile = self._profiles[origin.site, origin.device]
-        key = (origin.site, origin.model, version, profile)
-        if key not in self._groups:
-            values = dict(zip(("site", "model", "version", "profile"), key, strict=True))
-            connection.execute(database.insert(connection, schema.group).values(values).on_conflict_do_nothing())
-            same = [schema.group.c[name] == value for name, value in values.items()]
-            self._groups[key] = connection.execute(sa.select(schema.group.c.id).where(*same)).scalar_one()
-        return self._groups[key]
+        profile = self._profiles[self._devices[origin.site, origin.device]]
+        return self._groups.get(connection, (origin.site, origin.model, version, profile))
 
     # --- windows ----------------------------------------------------------------------------
 
@@ -187,7 +156,7 @@ class Store:
             for key, (origin, hist) in hists.items()
         }
         new = self._insert_new(connection, schema.hist_window, rows)
-        gaps.note(connection, [(*key, minute_of(*hists[key])) for key in new])
+        gaps.record_gaps(connection, [(*key, minute_of(*hists[key])) for key in new])
         for key in new:
             merged.add_hist(key[0], *hists[key], rows[key]["buckets"])
         return len(new)
@@ -206,7 +175,7 @@ class Store:
         new: Mapping[Key, tuple[Origin, MetricsMessage]],
         merged: MergedRows,
     ) -> None:
-        """Store each counter's growth since the last report; a late report is part of a later one's."""
+        """Store each counter's growth since the last report. The growth of a late report is already counted."""
         table = schema.stream
         last_rows: dict[int, Any] = {}
         arrived: dict[int, list[int]] = {}
@@ -220,12 +189,12 @@ class Store:
         for stream, seq in ordered:
             origin, report = new[stream, seq]
             last = last_rows[stream]
-            anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
-            if seq <= last["last_seq"] and not anew:
+            new_spool = last["last_seq"] >= 0 and is_new_spool(seq, last["last_seq"])
+            if seq <= last["last_seq"] and not new_spool:
                 continue
             counters = counters_of(report)
             before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
-            grown = dict(zip(COUNTERS, increase(counters, before, report, anew), strict=True))
+            grown = dict(zip(COUNTERS, increase(counters, before, report, new_spool), strict=True))
             last.update(zip(COUNTERS, counters, strict=True), last_seq=seq)
             if any(grown.values()):
                 merged.add_counters(stream, origin, report, grown)
@@ -246,7 +215,7 @@ class Store:
                 "device_id": self._devices[origin.site, origin.device],
                 "boot": event.boot,
                 "seq": event.seq,
-                "at_ms": placed_ms(origin, event),
+                "at_ms": report_time_ms(origin, event),
                 "event": event.event,
                 "model": event.model or None,
                 "fields": json.dumps(event.fields),
@@ -262,7 +231,7 @@ class Store:
     def _insert_new(
         self, connection: sa.Connection, table: sa.Table, rows: Mapping[Key, Mapping[str, Any]]
     ) -> list[Key]:
-        """Insert what is not there yet; return the keys of what was inserted, in the order of `rows`."""
+        """Insert the rows whose key is new; return the keys of these rows, in the order of `rows`."""
         if not rows:
             return []
         statement = database.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
@@ -275,7 +244,10 @@ def _by_key(streams: Sequence[int], reports: Sequence[tuple[Origin, T]]) -> dict
 
 
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
-    """Return the last hour of each stream; `streams` are those of the batch's hists, then of its metrics."""
+    """Return the last hour of each stream.
+
+    `streams` has the ids of the batch's hists, then of its metrics.
+    """
     hours: dict[int, int] = {}
     reports: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
     for stream, (origin, report) in zip(streams, reports, strict=True):

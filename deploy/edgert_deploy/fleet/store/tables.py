@@ -26,17 +26,20 @@ Shares = Sequence[tuple[str, Fraction]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question, and the form of its answer. With `buckets` each group has its histogram.
+class QueryRequest:
+    """A question, and the form of its answer.
 
-    A question about stages has a group for each stage.
+    Attributes:
+        question: the question; if it is about stages, the answer has a row for each stage.
+        shares: the percentiles of each row.
+        buckets: whether each row has its histogram.
     """
 
     question: Question
     shares: Shares
     buckets: bool = False
 
-    def of(self, fleet: FleetQuery, now_ms: int) -> dict[str, Any]:
+    def run(self, fleet: FleetQuery, now_ms: int) -> dict[str, Any]:
         """Return the answer as JSON values, with the period that it covers. Raises StoreFailed."""
         question = self.question
         since_ms, until_ms = period_ms(question, now_ms)
@@ -79,12 +82,12 @@ DEFAULT_SHARES = shares_of(PERCENTILES_DEFAULT)
 
 
 def dimensions_of(by: str) -> tuple[str, ...]:
-    """Return the words of `model,version`."""
+    """Return the dimensions in a text such as `model,version`, each once."""
     return tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
 
 
 def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict[str, Any]:
-    """Return one group as a flat row. With `stepped` the row starts with the time of its step."""
+    """Return one group as a flat row. If `stepped`, the row begins with the time of its step."""
     latency = answer.latency
     return {
         **_name(answer, stepped),
@@ -98,7 +101,7 @@ def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict
 
 
 def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iterator[tuple[dict[str, Any], Sketch]]:
-    """Yield a row and its sketch for each stage with times; `share` is that of all stages' time."""
+    """Yield a row and a sketch for each stage with times. `share` is the stage's share of the total time."""
     sketches = answer.stages.sketches() if answer.stages else {}
     total_ms = sum(sketch.sum for sketch in sketches.values())
     for stage in STAGES:
@@ -109,9 +112,10 @@ def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iter
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows, which may have different fields, with a heading; an unknown field is empty.
+    """Return rows as CSV with a heading. Rows may have different fields; a missing field is empty.
 
-    A spreadsheet runs text that begins like a formula, and devices send text: such text gets an apostrophe in front.
+    A spreadsheet runs text that begins like a formula, and devices can send such text. So an apostrophe is put in front
+    of it.
     """
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -135,7 +139,7 @@ def _percentiles(sketch: Sketch, shares: Shares) -> dict[str, float | None]:
 
 
 def _histogram(latency: Sketch) -> dict[str, Any]:
-    """Return the rest of the group's histogram as the telemetry contract has it: it merges with others."""
+    """Return the fields of a histogram in the form of the telemetry contract, so that it can be merged."""
     return {
         "zero": latency.zero,
         "sum_ms": round(latency.sum, 6),
@@ -145,7 +149,7 @@ def _histogram(latency: Sketch) -> dict[str, Any]:
 
 
 def _missing_of(answers: Sequence[Answer]) -> dict[str, int]:
-    """Return how many reports of each device are missing, most first."""
+    """Return the number of missing reports of each device, the largest first."""
     total: Counter[str] = Counter()
     for answer in answers:
         total.update(answer.missing)

@@ -1,9 +1,10 @@
 """Views that give histograms and percentiles in plain SQL, the same in SQLite and PostgreSQL.
 
 Theory of operation: neither database can read the packed records of a histogram (fleet/packed.py) by itself. The table
-`edgert_bucket` has a row for each possible bucket: its bounds, its value, and its number as the two bytes that begin a
-record. A join with it counts the records of a row, and another one finds the bucket of each. Only the eight bytes of
-the count differ between the databases. Values are those of the sketch, so answers equal those of `edgert fleet query`.
+`edgert_bucket` has a row for each possible bucket: its bounds, its value, and the two bytes with which its record
+begins. A first join with this table enumerates the records of a row. A second join finds the bucket of each record. The
+two databases differ only in how they read the eight bytes of a count. The values are the sketch's values, so a view and
+`edgert fleet query` give the same answers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OF_STREAM = (
     " FROM edgert_stream s JOIN edgert_device d ON d.id = s.device_id)",
     "site, device, model, version, profile",
 )
-# The name of each view; the table of its rows, the name of a slot, its owners, and the columns that name an owner.
+# View -> (the table of its rows, the unit of its time bins, its owners, the columns that name an owner).
 _BUCKETS = {
     "edgert_minute_bucket": ("edgert_group_minute", "minute", *_OF_GROUP),
     "edgert_hour_bucket": ("edgert_group_hour", "hour", *_OF_GROUP),
@@ -32,7 +33,7 @@ _BUCKETS = {
 
 
 def create(connection: sa.Connection, bucket: sa.Table) -> None:
-    """Fill the new table `bucket` and make the views."""
+    """Fill the new table `bucket`, and create the views."""
     connection.execute(bucket.insert(), [_bucket(index) for index in range(INDEX_MIN, INDEX_MAX + 1)])
     for name, words in _BUCKETS.items():
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {_buckets(connection.dialect.name, *words)}")
@@ -49,16 +50,16 @@ def _bucket(index: int) -> dict[str, object]:
     }
 
 
-def _buckets(dialect: str, table: str, slot: str, owners: str, names: str) -> str:
-    """Return the SELECT of one row for each filled bucket, and for the requests of 0 ms."""
+def _buckets(dialect: str, table: str, unit: str, owners: str, names: str) -> str:
+    """Return a SELECT with a row for each filled bucket, and a row for the requests of 0 ms."""
     places = range(_INDEX, _RECORD)
     if dialect == "postgresql":
         byte = "get_byte(r.buckets, n.place * {record} + {place})::bigint"
-    else:  # the place of a byte among all 256 is its value
+    else:  # the position of a byte in a text of all 256 bytes is its value
         every = bytes(range(256)).hex()
         byte = f"(instr(x'{every}', substr(r.buckets, n.place * {{record}} + {{place}} + 1, 1)) - 1)"
     count = " + ".join(f"({byte.format(record=_RECORD, place=place)} << {8 * (place - _INDEX)})" for place in places)
-    owned = f"r.slot AS {slot}, {names}"
+    owned = f"r.time_bin AS {unit}, {names}"
     return (
         f"SELECT {owned}, b.lower_ms, b.upper_ms, b.value_ms, {count} AS count,"
         f" r.count AS answered, r.least AS min_ms, r.most AS max_ms"
@@ -70,8 +71,8 @@ def _buckets(dialect: str, table: str, slot: str, owners: str, names: str) -> st
     )
 
 
-# The bucket of a percentile is the first one with which its rank is seen. By nearest rank, the last one is the greatest
-# value.
+# The bucket of a percentile is the first bucket whose cumulative count reaches the percentile's rank. By the
+# nearest-rank rule, the last rank is the greatest value.
 _GROUP = "hour, site, model, version, profile"
 _PERCENTILE = f"""
 SELECT {_GROUP}, answered, percentile,

@@ -1,7 +1,7 @@
-"""Access to the page: all users on loopback, elsewhere only those with the token. Pure.
+"""Access to the page: all users on loopback; on other addresses only users with the token. Pure.
 
-A page of another site can give its own name the address 127.0.0.1, and then read the answer (DNS rebinding). So `Host`
-must be a known name of this server, and requests that a browser marks as another site's are refused.
+Another site can map its own name to the address 127.0.0.1, and then read this server's answers (DNS rebinding). So
+`Host` must be a known name of this server. Requests that a browser marks as sent by another site are refused.
 """
 
 from __future__ import annotations
@@ -27,21 +27,27 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """The clients that may open the page: `names` of `Host`, loopback's; with a `token`, addresses too."""
+    """The clients that may open the page.
+
+    Attributes:
+        names: the values of `Host` that are accepted besides the names of loopback.
+        token: the token that a client needs; None if no token is needed. With a token, `Host` may be any IP address.
+        cookie: the name of the cookie with the token.
+    """
 
     names: frozenset[str]
     token: str | None = None
     cookie: str = ""
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
-        """Return why a request is refused, None if it is allowed. `headers` are by lower-case name."""
+        """Return why a request is refused; None if it is allowed. The names in `headers` are in lower case."""
         host = host_name(headers.get("host", ""))
         if not self._knows(host):
             return f"{host[:80]!r} is not a known name of this server: allow it with --name"
         return "requests from other sites are refused" if from_another_site(method, headers) else None
 
     def knows_token(self, headers: Mapping[str, str]) -> bool:
-        """Return whether a request has the token, as a cookie or as `Authorization: Bearer`, or needs none."""
+        """Return whether a request has the token (a cookie or `Authorization: Bearer`), or needs no token."""
         if self.token is None:
             return True
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

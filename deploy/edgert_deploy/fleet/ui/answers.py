@@ -1,4 +1,7 @@
-"""The answers of the page's API besides its stream: JSON values, all but `device` also rows for CSV."""
+"""The answers of the page's API, except its stream: JSON values.
+
+All but `device` also exist as CSV rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
 from edgert_deploy.fleet.live_fleet import DeviceState
 from edgert_deploy.fleet.store.query import Question
-from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, dimensions_of, shares_of, time_text
+from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, QueryRequest, dimensions_of, shares_of, time_text
 from edgert_deploy.fleet.ui.fleet_state import ATTENTION, STATES, DeviceView, Filter
 from edgert_deploy.fleet.ui.history import EVENTS_EXPORTED_MAX, EVENTS_MAX, History
 from edgert_deploy.fleet.ui.hub import Hub
@@ -19,7 +22,7 @@ from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
 GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # the groups of each model in a breakdown
-COMPARED_MAX = 1000  # models on devices: more are compared only if that is asked for, as each is a row of the store
+COMPARED_MAX = 1000  # models on devices: more are compared only on request, because each needs a row of the store
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
 SORTS: dict[str, Callable[[DeviceView], Any]] = {
@@ -35,32 +38,32 @@ SORTS: dict[str, Callable[[DeviceView], Any]] = {
 }
 
 
-class NotHere(ConfigInvalid):
-    """Nothing has that name."""
+class NotFound(ConfigInvalid):
+    """No address or device has the requested name."""
 
 
-Asking = Mapping[str, str]
+Parameters = Mapping[str, str]
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers the page's requests. `site` is the only one that is received, if there is one."""
+    """Answers the page's requests. If `site` is given, the server receives only messages of this site."""
 
     hub: Hub
     history: History
     site: str | None = None
 
-    def filter(self, asked: Asking) -> Filter:
+    def filter(self, parameters: Parameters) -> Filter:
         """Return the filter of a request. Raises ConfigInvalid."""
-        words = {field.name: _name(asked, field.name) for field in fields(Filter)}
+        words = {field.name: _name(parameters, field.name) for field in fields(Filter)}
         if self.site is not None:
             words["site"] = self.site
         return Filter(**words)
 
-    def answer(self, path: str, asked: Asking) -> dict[str, Any]:
-        """Return the answer as a JSON value. Raises NotHere, ConfigInvalid or StoreFailed."""
-        answers: dict[str, Callable[[Asking], dict[str, Any]]] = {
+    def answer(self, path: str, parameters: Parameters) -> dict[str, Any]:
+        """Return the answer as a JSON value. Raises NotFound, ConfigInvalid or StoreFailed."""
+        answers: dict[str, Callable[[Parameters], dict[str, Any]]] = {
             "latency": self.latency,
             "breakdown": self.breakdown,
             "stages": self.stages,
@@ -72,95 +75,99 @@ class Answers:
             "channels": lambda _: {"channels": self.history.channels(self.site)},
         }
         if path not in answers:
-            raise NotHere(f"no such address: /api/v1/{path[:80]}; known: live, {', '.join(answers)}")
-        return answers[path](asked)
+            raise NotFound(f"no such address: /api/v1/{path[:80]}; known: live, {', '.join(answers)}")
+        return answers[path](parameters)
 
-    def rows(self, path: str, asked: Asking) -> Rows:
-        """Return the answer as rows without nested values. Raises NotHere, ConfigInvalid or StoreFailed."""
+    def rows(self, path: str, parameters: Parameters) -> Rows:
+        """Return the answer as rows without nested values. Raises NotFound, ConfigInvalid or StoreFailed."""
         if path == "latency":
-            return self.history.rows(Span.parse(asked), self._where(asked))
+            return self.history.rows(Span.parse(parameters), self._where(parameters))
         if path == "breakdown":
-            comparison = self.breakdown({**asked, "limit": str(GROUPS_MAX)})
+            comparison = self.breakdown({**parameters, "limit": str(GROUPS_MAX)})
             return [{"model": model["model"], **group} for model in comparison["models"] for group in model["groups"]]
         if path == "stages":
-            return list(_stage_rows(self.stages(asked)))
+            return list(_stage_rows(self.stages(parameters)))
         if path == "query":
-            return list(self.query(asked)["groups"])
+            return list(self.query(parameters)["groups"])
         if path == "events":
-            events = self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_EXPORTED_MAX)["events"]
+            events = self.history.events(Span.parse(parameters), self._events_where(parameters), EVENTS_EXPORTED_MAX)[
+                "events"
+            ]
             return [{"time": time_text(event["at_ms"]), **event} for event in events]
         if path == "devices":
-            return [row for view in self._matching(asked) for row in _device_rows(view)]
+            return [row for view in self._matching(parameters) for row in _device_rows(view)]
         if path == "rollouts":
             return [_flat({"time": time_text(rollout["started_ms"]), **rollout}) for rollout in self.hub.rollouts.shown]
         if path == "channels":
             return [_flat(channel) for channel in self.history.channels(self.site)]
         raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: leave format=csv out")
 
-    def latency(self, asked: Asking) -> dict[str, Any]:
+    def latency(self, parameters: Parameters) -> dict[str, Any]:
         """Return the curves and heat-map of each model and version."""
-        curves = self.history.curves(Span.parse(asked), self._where(asked))
+        curves = self.history.curves(Span.parse(parameters), self._where(parameters))
         numbers = {curve["model"]: self.hub.fleet.numbers(curve["model"]) for curve in curves["models"]}
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
-    def breakdown(self, asked: Asking) -> dict[str, Any]:
-        """Return the groups of each model, the slowest of them first, at most `limit` of each model.
+    def breakdown(self, parameters: Parameters) -> dict[str, Any]:
+        """Return the groups of each model, the slowest group first, at most `limit` for each model.
 
-        Without `by`, devices are compared or, of a large fleet, sites.
+        Without `by`, the groups are devices; in a large fleet, they are sites.
         """
-        limit = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX)
-        lines = self.hub.fleet.count_models(self.filter(asked))
-        by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
-        comparison = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
+        limit = _number(parameters, "limit", GROUPS_DEFAULT, GROUPS_MAX)
+        lines = self.hub.fleet.count_models(self.filter(parameters))
+        by = parameters.get("by") or ("device" if lines <= COMPARED_MAX else "site")
+        comparison = self.history.breakdown(Span.parse(parameters), by, self._where(parameters), lines)
         models = [
             {**model, "groups_count": len(model["groups"]), "groups": model["groups"][:limit]}
             for model in comparison["models"]
         ]
         return {**comparison, "models": models}
 
-    def stages(self, asked: Asking) -> dict[str, Any]:
+    def stages(self, parameters: Parameters) -> dict[str, Any]:
         """Return the stages of each model over time, and of each version."""
-        return self.history.stages(Span.parse(asked), self._where(asked))
+        return self.history.stages(Span.parse(parameters), self._where(parameters))
 
-    def query(self, asked: Asking) -> dict[str, Any]:
+    def query(self, parameters: Parameters) -> dict[str, Any]:
         """Return the JSON of `edgert fleet query`."""
-        since_ms, until_ms = Span.parse(asked).bounds_ms(self.hub.wall_ms())
-        step_s = duration_s(asked.get("step", "0"))
+        since_ms, until_ms = Span.parse(parameters).bounds_ms(self.hub.wall_ms())
+        step_s = duration_s(parameters.get("step", "0"))
         if step_s % 60:
-            raise ConfigInvalid(f"step={asked['step'][:20]!r} is not a number of whole minutes: write 1m, 15m or 1h")
-        by = dimensions_of(asked.get("by", "model,version"))
-        stages, buckets = (asked.get(name, "") not in ("", "0") for name in ("stages", "buckets"))
-        question = Question(since_ms, until_ms, by, self._where(asked), int(step_s) // 60, stages)
-        shares = shares_of(asked.get("percentiles", PERCENTILES_DEFAULT))
-        lines = self.hub.fleet.count_models(self.filter(asked))
-        return self.history.ask(Asked(question, shares, buckets), lines)
+            raise ConfigInvalid(
+                f"step={parameters['step'][:20]!r} is not a number of whole minutes: write 1m, 15m or 1h"
+            )
+        by = dimensions_of(parameters.get("by", "model,version"))
+        stages, buckets = (parameters.get(name, "") not in ("", "0") for name in ("stages", "buckets"))
+        question = Question(since_ms, until_ms, by, self._where(parameters), int(step_s) // 60, stages)
+        shares = shares_of(parameters.get("percentiles", PERCENTILES_DEFAULT))
+        lines = self.hub.fleet.count_models(self.filter(parameters))
+        return self.history.run(QueryRequest(question, shares, buckets), lines)
 
-    def events(self, asked: Asking) -> dict[str, Any]:
+    def events(self, parameters: Parameters) -> dict[str, Any]:
         """Return the newest events, and how many of each type there are."""
-        return self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_MAX)
+        return self.history.events(Span.parse(parameters), self._events_where(parameters), EVENTS_MAX)
 
-    def devices(self, asked: Asking) -> dict[str, Any]:
+    def devices(self, parameters: Parameters) -> dict[str, Any]:
         """Return a page of devices.
 
-        `state` is one of STATES, `attention` (all but online) or ""; `q` is part of a name.
+        The parameter `state` is one of STATES, `attention` (all but online) or "". `q` is a part of a name.
         """
-        matching = self._matching(asked)
+        matching = self._matching(parameters)
         pages = max(1, -(-len(matching) // A_PAGE))
-        page = _number(asked, "page", 1, pages)
+        page = _number(parameters, "page", 1, pages)
         rows = [_row(view) for view in matching[(page - 1) * A_PAGE : page * A_PAGE]]
         return {"total": len(matching), "page": page, "pages": pages, "devices": rows}
 
-    def device(self, asked: Asking) -> dict[str, Any]:
-        """Return everything that is known of one device."""
-        site, device = asked.get("site", ""), asked.get("device", "")
+    def device(self, parameters: Parameters) -> dict[str, Any]:
+        """Return all data about one device."""
+        site, device = parameters.get("site", ""), parameters.get("device", "")
         view = self.hub.fleet.view_of(site, device, self.hub.clock())
         if view is None:
-            raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
+            raise NotFound(f"no device {site[:64]}/{device[:64]} is known here: see /api/v1/devices")
         fields = {name: dict(view.device.fields.get(name, {})) for name in ("info", "sys", "deploy")}
         return {**_row(view), "late_s": round(view.device.late_s), "window_s": view.device.window_s, **fields}
 
-    def _matching(self, asked: Asking) -> list[DeviceView]:
-        state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
+    def _matching(self, parameters: Parameters) -> list[DeviceView]:
+        state, part, sort = parameters.get("state", ""), parameters.get("q", "")[:SEARCH_CHARS_MAX].lower(), parameters.get("sort", "state")  # fmt: skip
         if state not in ("", "attention", *STATES):
             raise ConfigInvalid(f"state={state[:20]!r} is not a state; known: attention, {', '.join(STATES)}")
         if sort not in SORTS:
@@ -168,33 +175,33 @@ class Answers:
         states = ATTENTION if state == "attention" else (state,) if state else STATES
         matching = [
             view
-            for view in self.hub.fleet.views(self.filter(asked), self.hub.clock())
+            for view in self.hub.fleet.views(self.filter(parameters), self.hub.clock())
             if view.state in states and part in f"{view.device.site}/{view.device.device}".lower()
         ]
         return sorted(matching, key=SORTS[sort])
 
-    def _where(self, asked: Asking) -> dict[str, str]:
-        device = _name(asked, "device")
-        return {**self.filter(asked).where(), **({"device": device} if device else {})}
+    def _where(self, parameters: Parameters) -> dict[str, str]:
+        device = _name(parameters, "device")
+        return {**self.filter(parameters).where(), **({"device": device} if device else {})}
 
-    def _events_where(self, asked: Asking) -> dict[str, str]:
-        event = _name(asked, "event")
-        return {**self._where(asked), **({"event": event} if event else {})}
+    def _events_where(self, parameters: Parameters) -> dict[str, str]:
+        event = _name(parameters, "event")
+        return {**self._where(parameters), **({"event": event} if event else {})}
 
 
-def _name(asked: Asking, key: str) -> str:
-    word = asked.get(key, "")
+def _name(parameters: Parameters, key: str) -> str:
+    word = parameters.get(key, "")
     if word and (len(word) > ID_CHARS_MAX or not ID.match(word)):
         raise ConfigInvalid(f"{key}={word[:80]!r} is not a valid name")
     return word
 
 
-def _number(asked: Asking, key: str, default: int, most: int) -> int:
-    text = asked.get(key, "")
+def _number(parameters: Parameters, key: str, default: int, most: int) -> int:
+    text = parameters.get(key, "")
     if not text:
         return default
     if not text.isdecimal() or not text.isascii() or len(text) > 8 or int(text) < 1:
-        raise ConfigInvalid(f"{key}={text[:20]!r} is not a number from 1 on")
+        raise ConfigInvalid(f"{key}={text[:20]!r} is not a whole number of 1 or more")
     return min(int(text), most)
 
 
@@ -212,7 +219,7 @@ def _stage_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _device_rows(view: DeviceView) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model of a device, or one without a model."""
+    """Yield a row for each model of a device. A device without models has one row."""
     row = _flat(_row(view))
     for model in _models(view.device) or [{}]:
         yield {**row, **_flat(model), "alarms": " ".join(model.get("alarms", view.alarms))}

@@ -1,7 +1,8 @@
-"""A model by device, profile or site: each group beside all others of its model. Pure.
+"""A model by device, profile or site: each group is compared with the other groups of its model. Pure.
 
-Theory of operation: histograms merge by adding counts, so the rest of a model is all of it without the group's counts.
-The distance of a group is its p99 divided by the p99 of the rest; the slowest group comes first.
+Theory of operation: histograms are merged by adding counts. So the histogram of the other groups is the model's
+histogram minus the group's. The distance of a group is its p99, divided by the p99 of the other groups. The slowest
+group comes first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, answer_row
 
 BREAKDOWNS = {"device": ("site", "device", "profile"), "profile": ("profile",), "site": ("site",)}
-REQUESTS_MIN = 20  # a p99 of fewer says little: such groups come last
+REQUESTS_MIN = 20  # groups with fewer requests come last: their p99 means little
 
 
 def dimensions_of_breakdown(by: str) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def dimensions_of_breakdown(by: str) -> tuple[str, ...]:
 
 
 def groups_of(answers: Sequence[Answer], targets: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return each model with its groups, the busiest model first, and its slowest group first."""
+    """Return each model with its groups. The busiest model and the slowest group come first."""
     by_model: dict[str, list[Answer]] = {}
     for answer in answers:
         by_model.setdefault(answer.group["model"], []).append(answer)
@@ -35,12 +36,15 @@ def groups_of(answers: Sequence[Answer], targets: Mapping[str, float]) -> list[d
 
 
 def share_within(latency: Sketch, limit_ms: float) -> float | None:
-    """Return the share of requests within `limit_ms`, to one bucket (2.2 %); None without requests."""
+    """Return the share of requests within `limit_ms`; None without requests.
+
+    The limit is exact to one bucket (2.2 %).
+    """
     if not latency.count:
         return None
     if limit_ms >= latency.max:
         return 1.0
-    # A bucket counts if its middle is within the limit: percentiles show the middle.
+    # A bucket counts if its middle is within the limit, because percentiles also use the middle.
     within = sum(count for index, count in latency.buckets.items() if middle_ms(index) <= limit_ms)
     return round((latency.zero + within) / latency.count, 6)
 
@@ -67,7 +71,7 @@ def _row(answer: Answer, whole: Sketch, target_ms: float | None) -> dict[str, An
 
 
 def _without(whole: Sketch, part: Sketch) -> Sketch:
-    """Return the requests of `whole` that are not in `part`. Its extremes are those of its buckets."""
+    """Return the requests of `whole` that are not in `part`. The extremes are the bounds of the buckets."""
     rest = Sketch()
     remaining = {index: count - part.buckets.get(index, 0) for index, count in whole.buckets.items()}
     rest.buckets = {index: count for index, count in remaining.items() if count > 0}

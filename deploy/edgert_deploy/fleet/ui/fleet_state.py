@@ -1,7 +1,8 @@
 """The fleet's present state, for the page's map and lists. Pure.
 
-Theory of operation: the store provides percentiles over time (history.py). A device's state is computed for each
-request of a page, because no message announces that a device became stale. Any thread may call any method.
+Theory of operation: the store provides percentiles over time (history.py). This module knows the newest messages. A
+device's state is computed at each request, because no message announces that a device becomes stale. Any thread may
+call any method.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from edgert_deploy.fleet.ui.slow_devices import SlowDevices
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
-GONE_AFTER_WINDOWS = 10  # a model without reports while others of its device report was removed
-LATE_S = 300.0  # a report that is older than this when it arrives waited in the device's spool
+GONE_AFTER_WINDOWS = 10  # after so many windows without reports, a model of a reporting device counts as removed
+LATE_S = 300.0  # a report that arrives later than this was in the device's spool
 # Worst first: a device is in the first state that applies.
 STATES = ("lost", "offline", "stale", "alarmed", "slow", "behind", "online")
 LETTERS = {"lost": "l", "offline": "f", "stale": "s", "alarmed": "a", "slow": "w", "behind": "b", "online": "o"}
@@ -30,7 +31,7 @@ ATTENTION = STATES[:-1]
 
 @dataclass(frozen=True)
 class Filter:
-    """A choice of devices; an empty word means any."""
+    """A filter of devices. An empty field matches any value."""
 
     site: str = ""
     model: str = ""
@@ -38,13 +39,13 @@ class Filter:
     profile: str = ""
 
     def where(self) -> dict[str, str]:
-        """Return the choice in the form that FleetQuery accepts."""
+        """Return the filter in the form that FleetQuery accepts."""
         return {name: value for name, value in vars(self).items() if value}
 
 
 @dataclass(frozen=True)
 class DeviceView:
-    """A device's state, its reason, and its start (ms since 1970; 0 if unknown)."""
+    """A device's state, the reason for the state, and its start (ms since 1970; 0 if unknown)."""
 
     device: DeviceState
     state: str
@@ -54,22 +55,22 @@ class DeviceView:
 
 
 class FleetState(Fleet):
-    """Every device and its state. `now` is monotonic seconds, `wall_ms` ms since 1970."""
+    """Every device and its state. `now` is monotonic seconds; `wall_ms` returns ms since 1970."""
 
-    decodes_hist = False  # the store provides latencies; here a histogram only counts as a report
+    decodes_hist = False  # the store provides latencies; here, histograms are only counted
 
     def __init__(self, wall_ms: Callable[[], int], targets: Mapping[str, float] | None = None) -> None:
         super().__init__(wall_ms, DEVICES_MAX)
         self.reports = self.events = 0
         self._slow = SlowDevices(targets or {})
-        # When each version of a model first reported: since then devices with an older one are behind.
+        # The time of the first report of each version. From then on, devices with an older version are behind.
         self._versions: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
 
     # --- messages ---------------------------------------------------------------------------
 
-    def remember(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Take the devices that a store knows (FleetQuery.devices), so that the time of staleness is known."""
+    def load_devices(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Load the devices of a store (FleetQuery.devices). So the page knows since when a device is stale."""
         with self._lock:
             for row in devices:
                 if row["status"] == REMOVED:
@@ -83,14 +84,14 @@ class FleetState(Fleet):
                         self.on_fields(Topic(row["site"], row["device"], kind), row[kind], now)
                 device.profile = row["profile"]
 
-    def remember_versions(self, seen: Iterable[tuple[str, str, int]]) -> None:
-        """Take (model, version, time of its first report) from a store."""
+    def load_versions(self, seen: Iterable[tuple[str, str, int]]) -> None:
+        """Load (model, version, time of the first report) from a store."""
         with self._lock:
             for model, version, at_ms in seen:
                 self._note_version(model, version, at_ms)
 
-    def remember_baselines(self, usual_ms: Mapping[tuple[str, str], float]) -> None:
-        """Take the p99 that each (model, profile) usually has, from a store."""
+    def load_baselines(self, usual_ms: Mapping[tuple[str, str], float]) -> None:
+        """Load the usual p99 of each (model, profile) from a store."""
         with self._lock:
             self._slow.usual_ms = usual_ms
 
@@ -129,7 +130,7 @@ class FleetState(Fleet):
     # --- the page -----------------------------------------------------------------------------
 
     def views(self, chosen: Filter, now: float) -> list[DeviceView]:
-        """Return the devices that fit the filter, ordered by site and name, with their states."""
+        """Return the devices that match the filter, with their states, ordered by site and name."""
         with self._lock:
             self._slow.compare(self.devices.values(), now)
             newest = self._newest(now)
@@ -137,14 +138,14 @@ class FleetState(Fleet):
             return [self._state_of(device, newest, now) for device in ordered if _device_fits(device, chosen)]
 
     def view_of(self, site: str, device: str, now: float) -> DeviceView | None:
-        """Return one device with its state, None if it is unknown."""
+        """Return one device with its state; None if the device is unknown."""
         with self._lock:
             self._slow.compare(self.devices.values(), now)
             state = self.devices.get((site, device))
             return None if state is None else self._state_of(state, self._newest(now), now)
 
     def filter_values(self) -> dict[str, list[str]]:
-        """Return every value that may be filtered by."""
+        """Return the possible values of each field of a filter."""
         with self._lock:
             devices = list(self.devices.values())
             versions = {
@@ -165,24 +166,27 @@ class FleetState(Fleet):
             return {device.device for device in self.devices.values()}
 
     def count_models(self, chosen: Filter) -> int:
-        """Count the models on devices that fit."""
+        """Count the models on devices that match the filter."""
         with self._lock:
             fitting = (device for device in self.devices.values() if _device_fits(device, chosen))
             return sum(line_fits(model, line, chosen) for device in fitting for model, line in device.models.items())
 
     def numbers(self, model: str) -> dict[str, int]:
-        """Return a number for each version of `model`. A version's colour follows it, whatever the filter."""
+        """Return a number for each version of `model`.
+
+        The page chooses a version's colour by it, with any filter.
+        """
         with self._lock:
             return {
                 version: number for number, version in enumerate(sorted(self._versions.get(model, ()), key=release))
             }
 
     def _newest(self, now: float) -> dict[str, tuple[str, int]]:
-        """Return each model's newest version on a device that reports, and the time of its first report."""
+        """Return each model's newest version on reporting devices, and the time of the version's first report."""
         newest: dict[str, str] = {}
         for device in self.devices.values():
             if device.status in ("lost", "offline") or device.is_stale(now):
-                continue  # others do not lack a version that was rolled back
+                continue  # a silent device may hold a version that the fleet rolled back
             for model, line in device.models.items():
                 if line.version and release(line.version) > release(newest.get(model, "")):
                     newest[model] = line.version
@@ -213,7 +217,7 @@ class FleetState(Fleet):
 
 
 def release(version: str) -> tuple[int, str]:
-    """Return the sort key of a version: `r12` is newer than `r9`."""
+    """Return the sort key of a version: `r12` sorts after `r9`."""
     number = version[1:] if version[:1] == "r" else ""
     return (int(number) if number.isdecimal() else -1, version)
 

@@ -1,8 +1,9 @@
 """Curves and heat-maps from the store's merged histograms, step by step, by model and version.
 
-Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. Its quantiles are
-the points of the curves; its buckets, eight to a row, are a column of the heat-map. Steps begin at whole multiples of
-their length, so that a curve keeps its shape between two updates. Answers are cached, because many pages ask the same.
+Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. The sketch's
+quantiles are points of the curves. Its buckets, eight to a row, are a column of the heat-map. Steps begin at whole
+multiples of their length, so a curve keeps its shape between two updates. Many pages send the same requests, so answers
+are cached.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
 from edgert_deploy.fleet.channels import EVENTS_MS, releases_of
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
-from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, Asked, answer_row
+from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, QueryRequest, answer_row
 from edgert_deploy.fleet.ui.breakdown import dimensions_of_breakdown, groups_of, share_within
 from edgert_deploy.fleet.ui.fleet_state import release
 from edgert_deploy.fleet.ui.span import Span, fresh_s
@@ -30,7 +31,7 @@ PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MODELS_MAX = 6
 VERSIONS_MAX = 6
 INDICES_A_ROW = 8  # buckets in a row of the heat-map: a quarter of an octave, 19 %
-KEPT_MAX = 128
+CACHED_MAX = 128
 NEWEST_FRESH_S = 5.0
 BREAKDOWN_FRESH_S = 20.0
 MINUTES_FRESH_S = 60.0
@@ -40,16 +41,16 @@ EVENTS_EXPORTED_MAX = 10_000
 BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
 BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
-ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second, also with stages
-ASKED_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
-STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds, with stages 14
+ROWS_MAX = 60_000  # the most rows of minutes for one answer, which take about a second, also with stages
+QUERIES_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
+STREAM_ROWS_MAX = 400_000  # the most rows of streams for one answer, which take about 8 s, with stages 14 s
 
 T = TypeVar("T")
 
 
 @dataclass
-class _Kept:
-    """An answer, or its place while a thread that holds the lock computes it."""
+class _CacheEntry:
+    """A cached answer. The thread that computes the answer holds the lock."""
 
     until: float = 0.0
     value: Any = None
@@ -59,7 +60,11 @@ class _Kept:
 class History:
     """Queries the store for any number of pages at once. Every method raises StoreFailed.
 
-    `targets` are the p99 (ms) that models should hold, by their names.
+    Args:
+        query: the store.
+        wall_ms: returns ms since 1970.
+        rows_max: the most rows of minutes for one answer.
+        targets: the p99 target (ms) of each model.
     """
 
     def __init__(
@@ -71,15 +76,15 @@ class History:
     ) -> None:
         self._query, self._wall_ms, self._rows_max = query, wall_ms, rows_max
         self._targets = targets or {}
-        self._kept: dict[object, _Kept] = {}
+        self._cache: dict[object, _CacheEntry] = {}
         self._lock = threading.Lock()
-        self._turn = threading.BoundedSemaphore(ASKED_AT_ONCE_MAX)
+        self._query_permit = threading.BoundedSemaphore(QUERIES_AT_ONCE_MAX)
 
     def curves(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return percentiles and heat-maps of the models that fit `where`, the busiest first."""
+        """Return percentiles and heat-maps of the models that match `where`, the busiest model first."""
         step_min = self._step_min(span, where)
 
-        def asked() -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             question, now_ms = self._stepped(span, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             answers = self._query.answer(question, now_ms)
@@ -91,20 +96,23 @@ class History:
                 "unsynced_count": len(unsynced),
             }
 
-        return self._fresh(("curves", span, *sorted(where.items())), fresh_s(step_min), asked)
+        return self._cached(("curves", span, *sorted(where.items())), fresh_s(step_min), compute)
 
     def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the data of `curves` as rows by step, model and version."""
         question, now_ms = self._stepped(span, where, self._step_min(span, where))
-        with self._turn:
+        with self._query_permit:
             answers = self._query.answer(question, now_ms)
         return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
 
     def breakdown(self, span: Span, by: str, where: Mapping[str, str], devices: int) -> dict[str, Any]:
-        """Return each group beside the rest of its model; `devices` is how many fit. Raises ConfigInvalid."""
+        """Compare each group with the other groups of its model. Raises ConfigInvalid.
+
+        `devices` is the number of devices that match `where`.
+        """
         names = dimensions_of_breakdown(by)
 
-        def asked() -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             now_ms = self._wall_ms()
             since_ms, until_ms = span.stepped_ms(now_ms, 1)
             if by == "device" and "device" not in where and devices * span.minutes > self._rows_max:
@@ -113,13 +121,13 @@ class History:
             models = groups_of(self._query.answer(question, now_ms), self._targets)
             return {"since_ms": since_ms, "until_ms": until_ms, "by": by, "models": models}
 
-        return self._fresh(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
+        return self._cached(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return the stages of the busiest models, step by step and of each version."""
+        """Return the stages of the busiest models: of each step and of each version."""
         step_min = self._step_min(span, where)
 
-        def asked() -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             question, now_ms = self._stepped(span, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             steps = (question.until_ms - question.since_ms) // step_ms
@@ -128,54 +136,60 @@ class History:
                 models.setdefault(answer.group["model"], []).append(answer)
             busiest = sorted(models, key=lambda name: (-sum(answer.latency.count for answer in models[name]), name))
             result = []
-            for name in busiest[:MODELS_MAX]:  # one at a time, which bounds the memory
+            for name in busiest[:MODELS_MAX]:  # one model at a time, which limits the memory
                 of_model = replace(question, by=(), where={**where, "model": name}, stages=True)
                 curve = self._query.answer(of_model, now_ms)
                 result.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
             return {"since_ms": question.since_ms, "step_ms": step_ms, "steps": steps, "models": result}
 
-        result: dict[str, Any] = self._fresh(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
+        result: dict[str, Any] = self._cached(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
         return result
 
-    def ask(self, asked: Asked, devices: int) -> dict[str, Any]:
-        """Return the JSON of `edgert fleet query`. `devices` is the number that fit. Raises ConfigInvalid."""
-        question = asked.question
+    def run(self, request: QueryRequest, devices: int) -> dict[str, Any]:
+        """Return the JSON of `edgert fleet query`. Raises ConfigInvalid.
+
+        `devices` is the number of devices that match the question.
+        """
+        question = request.question
         if question.names_devices and "device" not in question.where:
             self._whole_hours(question.since_ms, question.until_ms, devices)
-        with self._turn:
-            return asked.of(self._query, self._wall_ms())
+        with self._query_permit:
+            return request.run(self._query, self._wall_ms())
 
     def channels(self, site: str | None) -> list[dict[str, Any]]:
-        """Return how many devices kept, try or rolled back each channel's releases, by site or all."""
+        """Return how many devices kept, try or rolled back each channel's releases.
 
-        def asked() -> list[dict[str, Any]]:
+        Only devices of `site` count; None means every site.
+        """
+
+        def compute() -> list[dict[str, Any]]:
             now_ms = self._wall_ms()
             devices = [device for device in self._query.devices() if site in (None, device["site"])]
             return releases_of(devices, self._query.failures(now_ms - EVENTS_MS, now_ms), now_ms)
 
-        return self._fresh(("channels", site), BREAKDOWN_FRESH_S, asked)
+        return self._cached(("channels", site), BREAKDOWN_FRESH_S, compute)
 
     def newest_ms(self) -> int:
         """Return when the newest message of any device was stored; 0 in an empty store."""
-        return self._fresh("newest", NEWEST_FRESH_S, self._query.newest_ms)
+        return self._cached("newest", NEWEST_FRESH_S, self._query.newest_ms)
 
     def events(self, span: Span, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
-        """Return the newest events, and how many of each type there are. `where` may name an `event`."""
+        """Return the newest events, and the number of events of each type. `where` may have the key `event`."""
         named = {name: value for name, value in where.items() if name != "version"}
         untyped = {name: value for name, value in named.items() if name != "event"}
 
-        def asked() -> tuple[list[dict[str, Any]], dict[str, int]]:
+        def compute() -> tuple[list[dict[str, Any]], dict[str, int]]:
             since_ms, until_ms = span.bounds_ms(self._wall_ms())
             until_ms += AHEAD_MAX_MS if span.window_ms else 0
             events = self._query.events(since_ms, until_ms, limit + 1, named)
             events = [report for report in events if where.get("version") in (None, report.get("model_version"))]
             return events, self._query.event_types(since_ms, until_ms, untyped)
 
-        events, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)
+        events, types = self._cached(("events", span, limit, *sorted(where.items())), 1.0, compute)
         return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
     def _stepped(self, span: Span, where: Mapping[str, str], step_min: int) -> tuple[Question, int]:
-        """Return the query for curves with steps of `step_min` or longer ones, and the present time."""
+        """Return the question for curves with steps of `step_min` or longer, and the present time."""
         now_ms = self._wall_ms()
         if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
             rows = self._query.groups_reporting(where, now_ms) * span.minutes
@@ -185,11 +199,16 @@ class History:
 
     def _step_min(self, span: Span, where: Mapping[str, str]) -> int:
         of_devices = "device" in where
-        from_ms = self._fresh(("minutes", of_devices), MINUTES_FRESH_S, lambda: self._query.minutes_from_ms(of_devices))
+        from_ms = self._cached(
+            ("minutes", of_devices), MINUTES_FRESH_S, lambda: self._query.minutes_from_ms(of_devices)
+        )
         return span.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
-        """Return the whole hours around a period, which have rows. Raises ConfigInvalid if too many."""
+        """Extend a period to whole hours, which have rows of their own.
+
+        Raises ConfigInvalid if it is too long.
+        """
         hour_ms = HOUR_MIN * MINUTE_MS
         first, end = since_ms // hour_ms, -(-until_ms // hour_ms)
         if devices * (end - first) > STREAM_ROWS_MAX:
@@ -198,17 +217,20 @@ class History:
             )
         return first * hour_ms, end * hour_ms
 
-    def _fresh(self, key: object, fresh_s: float, ask: Callable[[], T]) -> T:
-        """Return the kept answer, or that of `ask`, which must not call `_fresh`: it holds a permit."""
+    def _cached(self, key: object, fresh_s: float, compute: Callable[[], T]) -> T:
+        """Return the cached answer, or compute a new one.
+
+        `compute` must not call `_cached`: it could deadlock.
+        """
         with self._lock:
-            entry = self._kept.setdefault(key, _Kept())
-            while len(self._kept) > KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
+            entry = self._cache.setdefault(key, _CacheEntry())
+            while len(self._cache) > CACHED_MAX:
+                del self._cache[next(iter(self._cache))]
         with entry.lock:
             if time.monotonic() >= entry.until:
                 began = time.monotonic()
-                with self._turn:
-                    entry.value = ask()
+                with self._query_permit:
+                    entry.value = compute()
                 # A slow query runs less often: charts take at most a fifth of the time.
                 entry.until = time.monotonic() + max(fresh_s, 4 * (time.monotonic() - began))
             value: T = entry.value
@@ -216,7 +238,7 @@ class History:
 
 
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
-    """Return (model, version, first report to the hour) of the last week, for the start of the page."""
+    """Return (model, version, hour of the first report) of the last week, for the start of the page."""
     hour_ms = 60 * MINUTE_MS
     until_ms = (now_ms // hour_ms + 1) * hour_ms
     question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)
@@ -226,9 +248,9 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
 
 
 def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
-    """Return each (model, profile)'s usual p99 (ms) of a week: the median of its six-hour steps.
+    """Return the usual p99 (ms) of each (model, profile): the median of a week's six-hour steps.
 
-    It is not known before there are BASELINE_STEPS_MIN of them with enough requests.
+    A (model, profile) with fewer than BASELINE_STEPS_MIN steps of enough requests has no baseline yet.
     """
     step_ms = BASELINE_STEP_MIN * MINUTE_MS
     until_ms = (now_ms // step_ms + 1) * step_ms
@@ -265,7 +287,7 @@ def curves_of(
 
 
 def target_of(name: str, versions: Mapping[str, Sequence[Answer]], targets: Mapping[str, float]) -> dict[str, Any]:
-    """Return a model's target, and the share of its requests within it; nothing if it has none."""
+    """Return a model's target, and the share of its requests within the target; {} without a target."""
     if name not in targets:
         return {}
     latency = merged(answer.latency for answers in versions.values() for answer in answers)
@@ -284,7 +306,7 @@ def _model(
         **_summary(everything),
         "versions": [_version(version, versions[version], since_ms, step_ms, steps) for version in shown],
         "left_out": [version for version in sorted(versions, key=release) if version not in shown],
-        # The version of the model's first report was not deployed within this period.
+        # The version of the model's first report is not marked: it was deployed before this period.
         "marks": [{"version": version, "at_ms": begins[version]} for version in shown if begins[version] > first_ms],
         **_missing(everything, since_ms, step_ms, steps),
         "heat": _heat(everything, since_ms, step_ms),
@@ -314,7 +336,7 @@ def _version(version: str, answers: Sequence[Answer], since_ms: int, step_ms: in
 
 
 def _missing(answers: Sequence[Answer], since_ms: int, step_ms: int, steps: int) -> dict[str, Any]:
-    """Return the missing reports in each step, those of each device, and the number that arrived."""
+    """Return the missing reports of each step and of each device, and the number of received reports."""
     counts, devices = [0] * steps, Counter[str]()
     for answer in answers:
         step = (answer.start_ms - since_ms) // step_ms

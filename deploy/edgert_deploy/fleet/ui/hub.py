@@ -1,7 +1,7 @@
 """Live updates for pages: first the whole fleet, then the changes, at most once a second.
 
-Theory of operation: `tick` runs about once a second and wakes every page's stream. Each stream compares the fleet under
-its filter with what it sent last. Pages with one filter share the work.
+Theory of operation: `tick` runs about once a second and wakes the stream of every page. Each stream compares the fleet
+under its filter with the last view that it sent. Pages with the same filter share the work.
 """
 
 from __future__ import annotations
@@ -20,17 +20,29 @@ FILTERS_A_TICK_MAX = 64
 
 @dataclass(frozen=True)
 class View:
-    """The fleet under one filter at one moment; `sites` has device names, and a letter for each state."""
+    """The fleet under one filter at one moment.
+
+    Attributes:
+        at_ms: the time of the view, in ms since 1970.
+        sites: for each site, the names of its devices, and a text with one letter for the state of each device.
+        counts: the number of devices in each state.
+        per_s: requests a second; None until two reports of a model have arrived.
+        words: the possible values of each field of a filter.
+        revisions: numbers that grow when the data of other requests change.
+        refused: the number of refused messages.
+        last_refusal: why the last of these messages was refused.
+        trouble: why the page may be out of date; "" if it is up to date.
+    """
 
     at_ms: int
     sites: dict[str, tuple[tuple[str, ...], str]]
     counts: dict[str, int]
-    per_s: float | None  # None until two reports of a model have arrived
+    per_s: float | None
     words: dict[str, list[str]]
     revisions: dict[str, int]
     refused: int
     last_refusal: str
-    trouble: str  # why this page may be out of date; "" if it is not
+    trouble: str
 
     def whole(self) -> dict[str, Any]:
         sites = [
@@ -39,7 +51,7 @@ class View:
         return {**self._counts(), "words": self.words, "sites": sites}
 
     def since(self, before: View) -> dict[str, Any] | None:
-        """Return the changes; None if devices were added or removed, which needs the whole fleet."""
+        """Return the changes; None if devices were added or removed: then the page needs the whole fleet."""
         if {site: names for site, (names, _) in self.sites.items()} != {
             site: names for site, (names, _) in before.sites.items()
         }:
@@ -69,7 +81,7 @@ class View:
 
 
 class Hub:
-    """Gives views to any number of streams. Any thread may call any method; only one calls `tick`."""
+    """Gives views to any number of streams. Any thread may call any method, but only one may call `tick`."""
 
     def __init__(
         self, fleet: FleetState, rollouts: Rollouts, clock: Callable[[], float], wall_ms: Callable[[], int]
@@ -89,7 +101,7 @@ class Hub:
         self.rollouts.look(self.fleet.device_names())
         with self._ticked:
             self._number += 1
-            # A recorder has written the reports of a second ago, so pages that query the store now find them.
+            # The recorder has written the reports of the tick before by now, so pages may query the store for them.
             self._reports = (self.fleet.reports + self.fleet.events, self._reports[0])
             self._views.clear()
             self._ticked.notify_all()
@@ -100,7 +112,10 @@ class Hub:
             self._ticked.notify_all()
 
     def wait(self, number: int, timeout_s: float) -> int | None:
-        """Wait for a tick after `number`; return its number, `number` after `timeout_s`, None at the end."""
+        """Wait for a tick after `number`, and return its number.
+
+        Return `number` if there is none within `timeout_s`, and None after `close`.
+        """
         with self._ticked:
             self._ticked.wait_for(lambda: self._closed or self._number > number, timeout_s)
             return None if self._closed else self._number

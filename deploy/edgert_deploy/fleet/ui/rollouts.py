@@ -1,4 +1,4 @@
-"""The progress of the project's rollouts, from their files (as `edgert rollout status`)."""
+"""The progress of the project's rollouts, from their files, like `edgert rollout status`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ DEVICES_SHOWN_MAX = 200  # the most failed devices that are listed
 
 
 class Rollouts:
-    """The newest rollouts in `store`, whose folder need not exist. Only one thread may use it.
+    """The newest rollouts in `store`, whose folder need not exist. Only one thread may use this object.
 
-    A file is read only when it changed: files of a large fleet are large, and the page checks once a second.
+    The page checks the files once a second, and files of a large fleet are large. So a file is read only after a
+    change.
     """
 
     def __init__(self, store: RolloutStore) -> None:
@@ -28,7 +29,10 @@ class Rollouts:
         self.shown: list[dict[str, Any]] = []
 
     def look(self, devices: Set[str]) -> None:
-        """Read the changed files; `revision` grows if what is `shown` differs: rollouts to any of `devices`."""
+        """Read the changed files, and show the rollouts to any of `devices`.
+
+        A change of `shown` raises `revision`.
+        """
         read = {}
         for id in self._store.ids():
             with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
@@ -46,7 +50,7 @@ class Rollouts:
             self.revision += 1
 
     def _state(self, stamp: Stamp, rollout: Rollout) -> str:
-        """Return the state; a rollout that is marked as running but has no process was cut off."""
+        """Return the state. A rollout that is recorded as running, but has no process, was cut off."""
         # Without the right to lock it, only the recorded state is known.
         with contextlib.suppress(OSError, ConfigInvalid):
             over = rollout.state is RolloutState.RUNNING and self._store.is_at_work(rollout.id) is False

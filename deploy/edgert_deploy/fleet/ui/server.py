@@ -1,7 +1,7 @@
 """The web server of `edgert fleet ui`: the page's files, its API, and an event stream for each page.
 
-It changes nothing: it answers only GET and HEAD. The files of `assets/` are read once; no request leads to a look-up on
-disk. Connections, open streams and every wait have a limit.
+The server changes nothing: it answers only GET and HEAD. The files of `assets/` are read once, so no request reads from
+the disk. Connections, open streams and every wait have a limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert.http.messages import HttpRequest, HttpResponse
 from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.tables import csv_text
 from edgert_deploy.fleet.ui.access import Access
-from edgert_deploy.fleet.ui.answers import Answers, NotHere
+from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter
 from edgert_deploy.fleet.ui.hub import View
 from edgert_deploy.fleet.web import WebServer
@@ -32,7 +32,7 @@ TYPES = {
     ".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml", ".json": "application/json"
 }  # fmt: skip
 DESCRIPTION = "openapi.json"
-PAGES = ("", "devices", "events", "rollouts", "device")  # one file: the script shows the page
+PAGES = ("", "devices", "events", "rollouts", "device")  # all have one file, whose script shows the page
 STREAMS_MAX = 32
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 2000
@@ -49,9 +49,13 @@ HEADERS = {
 
 
 class PageServer:
-    """Serves `answers` on `host`:`port` from threads; port 0 means a free one. Raises ConfigInvalid.
+    """Serves the page from threads. Raises ConfigInvalid.
 
-    `alerts` is the address of an Alertmanager, to which the page links.
+    Args:
+        answers: the answers of the API.
+        access: decides which requests are allowed.
+        host, port: the address to listen on; port 0 means a free port.
+        alerts: the address of an Alertmanager, to which the page links; "" for none.
     """
 
     def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:
@@ -88,7 +92,7 @@ class PageServer:
         return self._page(request, [unquote(part) for part in url.path.split("/")[1:]], query)
 
     def _page(self, request: HttpRequest, parts: list[str], query: Mapping[str, str]) -> HttpResponse:
-        """Return the answer for the address `parts`, for a request that may read it."""
+        """Answer an allowed request. `parts` are the parts of its path."""
         match parts:
             case ["assets", name] if name in self._files:
                 return self._files[name].response(request.headers)
@@ -105,7 +109,7 @@ class PageServer:
         return _text(HTTPStatus.NOT_FOUND, "no such page: open /")
 
     def _api(self, path: str, query: Mapping[str, str]) -> HttpResponse:
-        """Answer as JSON; `format` makes it a file to keep, as JSON or CSV."""
+        """Answer as JSON. With the parameter `format`, the answer is a download, in JSON or CSV."""
         file_format = query.get("format", "")
         try:
             if file_format not in ("", "csv", "json"):
@@ -116,7 +120,7 @@ class PageServer:
                 body = csv_text(self._answers.rows(path, query)).encode()
                 return _response(HTTPStatus.OK, "text/csv; charset=utf-8; header=present", body, headers)
             return _json(HTTPStatus.OK, self._answers.answer(path, query), headers)
-        except NotHere as error:
+        except NotFound as error:
             return _json(HTTPStatus.NOT_FOUND, {"error": error.as_json()})
         except StoreFailed as error:
             return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": error.as_json()})
@@ -124,7 +128,10 @@ class PageServer:
             return _json(HTTPStatus.BAD_REQUEST, {"error": error.as_json()})
 
     def _accept_token(self, path: str) -> HttpResponse:
-        """Make the token a cookie and remove it from the address, which people copy and browsers remember."""
+        """Store the token in a cookie, and remove it from the address.
+
+        People copy addresses, and browsers store them.
+        """
         cookie = f"{self._access.cookie}={self._access.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=2592000"
         location = "/" + path.lstrip("/\\")
         return _response(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Set-Cookie": cookie, "Location": location})
@@ -135,11 +142,14 @@ class PageServer:
         except EdgeRTError as error:
             return _text(HTTPStatus.BAD_REQUEST, error.message)
         if not self._streams.acquire(blocking=False):
-            return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS_MAX} pages are open: close one")
+            return _text(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{STREAMS_MAX} pages are open, the most that the server allows: close one",
+            )
         return HttpResponse(HTTPStatus.OK, (), "text/event-stream", tuple(HEADERS.items()), self._events(chosen))
 
     def _events(self, chosen: Filter) -> Generator[bytes, None, None]:
-        """Yield the fleet, then its changes, until the page or the server ends."""
+        """Yield the whole fleet, then its changes, until the page or the server closes."""
         hub = self._answers.hub
         try:
             yield f"retry: {RETRY_MS}\n".encode()

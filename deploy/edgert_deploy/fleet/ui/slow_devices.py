@@ -1,8 +1,9 @@
 """Finds slow devices: their p99 is above the model's target, or far above its usual p99. Pure.
 
-Theory of operation: a model with a target is slow above it. Any other has a baseline for each profile: the lower one of
-its p99 in the last week, by the store, and the present p99 of the median device. It is slow above SLOW_FACTOR times
-the baseline. A device is slow when all of its last P99S_KEPT windows with enough requests are above the limit.
+Theory of operation: the limit of a model is its p99 target. A model without a target has a baseline for each profile:
+the lower value of its p99 in the last week (from the store) and the present p99 of the median device. Its limit is
+SLOW_FACTOR times the baseline. A device is slow if its last P99S_KEPT windows with enough requests are all above the
+limit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ COMPARED_EVERY_S = 5.0
 
 
 class SlowDevices:
-    """The slow devices, and since when they are slow: the limits of each (model, profile) decide."""
+    """Finds slow devices, and since when they are slow, by the limit of each (model, profile)."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = targets
@@ -40,7 +41,7 @@ class SlowDevices:
         self._middle_ms = {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= PEERS_MIN}
 
     def why(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
-        """Return the reason and the start (ms since 1970) of a device's slowness, None if it is not slow."""
+        """Return why a device is slow, and since when (ms since 1970); None if it is not slow."""
         why = next((why for model in sorted(device.models) if (why := self._why(device, model))), None)
         key = (device.site, device.device)
         if why is None:

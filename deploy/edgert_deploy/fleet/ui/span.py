@@ -15,25 +15,25 @@ WINDOW_DEFAULT = "1h"
 LEAST_S, MOST_S = 300, 400 * 86_400
 STEPS_MIN = (1, 5, 15, 60, 240, 720, 1440, 4320)  # minutes
 STEPS_MAX = 180
-FRESH_SHARE = 1 / 30  # the age that an answer may have, as a share of a step
+FRESH_SHARE = 1 / 30  # for this share of a step, an answer is fresh
 
 
 @dataclass(frozen=True)
 class Span:
-    """The last `window_ms` or, if that is 0, the time from `since_ms` to `until_ms` (ms since 1970)."""
+    """A period: the last `window_ms`. If `window_ms` is 0, from `since_ms` to `until_ms` (ms since 1970)."""
 
     window_ms: int = 0
     since_ms: int = 0
     until_ms: int = 0
 
     @classmethod
-    def parse(cls, asked: Mapping[str, str]) -> Span:
+    def parse(cls, parameters: Mapping[str, str]) -> Span:
         """Read `window`, or `from` and `to`. Raises ConfigInvalid."""
-        window, since, until = (asked.get(name, "") for name in ("window", "from", "to"))
+        window, since, until = (parameters.get(name, "") for name in ("window", "from", "to"))
         if not since and not until:
             return cls(_checked(duration_s(window or WINDOW_DEFAULT)))
         if window or not since or not until:
-            raise ConfigInvalid("a period is `window`, or `from` and `to`: give one of the two")
+            raise ConfigInvalid("a period is `window`, or `from` and `to`: give either form, not both")
         since_ms, until_ms = _moment_ms("from", since), _moment_ms("to", until)
         _checked((until_ms - since_ms) / 1000)
         return cls(0, since_ms, until_ms)
@@ -47,10 +47,10 @@ class Span:
         return (now_ms - self.window_ms, now_ms) if self.window_ms else (self.since_ms, self.until_ms)
 
     def step_min(self, now_ms: int, minutes_from_ms: int | None) -> int:
-        """Return the shortest step, in minutes, that divides the period into at most STEPS_MAX.
+        """Return the shortest step, in minutes, that divides the period into at most STEPS_MAX steps.
 
-        The store has minutes from `minutes_from_ms` (None: it has none). Before that it has whole hours, except in the
-        last two days.
+        The store has rows of minutes from `minutes_from_ms` on (None: no such rows). A step is at least an hour if the
+        period begins before these rows and more than FINE_HOURS ago.
         """
         since_ms = self.bounds_ms(now_ms)[0]
         coarse = minutes_from_ms is None or since_ms < minutes_from_ms
@@ -58,9 +58,9 @@ class Span:
         return next(step for step in STEPS_MIN if step >= least and self.minutes / step <= STEPS_MAX)
 
     def stepped_ms(self, now_ms: int, step_min: int) -> tuple[int, int]:
-        """Return the beginning and the end at whole steps; a window's last step is the one that has begun.
+        """Return the beginning and the end, at whole steps. The last step of a window is the present step.
 
-        If it begins more than FINE_HOURS ago, a period of the store begins and ends at whole hours.
+        A period that begins more than FINE_HOURS ago begins and ends at whole hours, as in the store.
         """
         step_ms = step_min * MINUTE_MS
         if self.window_ms:
@@ -74,7 +74,7 @@ class Span:
 
 
 def fresh_s(step_min: int) -> float:
-    """Return for how long an answer with such steps holds."""
+    """Return for how long an answer with such steps is fresh."""
     return step_min * 60 * FRESH_SHARE
 
 

@@ -17,7 +17,14 @@ _SHARES = shares_of("50,99")
 def stages_of(
     model: str, versions: Sequence[Answer], curve: Sequence[Answer], since_ms: int, step_ms: int, steps: int
 ) -> dict[str, Any]:
-    """Return each stage's percentiles in each step of `curve`, and of the newest `versions` overall."""
+    """Return the percentiles of each stage: in each step, and for each of the newest versions.
+
+    Args:
+        model: the model's name.
+        versions: an answer for each version, over the whole period.
+        curve: an answer for each step.
+        since_ms, step_ms, steps: the beginning of the period, the length of a step, the number of steps.
+    """
     curves: dict[str, dict[str, list[float | None]]] = {}
     for answer in curve:
         step = (answer.start_ms - since_ms) // step_ms

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edgert.config import ServingConfig
-from edgert.worker.loading.learned import Circumstances, Learned, LearnedFile
-
-
-def circumstances(**changes: Any) -> Circumstances:
-    return replace(Circumstances.of("onnxruntime", "1", ServingConfig(), cpus=4), **changes)
+from edgert.worker.loading.learned import Learned, LearnedFile
+from tests.support.circumstances import circumstances
 
 
 def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path) -> None:
@@ -23,7 +17,13 @@ def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path
     assert file.read(circumstances()) is None
     file.write(circumstances(), learned)
     assert file.read(circumstances()) == learned
-    for other in ({"cpus": 8}, {"engine_version": "2"}, {"objective": "throughput"}, {"batch_max": 4}, {"threads": 1}):
+    for other in (
+        {"cpus": 8},
+        {"engine_version": "2"},
+        {"optimize_for": "throughput"},
+        {"batch_max": 4},
+        {"threads": 1},
+    ):
         assert file.read(circumstances(**other)) is None
 
 

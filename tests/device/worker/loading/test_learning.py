@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgert.config import ServingConfig, parse_config
+from edgert.config import parse_config
 from edgert.engines import ENGINES, Session
 from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.tensors import TensorSpec
-from edgert.worker.loading.learned import Circumstances, Learned
+from edgert.worker.loading.learned import Learned
 from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, learn
+from tests.support.circumstances import circumstances
 from tests.support.devices import a_device
 
 SAMPLE: list[NDArray[Any]] = [np.zeros((1, 2), np.float32)]
@@ -64,10 +64,6 @@ class SimulatedSession(Session):
 
     def close(self) -> None:
         self.machine.open -= 1
-
-
-def circumstances(**changes: Any) -> Circumstances:
-    return replace(Circumstances.of("onnxruntime", "1", ServingConfig(), cpus=4), **changes)
 
 
 def learned_on(machine: Machine, **changes: Any) -> Learned:
@@ -147,7 +143,7 @@ def test_runs_at_once_that_take_much_memory_are_not_kept(taken_mb: float, instan
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_several_instances_share_a_session_where_the_engine_allows_it(engine: str) -> None:
-    given = learned_on(Machine(0, 10e-3, useful=1), objective="throughput", threads=1, instances=2, engine=engine)
+    given = learned_on(Machine(0, 10e-3, useful=1), optimize_for="throughput", threads=1, instances=2, engine=engine)
     assert (given.threads, given.instances) == (1, 2)
 
 

@@ -1,4 +1,4 @@
-"""The latency target, the objective and the instances in a real daemon: which way they move, not how fast it is."""
+"""The latency target, `optimize_for` and the instances in a real daemon: which way they move, not how fast it is."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -
                 wait_until(lambda: waited(device)[1] > 0, "the second waits")
 
 
-@pytest.mark.parametrize(("config", "instances"), [('objective = "throughput"', None), ("instances = 3", 3)])
+@pytest.mark.parametrize(("config", "instances"), [('optimize_for = "throughput"', None), ("instances = 3", 3)])
 def test_instances_of_a_real_engine_share_its_session_and_the_answers_stay_right(
     config: str, instances: int | None
 ) -> None:

@@ -209,7 +209,7 @@ def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(open
     page = opened()
     seen(page, "plant-a")
     running.broker.stop()
-    seen(page, "The broker is out of reach")
+    seen(page, "The broker cannot be reached")
     assert page.violations() == []
     running.broker.start()
     belt = running.fleet["belt"]
@@ -261,7 +261,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
         ("rollouts", "edgert rollout resume digits-1"),
         ("rollouts", "Devices that rolled back or refused digits r8"),
         ("events?window=7d", "alarm raised"),
-        ("?site=nowhere", "No device fits"),
+        ("?site=nowhere", "No device matches"),
     ],
 )
 def test_every_page_can_be_opened_by_its_address(opened: Any, path: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A report counts once, a late one adds nothing, and what is remembered has a limit."""
+"""A report counts once, a late report adds nothing, and the number of remembered streams is limited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.fleet import NOW_MS, Pi, Sent
 
 
 def increases(counting: Counting, sent: Sent) -> list[int]:
-    """Return what the requests of each metrics report grew by."""
+    """Return by how much each metrics report increases the number of requests."""
     grown = []
     for topic, payload in sent:
         report = parse_report(parse_topic(topic), payload)

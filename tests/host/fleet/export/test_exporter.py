@@ -1,4 +1,4 @@
-"""An exporter counts each report once, however often it comes."""
+"""An exporter counts each report once, however often the report arrives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def feed(exporter: Exporter, sent: Sent) -> None:
 
 
 def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
-    """Return the sum of their contents."""
+    """Return the sum of the groups' contents."""
     total, counters = Sketch(), [0, 0, 0, 0]
     for exporter in exporters:
         for group in exporter.groups.values():

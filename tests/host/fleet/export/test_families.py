@@ -1,4 +1,4 @@
-"""The exported series are those of Prometheus' data model: of the devices that are there, each under one name."""
+"""The exported series follow Prometheus' data model, and contain only present devices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def feed(exporter: Exporter, sent: Sent, *, retained: bool = False) -> None:
 
 
 def series(exporter: Exporter, name: str) -> dict[Labels, float]:
-    """The value of each series of one family, by the values of its labels; nothing if there is no such family."""
+    """Return the value of each series of a family, by the values of its labels; {} if there is no such family."""
     return {labels: value for family in families(exporter) if family.name == name for labels, value in family.samples}
 
 
 def all_labels(exporter: Exporter) -> set[str]:
-    """Every value of a label."""
+    """Return every value of every label."""
     own = {value for family in families(exporter) for labels, _ in family.samples for value in labels}
     return own | {value for each in histograms(exporter) for labels, *_ in each.samples for value in labels}
 

@@ -1,4 +1,4 @@
-"""OTLP carries the same histograms, and an endpoint that was down misses no counts."""
+"""OTLP has the same histograms, and an endpoint that was down lacks no counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def feed(exporter: Exporter, sent: Sent) -> None:
 
 @contextmanager
 def answering(said: bytes) -> Iterator[int]:
-    """A port where whoever asks gets `said`, whatever it was."""
+    """Open a port that answers every request with `said`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -95,7 +95,7 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
 
 
 def test_a_redirection_is_an_error_that_names_its_aim_and_takes_no_credentials_there() -> None:
-    """A login page that answers 200 would otherwise pass for a collector."""
+    """Otherwise, a login page that answers 200 would look like a collector."""
     with socket.create_server(("127.0.0.1", 0)) as login:
         login.settimeout(0.2)
         aim = f"http://127.0.0.1:{login.getsockname()[1]}/login"

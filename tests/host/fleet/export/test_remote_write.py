@@ -1,4 +1,4 @@
-"""Reports become points at their own times, wait while the server is away, and are dropped only if it refuses them."""
+"""Reports become points at their own times. They wait while the server is down; only refused points are dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers.prometheus import receiver
 
 @contextmanager
 def a_server(codes: list[int]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """Answer with these codes, then with 200; hold what came."""
+    """Run a server that answers with these codes, then with 200. It records the requests."""
     with receiver(codes) as (port, heard):
         yield f"http://127.0.0.1:{port}/api/v1/write", heard
 

@@ -1,4 +1,4 @@
-"""A backup that is taken while a recorder writes is a whole store: it answers, and takes what came after it."""
+"""A backup during a recorder's writes is a complete store. It answers, and accepts later reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_vacuum(url: str, folder: Path) -> str:
 
 
 def by_backup(url: str, folder: Path) -> str:
-    """As `sqlite3 fleet.db ".backup copy.db"` does it."""
+    """Copy the store like `sqlite3 fleet.db ".backup copy.db"`."""
     source, copy = sqlite3.connect(url.removeprefix("sqlite:///")), sqlite3.connect(folder / "copy.db")
     source.backup(copy)
     source.close()

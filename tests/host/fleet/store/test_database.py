@@ -56,7 +56,7 @@ def test_a_store_that_is_empty_or_newer_says_so(url: str, tmp_path: Path) -> Non
     with pytest.raises(StoreFailed, match="no reports yet"):
         FleetQuery(f"{tmp_path}/empty.db")
     store = Store(url)
-    with store._engine.begin() as connection:
+    with store._database.engine.begin() as connection:
         connection.execute(schema.meta.update().values(version=99))
     store.close()
     with pytest.raises(ConfigInvalid, match="schema 99"):

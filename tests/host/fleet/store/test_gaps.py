@@ -1,4 +1,4 @@
-"""A report that was sent and never arrived shows in every answer: how many, when, and of which device."""
+"""Every answer has the reports that were sent and never arrived: their number, time and device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.fleet import NOW_MS, Pi, Sent, ask, record, recording, withou
 
 
 def minutes(pi: Pi, since: int, until: int) -> Sent:
-    """Windows of one request each, from `since` to before `until` minutes ago."""
+    """Return windows of one request each, from `since` to before `until` minutes ago."""
     return [message for minute in range(since, until, -1) for message in pi.window(NOW_MS - minute * MINUTE_MS, [1.0])]
 
 
@@ -74,7 +74,7 @@ def test_a_rollback_and_another_deployment_leave_no_gap(store_url: str) -> None:
 
 
 def test_reports_that_a_broker_delays_over_rollbacks_and_reboots_are_not_missing(store_url: str) -> None:
-    """A cluster of brokers may hand out a report again, or minutes after later ones."""
+    """A cluster of brokers may send a report twice, or minutes after later reports."""
     dice, lost = random.Random(7), dict[str, int]()
     for device in (f"pi-{n}" for n in range(12)):
         pi, sent = Pi(device), list[tuple[float, Sent]]()
@@ -88,7 +88,9 @@ def test_reports_that_a_broker_delays_over_rollbacks_and_reboots_are_not_missing
             copies = 1 + (minute < 40) * (dice.random() < 0.2)
             sent += [(-minute + (minute < 40) * dice.choice((0, 0, 0, 5, 12)), window) for _ in range(copies)]
         ordered = [window for _, window in sorted(sent, key=lambda each: each[0])]
-        with recording(store_url) as take:  # a recorder for each device: the next one starts on what this one stored
+        with recording(
+            store_url
+        ) as take:  # a recorder for each device: the next recorder continues with the stored state
             while ordered:
                 some, ordered = ordered[: (count := dice.randrange(1, 9))], ordered[count:]
                 take([message for window in some for message in window])

@@ -1,4 +1,4 @@
-"""The store answers where the time goes: over any stretch and grouping, as from the raw times of all requests."""
+"""The stage times of any period and grouping equal those of the raw times of all requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Times = NDArray[np.int64]  # [requests, stages] in us
 
 
 def a_fleet(dice: np.random.Generator) -> tuple[Sent, list[tuple[Pi, int, Times]]]:
-    """Devices with their own recorders, in three versions and two profiles; a window each seven minutes."""
+    """Devices with a recorder each, three versions and two profiles. Each sends a window every seven minutes."""
     sent, raw = Sent(), list[tuple[Pi, int, Times]]()
     for number in range(4):
         pi = Pi(f"pi-{number}", version=f"r{number % 3}", profile=f"board-{number % 2}")
@@ -46,7 +46,7 @@ def a_fleet(dice: np.random.Generator) -> tuple[Sent, list[tuple[Pi, int, Times]
 def test_any_grouping_over_any_stretch_has_the_percentiles_of_the_raw_times(store_url: str) -> None:
     sent, raw = a_fleet(np.random.default_rng(7))
     first = record(store_url, sent[: len(sent) // 2])
-    second = record(store_url, sent[len(sent) // 3 :])  # another recorder, which hears a part of it once more
+    second = record(store_url, sent[len(sent) // 3 :])  # another recorder, which receives a part of the reports again
     assert first.refused + second.refused == 0
     for hours in (0.5, 1, HOURS):
         for by in ((), ("version", "profile"), ("device",)):
@@ -65,7 +65,7 @@ def test_any_grouping_over_any_stretch_has_the_percentiles_of_the_raw_times(stor
                     ms = expected[expected[:, number] >= 0, number] / 1000
                     assert found[name].count == len(ms), (hours, by, name)
                     assert found[name].sum == pytest.approx(ms.sum(), rel=RELATIVE_ERROR_MAX)
-                    for share in (0.501, 0.949, 0.991):  # of no number of requests here a whole one
+                    for share in (0.501, 0.949, 0.991):  # not a whole number for any number of requests here
                         wanted = np.percentile(ms, 100 * share, method="inverted_cdf")
                         assert found[name].quantile(share) == pytest.approx(wanted, rel=RELATIVE_ERROR_MAX)
     steps = ask(store_url, 3, step_min=20, stages=True)

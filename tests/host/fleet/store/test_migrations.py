@@ -1,4 +1,4 @@
-"""A store of the first version becomes one of this version, with its reports and its gaps."""
+"""A store of an older version becomes a store of this version, with its reports and its gaps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DUMPS = ROOT / "tests" / "support" / "stores"
 
 @pytest.fixture
 def old_url(store_url: str) -> str:
-    """A store of the first version: six windows of pi-1, four of pi-2, of which two never came."""
+    """Return a store of the first version: six windows of pi-1, and four of pi-2, where two more are missing."""
     if "postgresql" in store_url:
         engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.begin() as connection:
@@ -60,7 +60,7 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
         FleetQuery(old_url)
     said: list[str] = []
     Store(old_url, said.append).close()
-    assert ["from schema 1 to 3 once, for its 10 windows: " in line for line in said] == [True]
+    assert ["from schema 1 to 4 once, for its 10 windows: " in line for line in said] == [True]
     answers = {answer.group["device"]: answer for answer in ask(old_url, 1, ("device",))}
     engine = database.open_engine(old_url, writes=False)
     with engine.connect() as connection:
@@ -86,4 +86,22 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
     assert found["edgert_group_hour bound"] == set()
     if "postgresql" not in old_url:
         assert found == columns(new)
-    assert SCHEMA_VERSION == 3
+    assert SCHEMA_VERSION == 4
+
+
+def test_a_store_of_version_3_keeps_its_merged_rows_and_views(store_url: str) -> None:
+    pi = Pi("pi-1")
+    record(store_url, pi.window(NOW_MS - 1, [1.0, 2.0]))
+    engine = database.open_engine(store_url, writes=True)
+    with engine.begin() as connection:
+        for merged in ("group_minute", "group_hour", "stream_hour"):
+            for table in (f"edgert_{merged}", f"edgert_{merged}_stages"):
+                connection.exec_driver_sql(f"ALTER TABLE {table} RENAME COLUMN time_bin TO slot")
+        connection.exec_driver_sql("UPDATE edgert_meta SET version = 3")
+    engine.dispose()
+    record(store_url, pi.window(NOW_MS - 1, [3.0]))
+    assert [answer.latency.count for by in ((), ("device",)) for answer in ask(store_url, 1, by)] == [3, 3]
+    engine = database.open_engine(store_url, writes=False)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT sum(count) FROM edgert_hour_bucket")) == 3
+    engine.dispose()

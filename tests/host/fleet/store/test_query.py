@@ -22,7 +22,7 @@ def test_any_grouping_over_any_stretch_is_the_sketch_of_all_its_requests(url: st
     fleet = a_fleet()
     sent = replayed(fleet)
     recorder = record(url, sent[: len(sent) // 2])
-    again = record(url, sent[len(sent) // 3 :])  # another recorder, which hears a part of it once more
+    again = record(url, sent[len(sent) // 3 :])  # another recorder, which receives a part of the reports again
     assert recorder.refused + again.refused == 0
     assert recorder.recorded + again.recorded == 6 * 200 * 2
     for hours in (0.05, 0.5, 1, 2.5, 3.25):  # within an hour, over its edge, over whole hours

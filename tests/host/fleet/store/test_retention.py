@@ -23,7 +23,7 @@ def url(store_url: str) -> str:
 
 
 def rows_of(url: str) -> dict[str, int]:
-    """How many rows there are of who reports."""
+    """Return the number of rows of devices, streams and groups."""
     with database.open_engine(url, writes=False).begin() as connection:
         tables = (schema.device, schema.stream, schema.group, schema.stream_heard, schema.group_heard)
         return {table.name: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in tables}
@@ -62,7 +62,7 @@ def test_who_was_silent_for_longer_than_anything_is_kept_goes_and_nothing_that_c
     pruner.prune(Retention(), NOW_MS)
     assert list(rows_of(url).values()) == [2, 2, 2, 2, 2]
     assert asked() == before
-    # Another device is given the numbers that have gone, and a recorder that remembers them writes on.
+    # Another device gets the removed ids, and a recorder that has cached these ids continues to write.
     newcomer = Recorder(pruner, lambda: NOW_MS)
     for message in Pi("pi-4", "r4").window(NOW_MS - 1, [5.0] * 6):
         newcomer.apply(*message, False, 0.0)

@@ -50,12 +50,12 @@ def test_counters_that_ran_before_anyone_listened_are_not_charged_to_this_window
 def test_counters_go_on_however_often_the_device_loses_its_spool(url: str, together: bool) -> None:
     pi = Pi("pi-1")
     sent: list[Sent] = []
-    # A spool begun anew counts from a random number, lower than the one before as often as not.
+    # A new spool counts from a random number, which is often lower than the number before.
     for n, first in enumerate((0, 2**50, 2**40, 2**45, 2**33)):
         pi.seq = first
         for minute in (3 * n, 3 * n + 1):
             sent.append(pi.window(NOW_MS - (20 - minute) * MINUTE_MS, [1.0] * 10, uptime_s=60 * (minute + 1)))
-        pi.window(0, [1.0] * 10)  # lost with the spool, and part of what the counters say next
+        pi.window(0, [1.0] * 10)  # lost with the spool; the next counters include it
     pi.requests = 0  # the worker began anew together with the last spool
     pi.seq = 2**36
     sent.append(pi.window(NOW_MS - 1, [1.0] * 7, uptime_s=30))
@@ -118,7 +118,7 @@ def test_what_a_column_cannot_hold_is_refused_and_holds_up_nothing(tmp_path: Pat
 def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
     """A recorder writes each second, and its tables hold a year."""
     store, said = Store(f"{tmp_path}/fleet.db"), list[tuple[str, Any]]()
-    sa.event.listen(store._engine, "before_cursor_execute", lambda *words: said.append(words[2:4]))
+    sa.event.listen(store._database.engine, "before_cursor_execute", lambda *words: said.append(words[2:4]))
     recorder = Recorder(store, lambda: NOW_MS)
     first, second = Pi("pi-1"), Pi("pi-2", version="r2", site="plant-b")
     early = [first.window(NOW_MS - n * MINUTE_MS, [1.0]) for n in (9, 8, 7, 2, 1)]
@@ -148,7 +148,7 @@ def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) ->
     for topic, payload in Pi("pi-1").window(NOW_MS - 1, [1.0]):
         recorder.apply(topic, payload, False, 0.0)
     blocker = sqlite3.connect(tmp_path / "fleet.db", isolation_level=None)
-    with store._engine.connect() as connection:  # the wait is the engine's; here nobody wants to wait
+    with store._database.engine.connect() as connection:  # the engine waits for a lock by default; this test does not
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("PRAGMA busy_timeout = 50")
         connection.exec_driver_sql("BEGIN")

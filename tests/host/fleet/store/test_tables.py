@@ -1,4 +1,4 @@
-"""CSV that a spreadsheet can open, whatever devices sent."""
+"""A spreadsheet can open the CSV safely, whatever text devices send."""
 
 from __future__ import annotations
 

@@ -71,19 +71,19 @@ def test_percentiles_of_the_view_are_those_of_the_query(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("view", "slot_ms", "by"),
+    ("view", "bin_ms", "by"),
     [
         ("edgert_minute_bucket", MINUTE_MS, ("version", "profile")),
         ("edgert_hour_bucket", HOUR_MS, ("version", "profile")),
         ("edgert_device_hour_bucket", HOUR_MS, ("device", "version", "profile")),
     ],
 )
-def test_buckets_of_a_view_are_those_of_the_query(url: str, view: str, slot_ms: int, by: tuple[str, ...]) -> None:
-    slot, names = "minute" if slot_ms == MINUTE_MS else "hour", ", ".join(by)
+def test_buckets_of_a_view_are_those_of_the_query(url: str, view: str, bin_ms: int, by: tuple[str, ...]) -> None:
+    unit, names = "minute" if bin_ms == MINUTE_MS else "hour", ", ".join(by)
     found: dict[tuple[str, ...], dict[float, int]] = {}
     for row in rows(
         url,
-        f"SELECT {names}, upper_ms, sum(count) AS n FROM {view} WHERE {slot} >= :since_hour * {HOUR_MS // slot_ms}"
+        f"SELECT {names}, upper_ms, sum(count) AS n FROM {view} WHERE {unit} >= :since_hour * {HOUR_MS // bin_ms}"
         f" GROUP BY {names}, upper_ms",
     ):
         found.setdefault(tuple(row[name] for name in by), {})[round(row["upper_ms"], 9)] = row["n"]

@@ -1,4 +1,4 @@
-"""Loopback is open to all users, other addresses to those with the token, and other sites to nobody."""
+"""Loopback is open to all users, other addresses only to users with the token. Other sites are refused."""
 
 from __future__ import annotations
 

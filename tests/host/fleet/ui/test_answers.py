@@ -1,4 +1,4 @@
-"""The API answers what its OpenAPI file says, on a real server; a field that the file does not know fails the test."""
+"""The answers of a real server match the OpenAPI file. A field that is not in the file fails the test."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def get(port: int, path: str) -> tuple[int, str, Any]:
 
 
 def tight(value: Any) -> Any:
-    """Return a schema that allows only the fields that it names, where it says nothing else."""
+    """Return a schema that forbids fields that it does not list, unless it allows them explicitly."""
     if isinstance(value, list):
         return [tight(each) for each in value]
     if not isinstance(value, dict):

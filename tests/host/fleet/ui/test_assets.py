@@ -1,4 +1,4 @@
-"""The page's own files in a real browser: which is slow, why, since when, and what can be taken along."""
+"""The page in a real browser shows which device is slow, why and since when, and offers downloads."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Plant:
 
 
 def reports(pi: Pi, now_ms: int) -> Sent:
-    """Half an hour of a device that takes 10 ms; `pi-2` takes 50 since SLOW_SINCE, by its queue."""
+    """Half an hour of a device that answers in 10 ms. `pi-2` takes 50 ms from SLOW_SINCE on, because of its queue."""
     sent: Sent = []
     for minute in range(MINUTES, -1, -1):
         slow = pi.topics.device == "pi-2" and minute < SLOW_SINCE
         took_ms = 50.0 if slow else 10.0
         queue = [41.0 if slow else 0.5] * 30
         window = pi.window(now_ms - minute * MINUTE_MS, [took_ms] * 30, engine=[9.0] * 30, queue=queue)
-        # Long windows: on a slow machine nobody falls silent before a test has them do so.
+        # Windows are long, so that no device becomes stale on a slow machine before the test stops its reports.
         sent += window[:1] + changed(window[1:], lat_p99_ms=took_ms, window_s=600.0)
     return sent
 
@@ -81,13 +81,13 @@ def opened(browser: Browser, plant: Plant) -> Iterator[Callable[..., Page]]:
 
     yield open_page
     for page in pages:
-        # A stream that a page ends, and a file that is kept, are aborted requests for Chromium.
+        # Chromium counts a stream that the page closes, and a download, as aborted requests.
         assert [said for said in page.problems if "ERR_ABORTED" not in said] == []
         page.tab.context.close()
 
 
 def address(page: Page) -> dict[str, str]:
-    """The words of the page's address."""
+    """Return the parameters in the page's address."""
     return {name: values[0] for name, values in parse_qs(urlsplit(page.evaluate("location.href")).query).items()}
 
 
@@ -104,13 +104,13 @@ def answered(page: Page) -> str:
 @WIDTHS
 def test_which_device_is_slow_and_why_is_on_the_first_page(opened: Callable[..., Page], width: int) -> None:
     page = opened("", width)
-    seen(page, "Which is slow")
+    seen(page, "Slow groups")
     for words in ("1 lost", "digits p99 50 ms, target 20 ms", "p99 target", "within 20.0 ms", "Stages over time", "Where the time goes"):  # fmt: skip
         seen(page, words)
     first = "document.querySelector('.breakdown tbody tr')?.innerText ?? ''"
     wait_until(lambda: page.evaluate(first).split()[:2] == ["pi-2", "plant-a"], "the slowest device is the first")
     assert "5.0" in page.evaluate(first), "times the rest"
-    # A rollout leaves 12 devices behind: they do not bury the one that is lost.
+    # A rollout leaves 12 devices behind. They do not hide the device that is lost.
     table = "document.querySelector('[aria-labelledby=attention]').innerText"
     wait_until(lambda: "12 devices" in page.evaluate(table), "those behind are one line")
     assert page.evaluate(table).index("nuc-03") < page.evaluate(table).index("pi-2") < page.evaluate(table).index("12 devices")  # fmt: skip
@@ -291,7 +291,7 @@ def test_events_are_shown_by_type(opened: Callable[..., Page]) -> None:
         ("", "digits's histograms as CSV", "buckets", 2 * MINUTES + 2),
         ("", "digits's stages as CSV", "p50_ms", 2 * (MINUTES + 1)),
         ("", "digits by device as CSV", "distance", 24),
-        ("", "devices that need a look as CSV", "why", 14),
+        ("", "devices that need attention as CSV", "why", 14),
         ("devices?q=nuc", "the devices as CSV", "state", 20),
         ("events?event=crashed", "the events as CSV", "reason", 1),
         ("device/plant-a/pi-2", "digits over time as CSV", "p99_ms", MINUTES + 1),

@@ -1,4 +1,4 @@
-"""Groups are compared with all others of their model, exactly."""
+"""A group is compared exactly with all other groups of its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device is in its worst state, with its reason and its time."""
+"""A device is in the worst state that applies, with the reason and the time of the state."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(sto
     hour_ago = NOW_MS - 60 * MINUTE_MS
     record(url, pi.info() + pi.window(hour_ago, [1.0]) + pi.deploy(hour_ago, "p99_ms"), hour_ago)
     query, fleet_state = FleetQuery(url), Watched()
-    fleet_state.remember(query.devices(), NOW)
+    fleet_state.load_devices(query.devices(), NOW)
     assert state_of(fleet_state, "pi-1") == ("stale", "online, but sends nothing", hour_ago)
     feed(fleet_state, pi.window(NOW_MS, [1.0]))
     assert state_of(fleet_state, "pi-1") == ("alarmed", "p99_ms", hour_ago)
@@ -97,7 +97,7 @@ def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(sto
 
 
 def test_late_viewers_of_500_devices_see_every_alarm_that_stands() -> None:
-    """A page that opens later, and `watch --once`, hear retained messages only."""
+    """A page that opens later, and `watch --once`, receive only retained messages."""
     fleet = [Pi(f"pi-{number:03}") for number in range(500)]
     retained = [message for n, pi in enumerate(fleet) for message in pi.info() + pi.deploy(NOW_MS - 7000, *(["temp_c"] if n % 125 == 0 else []))]  # fmt: skip
     fleet_state, terminal = Watched(), LivePercentiles()
@@ -123,7 +123,7 @@ def test_an_idle_device_has_no_percentile_in_any_list() -> None:
 
 
 def paced(pi: Pi, *p99s_ms: float, begin: int = 0, requests: int = 30) -> Sent:
-    """Windows with these p99s, a minute each."""
+    """Return windows of a minute each, with these p99s."""
     sent: Sent = []
     for number, p99_ms in enumerate(p99s_ms, start=begin):
         window = pi.window(NOW_MS + number * MINUTE_MS, [1.0] * requests)
@@ -165,7 +165,7 @@ def test_a_model_that_is_slower_than_in_the_last_week_or_than_its_target_is_slow
     fleet_state, wanted = Watched(), Watched({"digits": 50.0})
     for each in (fleet_state, wanted):
         again = Pi("pi-1", boot="b2")
-        each.remember_baselines(usual_ms)
+        each.load_baselines(usual_ms)
         feed(each, again.info() + paced(again, 40.0, 40.0, 40.0))
     assert state_of(fleet_state, "pi-1")[:2] == ("slow", "digits p99 40 ms, 4.0 times its baseline")
     assert state_of(wanted, "pi-1")[0] == "online", "the target counts where there is one"

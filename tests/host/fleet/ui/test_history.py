@@ -68,7 +68,7 @@ def test_an_incident_of_last_week_is_drawn_by_the_minute_while_minutes_are_kept(
 
 
 def test_no_question_waits_for_a_permit_that_it_holds(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "ASKED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(history, "QUERIES_AT_ONCE_MAX", 1)
     record(store_url, Pi("pi-1").window(NOW_MS, [1.0, 2.0]))
     span, query = Span.parse({"window": "1h"}), FleetQuery(store_url)
     questions: list[Callable[[History], object]] = [

@@ -1,4 +1,4 @@
-"""Only those who may can read the page, and nobody can change anything through it."""
+"""Only users with access can read the page, and no user can change anything through it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_other_sites_and_names_that_were_made_to_point_here_are_refused(answers:
         for headers in ({}, {"Host": "localhost"}, {"Host": f"[::1]:{port}"}, {"Host": f"FLEET.lan:{port}"},
                         {"Origin": f"http://127.0.0.1:{port}"}, {"Sec-Fetch-Site": "same-origin"}):  # fmt: skip
             assert get(port, "/api/v1/devices", headers).status == 200, headers
-        # A link on another page may lead here: it shows the page, and nobody else reads it.
+        # A link on another page may lead here. The user sees the page, but the other site cannot read it.
         assert get(port, "/devices", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status == 200
 
 

@@ -1,4 +1,4 @@
-"""A device is slow above its model's target, or else far above the baseline of its peers or of the last week."""
+"""A device is slow above its model's target. Without a target, it is slow far above the model's baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A period is a window or two times, and has steps that are not too many."""
+"""A period is a window, or has two times. The number of its steps is limited."""
 
 from __future__ import annotations
 

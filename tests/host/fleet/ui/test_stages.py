@@ -1,4 +1,4 @@
-"""The stages of a model over time and of its versions are those of all its requests."""
+"""The stages of a model, over time and by version, include all requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUARTER = Span.parse({"window": "15m"})
 
 @pytest.fixture
 def history(store_url: str) -> History:
-    """Five devices: the engine takes 2 ms, on one 200 ms for a quarter; the queue nothing until r2."""
+    """Five devices. The engine takes 2 ms, on one device 200 ms for a quarter of requests. r2 adds a queue time."""
     sent: Sent = []
     for number in range(5):
         pi = Pi(f"pi-{number}")

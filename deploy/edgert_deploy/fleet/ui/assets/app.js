@@ -305,7 +305,7 @@ class App {
             "Check that edgert fleet record runs and reaches the broker and the store.",
           ]
         : trouble
-          ? [h("b", null, "The broker is out of reach: states are as they were last heard."), trouble]
+          ? [h("b", null, "The broker cannot be reached: the states are those of the last messages."), trouble]
           : refused
             ? `${refused} ${refused === 1 ? "message was" : "messages were"} not understood; the last: ${last_refusal}`
             : "";
@@ -333,7 +333,7 @@ class Nowhere {
     "div",
     null,
     h("h1", null, "There is no such page"),
-    empty("Nothing is here", h("a", {href: "/"}, "Go to the overview")),
+    empty("Check the address", h("a", {href: "/"}, "Go to the overview")),
   );
   changed() {}
   refresh() {}

@@ -21,7 +21,7 @@ export class Breakdown {
     const {app, name} = this;
     replace(
       this.tools,
-      h("h3", null, "Which is slow"),
+      h("h3", null, "Slow groups"),
       h(
         "div",
         {class: "segments", role: "group", "aria-label": `${name} by`},
@@ -51,7 +51,7 @@ export class Breakdown {
           "p",
           {class: "soft small"},
           groups.length
-            ? `One ${by} alone answered: there is none to compare it with.`
+            ? `Only one ${by} answered requests, so there is nothing to compare.`
             : "No request was answered in this time.",
         ),
       );
@@ -71,7 +71,7 @@ export class Breakdown {
     replace(
       this.list,
       table(
-        `p99 beside all other ${BREAKDOWNS[by]}, the slowest first`,
+        `p99 compared with all other ${BREAKDOWNS[by]}, the slowest first`,
         columns,
         shown.map((each) => [
           this.link(by, each),
@@ -108,7 +108,7 @@ export class Breakdown {
 
   more(given, total) {
     if (total <= FEW) return null;
-    const words = this.all && total > given ? `These are the ${given} slowest of ${count(total)}; CSV has all.` : "";
+    const words = this.all && total > given ? `The table shows the ${given} slowest of ${count(total)}; the CSV file has all.` : "";
     return h(
       "p",
       {class: "small"},

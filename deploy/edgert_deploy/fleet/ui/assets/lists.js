@@ -15,7 +15,7 @@ export function deviceTable(app, devices, {short = false} = {}) {
   const heading = (words, type) => h("th", {scope: "col", class: type}, words);
   return h(
     "div",
-    {class: "scroll", tabindex: "0", role: "region", "aria-label": short ? "Devices that need a look" : "Devices"},
+    {class: "scroll", tabindex: "0", role: "region", "aria-label": short ? "Devices that need attention" : "Devices"},
     h(
       "table",
       {class: "devices"},
@@ -90,7 +90,7 @@ export function eventList(app, events) {
   if (!events.length)
     return empty(
       "Nothing happened in this time",
-      "Alarms, crashes, new versions and rollbacks are listed here as devices report them.",
+      "Alarms, crashes, new versions and rollbacks appear here when devices report them.",
     );
   const bad = /alarm_raised|_alarm$|crashed|quarantined|no_room|degraded|rolled_back/;
   return h(
@@ -129,7 +129,7 @@ export function rolloutList(app, rollouts, {full = false} = {}) {
         "span",
         null,
         code("edgert deploy BUNDLE all --canary 1 --wave 10%,100%"),
-        " begins one; how far it is shows here.",
+        " starts a rollout; its progress appears here.",
       ),
     );
   return h(
@@ -189,7 +189,7 @@ export function rolloutList(app, rollouts, {full = false} = {}) {
               "p",
               {class: "small soft"},
               ["stopped", "cut off", "done"].includes(each.state) && each.took < each.devices
-                ? h("span", null, "Go on: ", code(`edgert rollout resume ${each.id}`))
+                ? h("span", null, "Continue: ", code(`edgert rollout resume ${each.id}`))
                 : code(each.id),
             )
           : null,
@@ -208,7 +208,7 @@ export function channelTable(channels) {
     "div",
     null,
     table(
-      "Releases of channels, by what devices report",
+      "Releases of channels, as devices report them",
       [["channel"], ["release"], ["kept", "n"], ["on trial", "n"], ["rolled back", "n"], ["stale", "n"]],
       channels.map(({channel, model, version, kept, on_trial, rolled_back, stale}) => [
         channel,
@@ -282,7 +282,7 @@ export class Devices extends Page {
       {counts} = app.fleet;
     const states = {
       "": "all states",
-      attention: "needs a look",
+      attention: "needs attention",
       ...Object.fromEntries(Object.values(STATES).map(({name}) => [name, `${name} (${count(counts[name] ?? 0)})`])),
     };
     const drawn = JSON.stringify([states, app.params.toString()]);
@@ -339,7 +339,7 @@ export class Devices extends Page {
       devices.length
         ? deviceTable(app, devices)
         : empty(
-            "No device fits",
+            "No device matches",
             "Remove a filter or the search. Devices appear as soon as they connect to the broker.",
           ),
     );
@@ -412,7 +412,7 @@ export class Events extends Page {
     replace(
       this.list,
       eventList(app, events),
-      more ? h("p", {class: "soft"}, "Older ones are left out: choose a shorter time, a type or a site.") : null,
+      more ? h("p", {class: "soft"}, "Older events are not listed: choose a shorter time, a type or a site.") : null,
     );
   }
 }
@@ -574,7 +574,7 @@ export class DevicePage extends Page {
       ),
       said.models.length
         ? table(
-            "Its last window, by its own figures",
+            "The last window, by the device's own figures",
             [
               ["model"],
               ["version"],
@@ -596,7 +596,7 @@ export class DevicePage extends Page {
               bytes(each.rss_bytes),
             ]),
           )
-        : empty("No model reports yet", "Each model reports within a minute of being live."),
+        : empty("No model reports yet", "Each model reports within a minute after it goes live."),
     );
   }
 }

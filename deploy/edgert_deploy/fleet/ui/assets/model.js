@@ -40,9 +40,9 @@ export class ModelCards {
               h("h2", null, "Latency"),
               empty(
                 "No reports in this time",
-                "Each device reports once a minute what its models answered. Choose a longer time above, or remove a filter.",
+                "Once a minute, each device reports the answers of its models. Choose a longer time above, or remove a filter.",
                 this.app.fleet.heard && !this.app.fleet.sites.size && !this.app.filtered
-                  ? "No device was heard of yet, either."
+                  ? "No device has connected yet."
                   : null,
               ),
             ),

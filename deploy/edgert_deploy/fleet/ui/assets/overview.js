@@ -58,7 +58,7 @@ export class Overview {
           ),
           this.map.element,
         ),
-        card("attention", "Needs a look", "/devices", this.attention),
+        card("attention", "Needs attention", "/devices", this.attention),
       ),
       h("div", {class: "cards"}, this.models.element, this.compared),
       h(
@@ -145,14 +145,14 @@ export class Overview {
       app.fleet,
       (site) => app.link("/", {site}),
       app.filtered
-        ? ["No device fits", "Remove a filter. A device is shown if it reports the chosen model and version."]
+        ? ["No device matches", "Remove a filter. The page shows a device if it reports the chosen model and version."]
         : [
-            "No device was heard of yet",
+            "No device has connected yet",
             h("span", null, "Give a device this broker: ", code("edgert bootstrap DEVICE --broker HOST"), "."),
-            "It shows up here as soon as it connects; its latency follows within a minute.",
+            "The device appears here as soon as it connects. Its latency follows within a minute.",
           ],
     );
-    replace(this.files.attention, app.exports("devices", {state: "attention"}, "devices that need a look"));
+    replace(this.files.attention, app.exports("devices", {state: "attention"}, "devices that need attention"));
     replace(this.files.events, app.exports("events", {}, "the events"));
     replace(this.files.rollouts, app.exports("rollouts", {}, "the rollouts"));
     this.links.map.href = app.link("/devices");

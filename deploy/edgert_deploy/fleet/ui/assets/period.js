@@ -118,7 +118,7 @@ export function periodTools(app) {
               type: "button",
               "data-key": "keep",
               disabled: !known,
-              title: "The address then shows the same time to everyone, whenever it is opened",
+              title: "The address of the page then shows this period to everyone",
               onclick: move(0, 0),
             },
             "Keep this time",

@@ -104,7 +104,7 @@ export function stageTable(versions, series) {
       heading,
       empty(
         "No stages in this time",
-        "They come with each device's next report, within a minute; devices with an older EdgeRT send none.",
+        "They come with the next report of each device, within a minute. Devices with an older EdgeRT report no stages.",
       ),
     ];
   const most = readings.reduce((a, b) => Math.max(a, b), LEAST_MS),

@@ -20,7 +20,7 @@ export class TimeChart {
         class: "stage",
         tabindex: "0",
         role: "group",
-        "aria-label": `${label}; the arrow keys move through it, with Shift they mark a stretch, Enter zooms into it`,
+        "aria-label": `${label}; the arrow keys move in time, with Shift they select a period, Enter zooms into it`,
         onkeydown: (event) => this.key(event),
         onpointerdown: (event) => this.press(event),
         onpointermove: (event) => this.point(event),

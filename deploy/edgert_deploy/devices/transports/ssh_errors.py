@@ -1,0 +1,69 @@
+"""paramiko's errors during a login, as reasons for a message. No other file knows paramiko's texts.
+
+paramiko has few error classes, so its texts decide. They are those of the versions that `pyproject.toml` allows.
+"""
+
+from __future__ import annotations
+
+import paramiko
+from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
+
+_NO_GREETING = "Error reading SSH protocol banner"
+_NO_KEY = "No authentication methods available"
+_LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
+_LATE_ANSWER = "Authentication timeout"  # the device hangs, or the link is dead
+_NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
+
+
+class SecondFactorNeeded(paramiko.AuthenticationException):  # type: ignore[misc]  # paramiko ships no types
+    """The server accepts a key and requires a second factor."""
+
+
+def refusal(error: BaseException, *, encrypted: bool) -> str | None:
+    """Return why the server refuses the login and what to do; None if it does not refuse the login.
+
+    Args:
+        error: an error of paramiko or of the socket.
+        encrypted: whether the key exchange was complete when the error came.
+    """
+    text = str(error)
+    if encrypted and _NO_SESSION in text:
+        return (
+            "it ended the connection after several keys. Offer one key: --identity FILE, or IdentityFile with "
+            "IdentitiesOnly yes in ~/.ssh/config"
+        )
+    is_refused = isinstance(error, paramiko.AuthenticationException) or _NO_KEY in text
+    if not is_refused or _LINK_LOST in text or _LATE_ANSWER in text:
+        return None
+    advice = "Copy your public key there (ssh-copy-id), or give the private key with --identity"
+    if isinstance(error, SecondFactorNeeded):
+        advice = "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
+    elif isinstance(error, paramiko.PasswordRequiredException):
+        advice = "Give the key's passphrase to an agent (ssh-add)"
+    return f"{text.rstrip('.')}. {advice}"
+
+
+def reason(error: BaseException) -> str:
+    """Return why a machine cannot be reached, and what to do."""
+    if isinstance(error, NoValidConnectionsError):  # it holds one error for each address of the host
+        error = next(iter(error.errors.values()))
+    text = str(error)
+    if isinstance(error, IncompatiblePeer):
+        return f"{text}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
+    if isinstance(error, EOFError) or _LINK_LOST in text:
+        return "the connection ended during the login. Check the network and try again"
+    if _LATE_ANSWER in text:
+        return "it did not answer the login in time. It may be busy, or the network is down: try again"
+    # paramiko limits the greeting and the whole start by the same time. The second limit reports _NO_SESSION.
+    if _NO_SESSION in text or (_NO_GREETING in text and isinstance(error.__context__, TimeoutError)):
+        return (
+            "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "
+            "Another service may have this port"
+        )
+    if _NO_GREETING in text:
+        return (
+            "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
+            "refuses new connections for now (MaxStartups, PerSourcePenalties, fail2ban): look at its log, or wait a minute"
+        )
+    cause = error.strerror if isinstance(error, OSError) else ""
+    return f"{cause or text or type(error).__name__}. Check that it is on and that the address is right"

@@ -1,0 +1,58 @@
+"""Each text of paramiko means a refused login, or a reason why the machine cannot be reached."""
+
+from __future__ import annotations
+
+import paramiko
+import pytest
+from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
+
+from edgert_deploy.devices.transports.ssh_errors import SecondFactorNeeded, reason, refusal
+
+NO_SESSION = paramiko.SSHException("No existing session")
+LOST = paramiko.AuthenticationException("Authentication failed: transport shut down or saw EOF")
+LATE = paramiko.AuthenticationException("Authentication timeout.")
+
+
+def late_greeting() -> Exception:
+    error: Exception = paramiko.SSHException("Error reading SSH protocol banner")
+    error.__context__ = TimeoutError()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (paramiko.AuthenticationException("Authentication failed."), "failed. Copy your public key there"),
+        (paramiko.SSHException("No authentication methods available"), "available. Copy your public key"),
+        (paramiko.PasswordRequiredException("the key is encrypted"), "ssh-add"),
+        (SecondFactorNeeded("a code is needed"), "AuthenticationMethods publickey"),
+        (NO_SESSION, "after several keys. Offer one key"),
+    ],
+)
+def test_a_refused_login_says_what_to_do(error: Exception, advice: str) -> None:
+    assert advice in (refusal(error, encrypted=True) or "")
+
+
+@pytest.mark.parametrize("error", [LOST, LATE, EOFError(), ConnectionRefusedError(111, "Connection refused")])
+def test_a_lost_link_is_no_refused_login(error: Exception) -> None:
+    assert refusal(error, encrypted=True) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (LOST, "ended during the login"),
+        (EOFError(), "ended during the login"),
+        (LATE, "did not answer the login in time"),
+        (NO_SESSION, "sent no greeting in time"),
+        (late_greeting(), "sent no greeting in time"),
+        (paramiko.SSHException("Error reading SSH protocol banner"), "does not greet as SSH does"),
+        (IncompatiblePeer("no acceptable kex algorithm"), "no acceptable kex algorithm. Its SSH server is old"),
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused. Check that it is on"),
+        (NoValidConnectionsError({("10.0.0.7", 22): OSError(113, "No route to host")}), "No route to host. Check"),
+        (TimeoutError(), "TimeoutError. Check that it is on"),
+    ],
+)
+def test_a_machine_that_cannot_be_reached_has_a_reason(error: Exception, text: str) -> None:
+    assert refusal(error, encrypted=False) is None
+    assert text in reason(error)
