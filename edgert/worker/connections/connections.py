@@ -16,8 +16,11 @@ from edgert.protocol.local_socket import send_all
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.admission import Admission, Peer
 from edgert.worker.connections.area_budget import AreaBudget
-from edgert.worker.connections.connection import BufferBudget, Connection, ReactorSwitch, SpareBuffers
+from edgert.worker.connections.buffers import BufferBudget, SpareBuffers
+from edgert.worker.connections.connection import Connection
+from edgert.worker.connections.own_thread import OwnThread
 from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
+from edgert.worker.connections.reactor_switch import ReactorSwitch
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
@@ -139,7 +142,8 @@ class Connections:
                 if departure.unsent:
                     connection.sock.sendall(departure.unsent)
                 # A session keeps its thread: the reactor's requests are independent.
-                if connection.serve(self._switch if connection.session is None else ReactorSwitch()):
+                switch = self._switch if connection.session is None else ReactorSwitch()
+                if OwnThread(connection, self._pipeline, switch).serve():
                     assert self._reactor is not None  # otherwise the switch would be off
                     self._reactor.add(connection)
                     return

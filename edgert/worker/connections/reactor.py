@@ -32,7 +32,8 @@ from typing import NamedTuple
 
 from edgert.errors import EdgeRTError, Moved, ProtocolError
 from edgert.protocol import wire
-from edgert.worker.connections.connection import REACTOR_FRAME_BYTES_MAX, Connection, ReactorSwitch, pong
+from edgert.worker.connections.connection import Connection, deadline_of, pong
+from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX, ReactorSwitch
 from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.batcher import late
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
@@ -102,9 +103,8 @@ class _Client:
     def read(self, request: wire.Frame) -> None:
         """Read an INFER frame. Raises RequestError if the model does not take it."""
         self.request = request
-        left_us = request.arg - self.waited_ns // 1000
-        self.deadline_s = time.monotonic() + left_us * 1e-6 if request.arg else None
-        self.inputs = self.connection.read(request)
+        self.deadline_s = deadline_of(request, self.waited_ns)
+        self.inputs = self.connection.inputs_of(request)
         self.read_ns = time.perf_counter_ns()
 
     @property
@@ -342,15 +342,15 @@ class Reactor:
     def _deliver(self, client: _Client, answer: Answer) -> None:
         connection, began_ns = client.connection, time.perf_counter_ns()
         try:
-            parts = connection.encoded(answer, client.request, wire.FLAG_MANY)
+            parts = connection.encode(answer, client.request, wire.FLAG_MANY)
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(client, error)
             return
         departure = client.send(parts, connection.reply.sent_bytes)
         if departure is None or departure.unsent:  # a thread sends the rest of it
-            connection.answered(answer, client.came_ns, began_ns)
+            connection.count_answered(answer, client.came_ns, began_ns)
         else:
-            connection.missed(client.came_ns)
+            connection.count_missed(client.came_ns)
         if departure is not None:
             self._leave(client, departure)
             return
@@ -361,7 +361,7 @@ class Reactor:
         if isinstance(error, Moved):  # the connection's next thread tells the client to move
             self._leave(client, Departure(error=error))
         else:
-            self._send(client, client.connection.refusal(client.request, error, client.came_ns))
+            self._send(client, client.connection.refuse(client.request, error, client.came_ns))
 
     def _end_turn(self, client: _Client) -> None:
         """After an answer, release memory if it is scarce; let the client leave the reactor if it must."""

@@ -21,15 +21,11 @@ from edgert.protocol.kept_frame import KeptFrame
 from edgert.protocol.local_socket import timeval
 from edgert.protocol.sharing import SharedArea
 from edgert.telemetry.recorder import WindowRecorder
-from edgert.worker.connections.connection import (
-    FIRST_BUFFER_BYTES,
-    REACTOR_REQUESTS_MIN,
-    STALL_S,
-    BufferBudget,
-    Connection,
-    ReactorSwitch,
-)
+from edgert.worker.connections.buffers import FIRST_BUFFER_BYTES, BufferBudget
+from edgert.worker.connections.connection import STALL_S, Connection
+from edgert.worker.connections.own_thread import OwnThread
 from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
+from edgert.worker.connections.reactor_switch import REACTOR_REQUESTS_MIN, ReactorSwitch
 from edgert.worker.pipeline.batcher import Batcher
 from edgert.worker.pipeline.cache import PredictionCache
 from edgert.worker.pipeline.pipeline import Pipeline
@@ -71,6 +67,7 @@ class Served:
     def __init__(self, pipeline: Pipeline, switch: ReactorSwitch, frame_bytes_max: int, budget: BufferBudget) -> None:
         self.client, self.server = socket.socketpair()
         self.client.settimeout(WAIT_S_MAX)
+        self._pipeline = pipeline
         self.recorder = WindowRecorder("m")
         self.logged: list[str] = []
         self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget, self.logged.append)
@@ -80,7 +77,7 @@ class Served:
 
     def _serve(self, switch: ReactorSwitch) -> None:
         try:
-            self.result = self.connection.serve(switch)
+            self.result = OwnThread(self.connection, self._pipeline, switch).serve()
         except Exception as error:  # noqa: BLE001  # the test looks at it
             self.result = error
 
@@ -325,7 +322,7 @@ def test_a_connection_leaves_its_memory_to_the_next_one_if_it_ended_between_two_
             connection = Connection(server, pipeline, WindowRecorder("m"), 1 << 20, BufferBudget(), lambda _: None)
             client.sendall(data)
             client.shutdown(socket.SHUT_WR)
-            connection.serve(ReactorSwitch())
+            OwnThread(connection, pipeline, ReactorSwitch()).serve()
             for _ in range(answers):
                 read_frame(client)
             return connection.close() is not None

@@ -16,9 +16,9 @@ from edgert import Client
 from edgert.engines.fault import MAGIC
 from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
-from edgert.worker.connections.connection import REACTOR_FRAME_BYTES_MAX
 from edgert.worker.connections.connections import MANY_MIN
 from edgert.worker.connections.reactor import ALONE_MAX
+from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
