@@ -81,14 +81,14 @@ class FaultEngine(Engine):
         return "1"
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> FaultSession:
-        within = NullEngine().load(artifact, options)
+        inner = NullEngine().load(artifact, options)
         try:
             program = json.loads(artifact.path.read_bytes())
             at_load = [Fault.from_json(program["load"])] if "load" in program else []
             runs = [Fault.from_json(entry) for entry in program.get("runs", ())]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise EngineFailed(f"fault engine cannot read {artifact.path.name}: {error}") from error
-        session = FaultSession(within, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))
+        session = FaultSession(inner, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))
         for fault in at_load:
             if fault.strikes(1, ()):
                 if fault.fault == "slow":
@@ -98,10 +98,11 @@ class FaultEngine(Engine):
 
 
 class FaultSession(Session):
-    def __init__(self, within: Session, faults: tuple[Fault, ...]) -> None:
-        self.inputs: tuple[TensorSpec, ...] = within.inputs
-        self.outputs: tuple[TensorSpec, ...] = within.outputs
-        self._within, self._faults = within, faults
+    def __init__(self, inner: Session, faults: tuple[Fault, ...]) -> None:
+        self.inputs: tuple[TensorSpec, ...] = inner.inputs
+        self.outputs: tuple[TensorSpec, ...] = inner.outputs
+        self._inner = inner
+        self._faults = faults
         self._runs = 0
         self._leaked: list[NDArray[np.uint8]] = []
 
@@ -112,7 +113,7 @@ class FaultSession(Session):
             if fault.strikes(self._runs, tensors):
                 wrong = wrong or fault.fault == "wrong"
                 self.trigger(fault)
-        outputs = self._within.run(tensors)
+        outputs = self._inner.run(tensors)
         return [np.asarray(array + 1, array.dtype) for array in outputs] if wrong else outputs
 
     def trigger(self, fault: Fault) -> None:
@@ -135,4 +136,4 @@ class FaultSession(Session):
 
     def close(self) -> None:
         self._leaked.clear()
-        self._within.close()
+        self._inner.close()

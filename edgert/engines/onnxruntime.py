@@ -81,7 +81,8 @@ class ONNXRuntimeSession(Session):
         self.run(sample, self._shrinking)
 
     def close(self) -> None:
-        self._run, self._session = closed, None
+        self._run = closed
+        self._session = None
 
 
 def sdk() -> Any:

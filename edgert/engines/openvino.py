@@ -52,7 +52,9 @@ class OpenVINOEngine(Engine):
 class OpenVINOSession(Session):
     def __init__(self, openvino: Any, core: Any, model: Any, artifact: LocalArtifact, options: EngineOptions) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
-        self._openvino, self._core, self._model = openvino, core, model
+        self._openvino = openvino
+        self._core = core
+        self._model = model
         self._config = _config(options)
         self._batches = batchable((*self.inputs, *self.outputs))
         # A model with a fixed batch has one bucket of this size, and is never reshaped.
@@ -75,7 +77,9 @@ class OpenVINOSession(Session):
             raise EngineFailed(f"openvino cannot run this batch: {_reason(error)}") from error
 
     def close(self) -> None:
-        self._by_size, self._model, self._core = {}, None, None
+        self._by_size = {}
+        self._model = None
+        self._core = None
 
     def _bucket(self, size: int, shapes: _Shapes) -> _Bucket:
         key = (size, shapes)

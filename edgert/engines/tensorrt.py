@@ -108,7 +108,8 @@ class TensorRTSession(Session):
 
     def close(self) -> None:
         if self._context is not None:
-            self._context, self._loaded = None, ()
+            self._context = None
+            self._loaded = ()
             self._cuda.close()
 
     def _shape(self, count: int, tensors: Sequence[NDArray[Any]]) -> int:
@@ -224,7 +225,8 @@ class _Timings:
     """TensorRT's timings of its kernels on this GPU, which make the next build much faster."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._config = path, None
+        self._path = path
+        self._config = None
 
     def attach(self, config: Any) -> None:
         data = self._path.read_bytes() if self._path.is_file() else b""

@@ -64,7 +64,8 @@ class TFLiteSession(Session):
 
     def __init__(self, artifact: LocalArtifact, buckets: Sequence[int], make_interpreter: Callable[[], Any]) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
-        self._name, self._make_interpreter = artifact.path.name, make_interpreter
+        self._name = artifact.path.name
+        self._make_interpreter = make_interpreter
         self._open_input = next((i for i, spec in enumerate(self.inputs) if spec.shape[:1] == (-1,)), None)
         # Padding needs one output item per input item.
         self._pads = batchable((*self.inputs, *self.outputs))
@@ -112,7 +113,9 @@ class _LengthsSession(Session):
         self, artifact: LocalArtifact, buckets: Buckets, batches: Sequence[int], open_file: Callable[[Path], Any]
     ) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
-        self._artifact, self._buckets, self._batches = artifact, buckets, batches
+        self._artifact = artifact
+        self._buckets = buckets
+        self._batches = batches
         self._open_file: Callable[[Path], Any] = open_file
         first = buckets.inputs[0]
         self._place = ([spec.name for spec in self.inputs].index(first.name), first.axis)

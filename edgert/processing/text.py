@@ -37,7 +37,8 @@ class TextPreprocessor:
     integers: TensorSpec | None = None
 
     def __init__(self, rule: Text, inputs: Sequence[TensorSpec], content: bytes) -> None:
-        self._rule, self._tokenizer = rule, _tokenizer(rule, content)
+        self._rule = rule
+        self._tokenizer = _tokenizer(rule, content)
         self._specs = {spec.name: spec for spec in inputs if spec.name in rule.inputs}
         own = self._specs[rule.input]
         self._length = own.shape[1]

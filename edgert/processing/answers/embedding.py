@@ -12,7 +12,7 @@ from edgert.bundle.text_rules import Embed
 LENGTH_MIN = 1e-12  # a shorter vector is divided by this length, as in PyTorch's normalize
 
 
-def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
+def embeddings(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
     """Return FP32 [N, D] from `states` [N, T, D] ([N, D] without pooling); the mean uses `mask` [N, T]."""
     states = states.astype(np.float32, copy=False)
     if rule.pooling == "cls":

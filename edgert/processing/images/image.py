@@ -35,7 +35,7 @@ FORMATS = ("JPEG", "PNG")
 REDUCING_GAP = 1.5  # before interpolation, a frame has at least this many times the wanted size
 
 # The number of images that are decoded at once. More than one per processor would only use memory.
-_UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
+_DECODING = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 class ImageReader:
@@ -59,7 +59,7 @@ class ImageReader:
         Raises RequestError for other files and for files that are too large, DeadlineExceeded if `deadline_s`
         (monotonic) passes before a processor is free.
         """
-        with _a_turn(deadline_s), _translated():
+        with _decoding_slot(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)
             _check_header(image, data)
             return self._fitted(image)
@@ -72,7 +72,7 @@ class ImageReader:
         if self.size == (height, width):
             return frame, Placement(width, height)
         _check_size(width, height, PIXELS_MAX)
-        with _a_turn(deadline_s), _translated():
+        with _decoding_slot(deadline_s), _translated():
             pixels = np.ascontiguousarray(frame)
             image = self._image.frombuffer(self._mode, (width, height), pixels.data, "raw", self._mode, 0, 1)
             return self._fitted(image)
@@ -153,17 +153,17 @@ def _padded(pixels: NDArray[np.uint8], rule: Resize, left: int, top: int) -> NDA
 
 
 @contextmanager
-def _a_turn(deadline_s: float | None) -> Iterator[None]:
+def _decoding_slot(deadline_s: float | None) -> Iterator[None]:
     """Wait until fewer images are decoded than there are processors. Raises DeadlineExceeded."""
     wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-    if not _UNPACKING.acquire(timeout=wait_s):
+    if not _DECODING.acquire(timeout=wait_s):
         raise DeadlineExceeded(
             "the request's time-out passed while other images were decoded; send less or allow more time"
         )
     try:
         yield
     finally:
-        _UNPACKING.release()
+        _DECODING.release()
 
 
 @contextmanager

@@ -39,9 +39,10 @@ class Preprocessor:
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
-        self._rule, self._spec = rule, spec
+        self._rule = rule
+        self._spec = spec
         self._normalize = Normalizer(rule, spec)
-        self._turn = _turn(rule)
+        self._transposition = _transposition(rule)
         self._flip = rule.frame_colour not in ("model", rule.colour)
         self._reader: ImageReader | None = None
         if rule.of_images:
@@ -67,19 +68,19 @@ class Preprocessor:
         if array.ndim == 2 and self.files is not None:
             return self._from_images(_files(array), len(array), deadline_s)
         if self._rule.resize is None:
-            turned = self._turned(array)
-            return self._normalize(turned), self._in_place(turned.shape)
+            transposed = self._transposed(array)
+            return self._normalize(transposed), self._in_place(transposed.shape)
         return self._from_images(array, len(array), deadline_s)
 
     def wants(self, array: NDArray[Any]) -> bool:
         """Return whether `array` (of one of the `forms`) is not the model's own tensor."""
         return array.dtype == np.uint8 and not fits(self._spec, "UINT8", array.shape)
 
-    def _turned(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _transposed(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return a view of frames of the model's size with the model's axes and colours."""
         if self._flip:
             array = array[:, ::-1] if _channels_first(self._rule) else array[..., ::-1]
-        return array if self._turn is None else array.transpose(self._turn)
+        return array if self._transposition is None else array.transpose(self._transposition)
 
     def _in_place(self, shape: tuple[int, ...]) -> list[Placement] | None:
         if len(shape) != 4:
@@ -133,7 +134,7 @@ def _channels_first(rule: Preprocess) -> bool:
     return (rule.model_layout if rule.layout == "model" else rule.layout) == "nchw"
 
 
-def _turn(rule: Preprocess) -> tuple[int, ...] | None:
+def _transposition(rule: Preprocess) -> tuple[int, ...] | None:
     if rule.layout in ("model", rule.model_layout):
         return None
     return _TO_NCHW if rule.layout == "nhwc" else _TO_NHWC
@@ -144,6 +145,6 @@ def _frames(rule: Preprocess, spec: TensorSpec) -> TensorSpec:
     shape = spec.shape
     if rule.resize is not None:
         shape = (shape[0], shape[1], -1, -1) if rule.model_layout == "nchw" else (shape[0], -1, -1, shape[3])
-    if (turn := _turn(rule)) is not None:
-        shape = tuple(shape[axis] for axis in ((0, 2, 3, 1) if turn == _TO_NCHW else (0, 3, 1, 2)))
+    if (axes := _transposition(rule)) is not None:
+        shape = tuple(shape[axis] for axis in ((0, 2, 3, 1) if axes == _TO_NCHW else (0, 3, 1, 2)))
     return TensorSpec(spec.name, "UINT8", shape)

@@ -38,7 +38,8 @@ class SignalPreprocessor:
     of_images = False
 
     def __init__(self, rule: Sound | Series, spec: TensorSpec) -> None:
-        self._rule, self._spec = rule, spec
+        self._rule = rule
+        self._spec = spec
         self.step = rule.step
         self.held_max = rule.length  # the most values that a session keeps between requests
         self.files: TensorSpec | None = None

@@ -36,7 +36,7 @@ class SeriesFeatures:
     def __call__(self, windows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [windows, channels, features] of values [windows, length, channels]. Raises RequestError."""
         rule = self._rule
-        values = completed(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
+        values = fill_missing(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
         mean, std = (np.asarray(v, np.float64)[:, None] for v in (rule.mean, rule.std))
         values = (values * rule.scale - mean) / std
         parts = list(self._features_of(values))
@@ -65,7 +65,7 @@ class SeriesFeatures:
                 yield np.sqrt(energy) if name == "spectrum" else energy @ self._bands.T
 
 
-def completed(values: Values, rule: str) -> Values:
+def fill_missing(values: Values, rule: str) -> Values:
     """Return values [windows, channels, length] without NaN, by `rule`. Raises RequestError."""
     missing = np.isnan(values)
     if np.isinf(values).any():

@@ -35,7 +35,8 @@ class AreaBudget:
     """Creates the areas of a worker, of at most `size_bytes_max` in all."""
 
     def __init__(self, size_bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._size_bytes_max, self._clock = size_bytes_max, clock
+        self._size_bytes_max = size_bytes_max
+        self._clock = clock
         self._lock = threading.Lock()
         self._by_user: Counter[int] = Counter()
         self._users: dict[SharedArea, int] = {}

@@ -41,8 +41,12 @@ class Connection:
         log: Callable[[str], None],
         spare: SpareBuffers | None = None,
     ) -> None:
-        self.sock, self._pipeline, self._record, self._log = sock, pipeline, recorder.record, log
-        self._frame_bytes_max, self.budget = frame_bytes_max, budget
+        self.sock = sock
+        self._pipeline = pipeline
+        self._record = recorder.record
+        self._log = log
+        self._frame_bytes_max = frame_bytes_max
+        self.budget = budget
         budget.resize(0, FIRST_BUFFER_BYTES)
         self.frames, self.reply, self._tensors, self._inputs = spare or SpareBuffers.new(frame_bytes_max, budget)
         self.area: SharedArea | None = None
@@ -96,22 +100,22 @@ class Connection:
             )
         return parts
 
-    def count_answered(self, answer: Answer, came_ns: int, encoding_ns: int) -> None:
-        """Count a request of `came_ns`. Its answer, encoded from `encoding_ns` on, was just sent."""
+    def count_answered(self, answer: Answer, arrived_ns: int, encoding_ns: int) -> None:
+        """Count a request of `arrived_ns`. Its answer, encoded from `encoding_ns` on, was just sent."""
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
-        self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
+        self._record(("ok", (sent_ns - arrived_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
 
-    def count_missed(self, came_ns: int) -> None:
-        """Count a request that arrived at `came_ns`; its client left or stopped reading before the answer."""
-        self._record(RequestSpan("gone", (time.perf_counter_ns() - came_ns) // 1000))
+    def count_missed(self, arrived_ns: int) -> None:
+        """Count a request that arrived at `arrived_ns`; its client left or stopped reading before the answer."""
+        self._record(RequestSpan("gone", (time.perf_counter_ns() - arrived_ns) // 1000))
 
-    def refuse(self, request: wire.Frame, error: Exception, came_ns: int) -> bytes:
+    def refuse(self, request: wire.Frame, error: Exception, arrived_ns: int) -> bytes:
         """Return the ERROR frame for a request; count it, and log an error that is not an EdgeRTError."""
         if not isinstance(error, EdgeRTError):
             self._log(f"{type(error).__name__} in a request: {error}")
             error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
-        took_us = (time.perf_counter_ns() - came_ns) // 1000
+        took_us = (time.perf_counter_ns() - arrived_ns) // 1000
         self._record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
         return wire.error_frame(error, request_id=request.request_id)
 

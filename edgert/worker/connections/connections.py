@@ -54,9 +54,13 @@ class Connections:
         sessions: Sessions,
     ) -> None:
         self._sessions = sessions
-        self._pipeline, self._recorder, self._probes = pipeline, recorder, probes
-        self._welcome, self._frame_bytes_max = welcome, frame_bytes_max
-        self._budget, self._areas = BufferBudget(), areas
+        self._pipeline = pipeline
+        self._recorder = recorder
+        self._probes = probes
+        self._welcome = welcome
+        self._frame_bytes_max = frame_bytes_max
+        self._budget = BufferBudget()
+        self._areas = areas
         self._lock = threading.Lock()
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
@@ -64,7 +68,7 @@ class Connections:
         self._spare: list[SpareBuffers] = []  # the buffers of ended connections, for later connections
         self._reactor: Reactor | None = None
         if reactor_limits is not None:
-            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._departs, log)
+            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._continue_departed, log)
         self.final_frame = MOVED
         self._stopping = False
 
@@ -82,12 +86,12 @@ class Connections:
     def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
         """Serve `sock` in its own thread, or refuse it; `shared` means that its client can use shared memory."""
         why = ", the limit ([serving] connections_max), and none has more than its share"
-        has_room = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
-        if not has_room:
+        has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
+        if not has_descriptor:
             why = ", and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
         with self._lock:
             peer = Peer.of(sock)
-            if has_room and not self._stopping and self._admission.admit(sock, peer):
+            if has_descriptor and not self._stopping and self._admission.admit(sock, peer):
                 self._set_switch()
                 try:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
@@ -154,7 +158,7 @@ class Connections:
             error = failure
         self._end(connection.sock, connection, error)
 
-    def _departs(self, connection: Connection, departure: Departure) -> None:
+    def _continue_departed(self, connection: Connection, departure: Departure) -> None:
         """Continue a connection that leaves the reactor."""
         try:
             self._threads.start(self._continue, connection, departure)

@@ -44,24 +44,24 @@ class OwnThread:
 
     def _answer(self, request: wire.Frame) -> bool:
         """Answer a request; return False if its answer is an error."""
-        connection, came_ns = self._connection, self._came_ns
+        connection, arrived_ns = self._connection, self._came_ns
         try:
-            answer = self._infer(connection.inputs_of(request), request.flags, came_ns, deadline_of(request))
+            answer = self._infer(connection.inputs_of(request), request.flags, arrived_ns, deadline_of(request))
             encoding_ns = time.perf_counter_ns()
             parts = connection.encode(answer, request)
         except Moved:
             raise
         except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
-            connection.sock.sendall(connection.refuse(request, error, came_ns))
+            connection.sock.sendall(connection.refuse(request, error, arrived_ns))
             return False
         sock = connection.sock
         try:
             if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != connection.reply.sent_bytes:
                 raise OSError("the client does not read its answer")
         except OSError:
-            connection.count_missed(came_ns)
+            connection.count_missed(arrived_ns)
             raise
-        connection.count_answered(answer, came_ns, encoding_ns)
+        connection.count_answered(answer, arrived_ns, encoding_ns)
         return True
 
     def _handle_other(self, frame: wire.Frame) -> None:

@@ -66,18 +66,20 @@ class RunLimits(NamedTuple):
 class _Client:
     """A connection and the request that it made last.
 
-    `came_ns` is the estimated arrival of the request; `taken_ns` and `read_ns` are the times when it was received and
-    decoded. `deadline_s` is on time.monotonic.
+    `arrived_ns` is the estimated arrival of the request; `received_ns` and `read_ns` are the times when the request was
+    received and decoded. `deadline_s` is on time.monotonic.
     """
 
     __slots__ = (
-        "came_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "request", "sock", "taken_ns",
+        "arrived_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "received_ns", "request", "sock",
     )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:
-        self.connection, self.sock, self.frames = connection, connection.sock, connection.frames
+        self.connection = connection
+        self.sock = connection.sock
+        self.frames = connection.frames
         self.number = self.sock.fileno()
-        self.came_ns = self.taken_ns = self.read_ns = 0
+        self.arrived_ns = self.received_ns = self.read_ns = 0
         self.deadline_s: float | None = None
         self.forget()
 
@@ -90,10 +92,10 @@ class _Client:
         frames = self.frames
         try:
             if frames.more and (frame := frames.feed(0)) is not None:
-                self.taken_ns = time.perf_counter_ns()
+                self.received_ns = time.perf_counter_ns()
                 return frame
             count = self.sock.recv_into(frames.room, 0, socket.MSG_DONTWAIT)
-            self.taken_ns = time.perf_counter_ns()
+            self.received_ns = time.perf_counter_ns()
             return Departure() if not count else frames.feed(count) or Departure()
         except BlockingIOError:
             return Departure() if frames.missing() else None
@@ -110,7 +112,7 @@ class _Client:
     @property
     def waited_ns(self) -> int:
         """The time that the request waited in the kernel."""
-        return self.taken_ns - self.came_ns
+        return self.received_ns - self.arrived_ns
 
     def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
         """Send `parts`, of `size_bytes` together; return None if the kernel took all of them."""
@@ -129,7 +131,7 @@ class _Client:
 class Reactor:
     """Serves the connections given to `add` with `pipeline`, at most `limits.most` of them in a turn.
 
-    `departs` is called with each connection that leaves, in the reactor's thread: it must not block.
+    `on_departure` is called with each connection that leaves, in the reactor's thread: it must not block.
     """
 
     def __init__(
@@ -137,10 +139,13 @@ class Reactor:
         pipeline: Pipeline,
         limits: RunLimits,
         switch: ReactorSwitch,
-        departs: Callable[[Connection, Departure], None],
+        on_departure: Callable[[Connection, Departure], None],
         log: Callable[[str], None],
     ) -> None:
-        self._pipeline, self._switch, self._departs, self._log = pipeline, switch, departs, log
+        self._pipeline = pipeline
+        self._switch = switch
+        self._on_departure = on_departure
+        self._log = log
         self._least, self._most, self._threads = limits
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
@@ -179,12 +184,12 @@ class Reactor:
             ready = [clients[number] for number, _ in poll(0 if more else None)]
             now_ns = clock_ns()
             slept = now_ns - began_ns > SLEEP_NS_MIN
-            came_ns = now_ns if slept else (self._polled_ns + now_ns) // 2
+            arrived_ns = now_ns if slept else (self._polled_ns + now_ns) // 2
             self._polled_ns = now_ns
             if more:
                 ready = list(dict.fromkeys([*more, *ready]))
             for client in ready:
-                client.came_ns = came_ns
+                client.arrived_ns = arrived_ns
             for at in range(0, len(ready), self._most):
                 turn = ready[at : at + self._most]
                 try:
@@ -219,18 +224,18 @@ class Reactor:
         while True:
             # A request beyond the first wakes a sleeping thread: leave it to that thread.
             found = poll(0, 1 if sleeping else -1)
-            came_ns = now_ns = time.perf_counter_ns()
+            arrived_ns = now_ns = time.perf_counter_ns()
             if not found and not waiting:
                 sleeping.append(None)
                 found = poll(None, 1)
                 sleeping.pop()
-                came_ns = now_ns = time.perf_counter_ns()
+                arrived_ns = now_ns = time.perf_counter_ns()
             elif not sleeping:
-                came_ns = (self._polled_ns + now_ns) // 2
+                arrived_ns = (self._polled_ns + now_ns) // 2
             self._polled_ns = now_ns
             for number, _ in found:
                 client = clients[number]
-                client.came_ns = came_ns
+                client.arrived_ns = arrived_ns
                 waiting.append(client)
             with contextlib.suppress(IndexError):  # another thread took it
                 return waiting.popleft()
@@ -238,7 +243,7 @@ class Reactor:
     def _await_next(self, client: _Client) -> None:
         """Wait for the next request of a client whose last request is answered."""
         if client.frames.more:
-            client.came_ns = time.perf_counter_ns()
+            client.arrived_ns = time.perf_counter_ns()
             self._waiting.append(client)
         elif self._is_lone(client):
             self._leave(client, Departure())
@@ -305,7 +310,7 @@ class Reactor:
             answer = self._pipeline.infer(
                 client.inputs,
                 client.request.flags,
-                client.came_ns,
+                client.arrived_ns,
                 client.deadline_s,
                 client.waited_ns,
                 in_reactor=True,
@@ -320,7 +325,7 @@ class Reactor:
         clients = [client for client in clients if not self._is_late(client)]
         if not clients:
             return
-        times_ns = [(client.came_ns, client.taken_ns, client.read_ns) for client in clients]
+        times_ns = [(client.arrived_ns, client.received_ns, client.read_ns) for client in clients]
         deadlines_s = [client.deadline_s for client in clients if client.deadline_s is not None]
         deadline_s = max(deadlines_s) if len(deadlines_s) == len(clients) else None
         try:
@@ -348,9 +353,9 @@ class Reactor:
             return
         departure = client.send(parts, connection.reply.sent_bytes)
         if departure is None or departure.unsent:  # a thread sends the rest of it
-            connection.count_answered(answer, client.came_ns, began_ns)
+            connection.count_answered(answer, client.arrived_ns, began_ns)
         else:
-            connection.count_missed(client.came_ns)
+            connection.count_missed(client.arrived_ns)
         if departure is not None:
             self._leave(client, departure)
             return
@@ -361,7 +366,7 @@ class Reactor:
         if isinstance(error, Moved):  # the connection's next thread tells the client to move
             self._leave(client, Departure(error=error))
         else:
-            self._send(client, client.connection.refuse(client.request, error, client.came_ns))
+            self._send(client, client.connection.refuse(client.request, error, client.arrived_ns))
 
     def _end_turn(self, client: _Client) -> None:
         """After an answer, release memory if it is scarce; let the client leave the reactor if it must."""
@@ -384,4 +389,4 @@ class Reactor:
             self._epoll.unregister(client.number)
         del self._clients[client.number]
         client.forget()
-        self._departs(client.connection, departure)
+        self._on_departure(client.connection, departure)

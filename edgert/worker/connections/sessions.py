@@ -29,7 +29,9 @@ class Sessions:
     def __init__(
         self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
     ) -> None:
-        self.pipeline, self.manifest, self.digest = pipeline, manifest, digest
+        self.pipeline = pipeline
+        self.manifest = manifest
+        self.digest = digest
         self._frame_bytes_max = frame_bytes_max
         self.idle_s = serving.session_idle_s
         self._serving = serving
@@ -80,14 +82,15 @@ class ClientSession:
     """One session: its requests, one at a time, change its memory. A request that fails changes nothing."""
 
     def __init__(self, sessions: Sessions) -> None:
-        self._sessions, self._infer = sessions, sessions.pipeline.infer_next
+        self._sessions = sessions
+        self._infer = sessions.pipeline.infer_in_session
         self.idle_s = sessions.idle_s
         self.memory = self._before = sessions.pipeline.memory_form.first
 
-    def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
+    def infer(self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None) -> Answer:
         """Answer the next request, like `Pipeline.infer`."""
         self._before = self.memory
-        answer, self.memory = self._infer(inputs, flags, came_ns, deadline_s, self.memory)
+        answer, self.memory = self._infer(inputs, flags, arrived_ns, deadline_s, self.memory)
         return answer
 
     def undo(self) -> None:

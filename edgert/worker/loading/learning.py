@@ -117,9 +117,13 @@ class _Learner:
         memory_mb: Callable[[], float],
     ) -> None:
         self.sessions = [first]
-        self._load, self._sample, self._circumstances = load, sample, circumstances
-        self._clock, self._memory_mb = clock, memory_mb
-        self._engine, self._cpus = ENGINES[circumstances.engine], circumstances.cpus
+        self._load = load
+        self._sample = sample
+        self._circumstances = circumstances
+        self._clock = clock
+        self._memory_mb = memory_mb
+        self._engine = ENGINES[circumstances.engine]
+        self._cpus = circumstances.cpus
         self._began_s = clock()
         self._until_s = self._began_s + LEARN_S_MAX
         self._threads_us: dict[int, float] = {}  # the times of one item, by the number of threads

@@ -108,18 +108,13 @@ def _open(
             sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
             learned = measured if kept is None else kept.better(measured)
             if learned.threads != measured.threads:
-                _close_to(sessions, 0)
-        count = 1 if concurrent else learned.instances
-        _close_to(sessions, count)
-        while len(sessions) < count:
-            sessions.append(load(learned.threads))
-        if learned.reactor_session:
-            sessions.append(load(1))
+                _close_beyond(sessions, 0)
+        _open_others(sessions, load, learned, count=1 if concurrent else learned.instances)
         for session in sessions:
             if session is not checked:
                 golden.check(version, artifact, session.run)
     except BaseException:
-        _close_to(sessions, 0)
+        _close_beyond(sessions, 0)
         raise
     if learned != kept:
         learned_file.write(circumstances, learned)
@@ -127,6 +122,15 @@ def _open(
     if concurrent:
         sessions *= learned.instances  # the same session several times
     return engine_version, sessions, reactor_sessions, learned
+
+
+def _open_others(sessions: list[Session], load: Callable[[int], Session], learned: Learned, *, count: int) -> None:
+    """Close and open sessions until there are `count`, and one more if the reactor has its own session."""
+    _close_beyond(sessions, count)
+    while len(sessions) < count:
+        sessions.append(load(learned.threads))
+    if learned.reactor_session:
+        sessions.append(load(1))
 
 
 def may_have_reactor(manifest: Manifest, config: DeviceConfig) -> bool:
@@ -140,7 +144,7 @@ def may_have_reactor(manifest: Manifest, config: DeviceConfig) -> bool:
     return plain and not config.model(manifest.model).p95_ms
 
 
-def _close_to(sessions: list[Session], count: int) -> None:
-    """Close all but the first `count`."""
+def _close_beyond(sessions: list[Session], count: int) -> None:
+    """Close all sessions but the first `count`."""
     while len(sessions) > count:
         sessions.pop().close()

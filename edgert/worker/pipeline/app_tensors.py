@@ -57,7 +57,9 @@ class AppTensors:
         form: MemoryForm,
         padder: Padder | None,
     ) -> None:
-        self._pre, self._form, self._padder = pre, form, padder
+        self._pre = pre
+        self._form = form
+        self._padder = padder
         self._batchable = batchable(manifest.inputs)
         self.inputs = manifest.app_inputs
         names, rule = [spec.name for spec in self.inputs], manifest.input_rule

@@ -75,7 +75,7 @@ class _Waiting:
     items: int
     deadline_s: float | None
     high: bool
-    came_ns: int
+    arrived_ns: int
     shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of its items, if the model leaves an axis open
     waits_since_ns: int = field(default_factory=time.perf_counter_ns)
     instance: _Instance | None = None
@@ -134,18 +134,18 @@ class Batcher:
         items: int,
         deadline_s: float | None = None,
         high: bool = False,
-        came_ns: int = 0,
+        arrived_ns: int = 0,
         in_reactor: bool = False,
     ) -> EngineAnswer:
         """Answer one request of `items` items; blocks until it is answered.
 
-        `came_ns` is its arrival on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
+        `arrived_ns` is its arrival on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
         DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine can start, and EngineFailed.
         """
         if self._idle and (instance := self._idle_instance()) is not None:
-            return self._run_alone(instance, inputs, items, came_ns, in_reactor)
+            return self._run_alone(instance, inputs, items, arrived_ns, in_reactor)
         shapes = tuple(array.shape[1:] for array in inputs) if self.is_open else ()
-        request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns(), shapes)
+        request = _Waiting(inputs, items, deadline_s, high, arrived_ns or time.perf_counter_ns(), shapes)
         self._queue(request)
         # An instance may have become idle before its thread could see this request in the queue.
         if self._idle and (instance := self._idle_instance()) is not None:
@@ -215,7 +215,7 @@ class Batcher:
             return None
 
     def _run_alone(
-        self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, came_ns: int, in_reactor: bool
+        self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, arrived_ns: int, in_reactor: bool
     ) -> EngineAnswer:
         """Run one request on an instance that was idle: the hot path."""
         began_ns = time.perf_counter_ns()
@@ -231,7 +231,7 @@ class Batcher:
         finally:
             self._release(instance)
         if self.tuner is not None:
-            self.tuner.add((began_ns + engine_ns - (came_ns or began_ns),))
+            self.tuner.add((began_ns + engine_ns - (arrived_ns or began_ns),))
         return _new(EngineAnswer, (outputs, 0, engine_ns, items))
 
     def _count_run(self, instance: _Instance, requests: int, items: int, engine_ns: int) -> None:
@@ -356,7 +356,7 @@ class Batcher:
         for request in batch[1:]:
             request.gate.release()
         if self.tuner is not None:
-            self.tuner.add([ended_ns - request.came_ns for request in batch])
+            self.tuner.add([ended_ns - request.arrived_ns for request in batch])
 
     def _fail(self, batch: list[_Waiting], error: EdgeRTError) -> None:
         for request in batch:

@@ -46,11 +46,14 @@ class PredictionCache:
     """Answers by input content. With `max_bytes` 0 it is always off. Every method is thread-safe."""
 
     def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes, self._ttl_s, self._clock = max_bytes, ttl_s, clock
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
         self._seed = int.from_bytes(os.urandom(8), "little")
         self._mutex = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
+        self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
+        self._off_until_s = 0.0
         self._on_probation = False
         self._worth: float | None = None
         self._probe_hits = self._probe_lookups = 0

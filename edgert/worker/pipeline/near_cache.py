@@ -75,14 +75,18 @@ class NearCache:
         axes = image_axes(image)
         assert axes is not None, "the caller calls image_axes first"
         self._channels = axes
-        self._distance, self._scale, self._ttl_s = distance, 1.0 / (value_range or 1.0), ttl_s
-        self._scores, self._clock = scores, clock
+        self._distance = distance
+        self._scale = 1.0 / (value_range or 1.0)
+        self._ttl_s = ttl_s
+        self._scores = scores
+        self._clock = clock
         self._mutex = threading.Lock()
         self._entries: deque[_Entry] = deque(maxlen=ENTRIES_MAX)
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._until_sample = 0
         self._probation = PROBATION
-        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
+        self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
+        self._off_until_s = 0.0
         self.lookups = self.hits = self.sampled = self.agreed = 0
         self._distance_sum = self._distance_max = 0.0
 
@@ -90,7 +94,7 @@ class NearCache:
     def on(self) -> bool:
         return self._clock() >= self._off_until_s
 
-    def look(self, image: NDArray[Any]) -> NearLookup:
+    def look_up(self, image: NDArray[Any]) -> NearLookup:
         """Look up `image`: one item of the model's first input, with its batch axis."""
         signature = self.signature(image)
         with self._mutex:

@@ -66,7 +66,7 @@ class _Request:
     tag: bytes
     deadline_s: float | None
     high: bool
-    came_ns: int
+    arrived_ns: int
     memory: Memory | None = None
     placements: list[Placement] | None = None
     windows: list[int] | None = None
@@ -88,8 +88,11 @@ class Pipeline:
         shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
-        self._model, self._batcher, self._cache = model, batcher, cache
-        self._near, self._shadows = near, tuple(shadows)
+        self._model = model
+        self._batcher = batcher
+        self._cache = cache
+        self._near = near
+        self._shadows = tuple(shadows)
         self._padder: Padder | None = None
         if manifest.buckets is not None:
             self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
@@ -103,7 +106,9 @@ class Pipeline:
         self.tensors = AppTensors(manifest, self._pre, self._post, self.memory_form, self._padder)
         self._in_turn = self.memory_form.in_turn
         self._bare = self._post is None and not self._in_turn
-        self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
+        self._ruled = self.tensors.ruled
+        self._places = self.tensors.places
+        self._numbers = self.tensors.numbers
 
     def release_memory(self) -> None:
         """Release memory that requests of many items took. Called for silent clients and in each window."""
@@ -119,12 +124,12 @@ class Pipeline:
         self,
         inputs: ModelInputs,
         flags: int,
-        came_ns: int,
+        arrived_ns: int,
         deadline_s: float | None,
         waited_ns: int = 0,
         in_reactor: bool = False,
     ) -> Answer:
-        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError.
+        """Answer one request that came at `arrived_ns` with the frame's `flags`. Raises EdgeRTError.
 
         The request was read `waited_ns` after it came, and counts as queued until then.
         """
@@ -132,27 +137,27 @@ class Pipeline:
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         if not cached and not inputs.raw and self._bare:  # the condition of `is_bare`
-            engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns, in_reactor)
-            decode_us = (began_ns - came_ns - waited_ns) // 1000
+            engine = self._run_engine(inputs.arrays, inputs.items, deadline_s, high, arrived_ns, in_reactor)
+            decode_us = (began_ns - arrived_ns - waited_ns) // 1000
             return self._bare_answer(engine, decode_us, (engine.queue_ns + waited_ns) // 1000)
-        request = _Request(*inputs, deadline_s, high, came_ns, waited_ns=waited_ns, in_reactor=in_reactor)
+        request = _Request(*inputs, deadline_s, high, arrived_ns, waited_ns=waited_ns, in_reactor=in_reactor)
         cache_ns = hit_flags = 0
         if not cached:
             engine = self._run(request)
         else:
-            ask = self._ask_cache if self._near is None or request.items != 1 else self._ask_near
-            engine, hit_flags = ask(request)
+            near = self._near is not None and request.items == 1
+            engine, hit_flags = (self._answer_with_near_cache if near else self._answer_with_cache)(request)
             around_ns = engine.queue_ns + engine.engine_ns + request.preprocess_ns + request.postprocess_ns
             cache_ns = time.perf_counter_ns() - began_ns - around_ns
         return self._answer(request, engine, began_ns, cache_ns, hit_flags)
 
-    def infer_next(
-        self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None, memory: Memory
+    def infer_in_session(
+        self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None, memory: Memory
     ) -> tuple[Answer, Memory]:
         """Answer a request of the session that has `memory`, without caches; also return its new memory."""
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
-        request = _Request(*inputs, deadline_s, high, came_ns, memory)
+        request = _Request(*inputs, deadline_s, high, arrived_ns, memory)
         answer = self._answer(request, self._run(request), began_ns)
         return answer, request.memory or memory
 
@@ -160,7 +165,7 @@ class Pipeline:
         self, request: _Request, engine: EngineAnswer, began_ns: int, cache_ns: int = 0, hit_flags: int = 0
     ) -> Answer:
         stages = StageTimes(
-            decode_us=(began_ns - request.came_ns - request.waited_ns) // 1000,
+            decode_us=(began_ns - request.arrived_ns - request.waited_ns) // 1000,
             preprocess_us=request.preprocess_ns // 1000,
             cache_us=cache_ns // 1000,
             queue_us=(engine.queue_ns + request.waited_ns) // 1000,
@@ -181,11 +186,11 @@ class Pipeline:
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
         answers = []
-        for request, engine, (came_ns, taken_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
+        for request, engine, (arrived_ns, received_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
             for shadow in self._shadows:
                 shadow.offer(request.arrays, engine.outputs)
-            queue_us = (taken_ns - came_ns + began_ns - read_ns + engine.queue_ns) // 1000
-            answers.append(self._bare_answer(engine, (read_ns - taken_ns) // 1000, queue_us))
+            queue_us = (received_ns - arrived_ns + began_ns - read_ns + engine.queue_ns) // 1000
+            answers.append(self._bare_answer(engine, (read_ns - received_ns) // 1000, queue_us))
         return answers
 
     def _bare_answer(self, engine: EngineAnswer, decode_us: int, queue_us: int) -> Answer:
@@ -200,19 +205,19 @@ class Pipeline:
             empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.tensors.outputs]
             return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
         if self._in_turn:
-            return self._postprocessed(request, self._ask_in_turn(request))
-        answer = self._ask_engine(
-            request.arrays, request.items, request.deadline_s, request.high, request.came_ns, request.in_reactor
+            return self._postprocessed(request, self._run_in_turn(request))
+        answer = self._run_engine(
+            request.arrays, request.items, request.deadline_s, request.high, request.arrived_ns, request.in_reactor
         )
         return self._postprocessed(request, answer)
 
-    def _ask_in_turn(self, request: _Request) -> EngineAnswer:
+    def _run_in_turn(self, request: _Request) -> EngineAnswer:
         """Run the items one after the other, each with the state from the item before it."""
         form, memory = self.memory_form, request.memory or self.memory_form.first
         state, answers = memory.state, []
         for i in range(request.items):
             arrays = form.with_state([array[i : i + 1] for array in request.arrays], state)
-            answers.append(self._ask_engine(arrays, 1, request.deadline_s, request.high, request.came_ns))
+            answers.append(self._run_engine(arrays, 1, request.deadline_s, request.high, request.arrived_ns))
             state = form.state_of(answers[-1].outputs)
         if request.memory is not None:
             request.memory = memory._replace(state=state)
@@ -222,20 +227,20 @@ class Pipeline:
         queue_ns, engine_ns = sum(answer.queue_ns for answer in answers), sum(answer.engine_ns for answer in answers)
         return EngineAnswer(outputs, queue_ns, engine_ns, max(answer.batch for answer in answers))
 
-    def _ask_engine(
+    def _run_engine(
         self,
         arrays: Arrays,
         items: int,
         deadline_s: float | None,
         high: bool,
-        came_ns: int,
+        arrived_ns: int,
         in_reactor: bool = False,
     ) -> EngineAnswer:
         if self._padder is None:
-            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns, in_reactor)
+            answer = self._batcher.infer(arrays, items, deadline_s, high, arrived_ns, in_reactor)
         else:
             length, padded = self._padder.length(arrays), self._padder.padded(arrays)
-            answer = self._batcher.infer(padded, items, deadline_s, high, came_ns)
+            answer = self._batcher.infer(padded, items, deadline_s, high, arrived_ns)
             answer = answer._replace(outputs=self._padder.cut(answer.outputs, length))
         for shadow in self._shadows:
             shadow.offer(arrays, answer.outputs)
@@ -290,7 +295,7 @@ class Pipeline:
         request.postprocess_ns = time.perf_counter_ns() - began_ns
         return answer._replace(outputs=sent)
 
-    def _ask_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
+    def _answer_with_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
         """Return the answer, and flags: whether it came from the cache or from the run of another request."""
         cache, now = self._cache, time.perf_counter_ns
         began_ns = now()
@@ -298,37 +303,37 @@ class Pipeline:
         outputs = cache.get(key, began_ns)
         if outputs is not None:
             return EngineAnswer(outputs, 0, 0, 0), wire.FLAG_CACHE_HIT
-        looked_ns = now()
+        lookup_ended_ns = now()
         runs: list[EngineAnswer] = []
         run_ns = 0
 
         def run_engine() -> Arrays:
             nonlocal run_ns
-            asked_ns = now()
+            run_began_ns = now()
             runs.append(self._run(request))
-            run_ns = now() - asked_ns
+            run_ns = now() - run_began_ns
             return runs[0].outputs
 
         outputs, hit = cache.get_or_run(key, run_engine, request.deadline_s)
         flags = wire.FLAG_CACHE_HIT if hit else 0
         if not runs:
-            cache.count_lookup(True, looked_ns - began_ns, 0)  # without the wait for another request's run
+            cache.count_lookup(True, lookup_ended_ns - began_ns, 0)  # without the wait for another request's run
             return EngineAnswer(outputs, 0, 0, 0), flags
         answer = runs[0]
         own_ns = answer.engine_ns * request.items // max(1, answer.batch)
         cache.count_lookup(False, now() - began_ns - run_ns, own_ns + request.preprocess_ns + request.postprocess_ns)
         return answer._replace(outputs=outputs), flags
 
-    def _ask_near(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Answer like `_ask_cache`, from the near cache. The engine also answers a sampled hit, to compare."""
+    def _answer_with_near_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
+        """Answer like `_answer_with_cache`, from the near cache. The engine also answers a sampled hit, to compare."""
         cache = self._near
         assert cache is not None  # the caller has looked
         self._preprocess(request)
-        lookup = cache.look(request.arrays[0]) if cache.on and request.items == 1 else None
+        lookup = cache.look_up(request.arrays[0]) if cache.on and request.items == 1 else None
         if lookup is not None and lookup.outputs is not None and not lookup.sampled:
             hit = self._postprocessed(request, EngineAnswer(lookup.outputs, 0, 0, 0))
             return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
-        answer = self._ask_engine(request.arrays, request.items, request.deadline_s, request.high, request.came_ns)
+        answer = self._run_engine(request.arrays, request.items, request.deadline_s, request.high, request.arrived_ns)
         if lookup is not None and lookup.sampled:
             cache.compared(lookup, answer.outputs)
         elif lookup is not None:

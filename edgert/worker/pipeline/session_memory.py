@@ -60,7 +60,8 @@ class MemoryForm:
         zeros = tuple(np.zeros((1, *spec.item_shape), spec.dtype) for spec in specs)
         rest = np.zeros(0, np.float32) if self.pre is None else self.pre.nothing_held
         held_max = 0 if self.pre is None else self.pre.held_max
-        self.first, self._lengths = Memory(zeros, rest), [*(1 for _ in zeros), held_max]
+        self.first = Memory(zeros, rest)
+        self._lengths = [*(1 for _ in zeros), held_max]
         if (rule := manifest.classify) is not None and rule.smooth is not None and self.pre is not None:
             classes = next(spec.shape[-1] for spec in manifest.outputs if spec.name == rule.output)
             if classes == -1:

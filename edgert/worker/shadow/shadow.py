@@ -68,8 +68,12 @@ class Shadow:
         choose: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._open_reference, self._share, self._alarm = open_reference, share, alarm
-        self._notify, self._choose, self._clock = notify, choose, clock
+        self._open_reference = open_reference
+        self._share = share
+        self._alarm = alarm
+        self._notify = notify
+        self._choose = choose
+        self._clock = clock
         self._reference: Reference | None = None
         self._closed_until_s = 0.0
         self._queue: queue.Queue[tuple[Arrays, Arrays] | None] = queue.Queue(QUEUE_MAX)

@@ -23,7 +23,7 @@ from PIL import Image
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, RequestError
 from edgert.processing.images.image import (
-    _UNPACKING,
+    _DECODING,
     PIXELS_MAX,
     PROGRESSIVE_PIXELS_MAX,
     SCANS_MAX,
@@ -214,7 +214,7 @@ def threads_all_busy(ask: Callable[[], Any]) -> None:
     """Ask while as many images are unpacked as there are processors."""
     with ExitStack() as stack:
         for _ in range(os.cpu_count() or 1):
-            stack.enter_context(_UNPACKING)
+            stack.enter_context(_DECODING)
         ask()
 
 
