@@ -1,4 +1,4 @@
-"""The fault engine: the null engine that also fails on request, in each way in which an engine can.
+"""The fault engine: the null engine that also fails on request, in every way that an engine can fail.
 
 Tests of the daemon use this engine. An operator can use it to see how a device handles a bad engine. Its artifact is
 the null engine's JSON with two more optional keys:
@@ -6,9 +6,10 @@ the null engine's JSON with two more optional keys:
     {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
-The fault `load` happens when the artifact is loaded. Each fault of `runs` happens at every run after the first `after`
-runs (runs at load count), or only if an element of an input equals `value`. `while` names a file; if this file is
-missing, the fault does not happen. The values of MAGIC cause their faults anywhere in an input.
+The fault `load` happens when the artifact is loaded. A fault of `runs` happens at every run after the first `after`
+runs; runs at load count. With `value`, the fault happens only if an element of an input equals the value. `while` names
+a file; if this file is missing, the fault does not happen. If an input contains a value of MAGIC, the fault of this
+value happens.
 """
 
 from __future__ import annotations

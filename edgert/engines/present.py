@@ -1,7 +1,7 @@
 """The installed engines and their versions, stored in a file because imports take seconds.
 
-A stored version is valid for one Python, until a package is installed or removed. This changes the time of the folder
-of packages. Each call searches for missing engines again, which is fast.
+A stored version is valid for one Python, until a package is installed or removed: this changes the time stamp of the
+folder of packages. Each call searches for missing engines again, because this search is fast.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def engine_versions(versions_file: Path) -> dict[str, str | None]:
 
 def _version(name: str) -> str | None:
     # An engine's module imports NumPy, which takes 0.1 s; do this only for an installed SDK.
+    """Return the version of an engine's SDK; None if the SDK is missing or broken."""
     if (packages := ENGINES[name].packages) and not any(importlib.util.find_spec(package) for package in packages):
         return None
     try:

@@ -20,7 +20,7 @@ Arrays = list[NDArray[Any]]
 
 
 class Postprocessor:
-    """Adds the results of the manifest's rules to a model's outputs; `outputs` describes them all."""
+    """Adds the results of the manifest's rules to a model's outputs; `outputs` describes both."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._classify, self._detect, self._ctc = manifest.classify, manifest.detect, manifest.ctc
@@ -54,7 +54,7 @@ class Postprocessor:
             self.outputs += (TensorSpec(self._embed.name, "FP32", (-1, size)),)
         self._images = manifest.preprocess is not None
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
-        labels = self._classify or self._detect  # CTC needs no labels: the answer itself has the texts
+        labels = self._classify or self._detect  # CTC needs no labels: the answer itself contains the texts
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
     def __call__(
@@ -68,9 +68,14 @@ class Postprocessor:
     ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
-        `inputs` are the inputs of the model; input number `image` is the preprocessed one. `placements` map from this
-        input to the sent images. `windows` counts the items of each sent signal (None: the app sent the tensor itself).
-        `before` are the class scores of the signal's earlier windows, from `last_shares`.
+        Args:
+            outputs: The outputs of the model.
+            placements: The mapping from the model's image to each sent image; None if the app sent the model's own
+                tensor.
+            inputs: The inputs of the model.
+            image: The index of the preprocessed input in `inputs`.
+            windows: The number of items of each sent signal; None if the app sent the model's own tensor.
+            before: The class scores of the signal's earlier windows, from `last_shares`.
         """
         added = list(outputs)
         if self._classify is not None:
@@ -95,11 +100,11 @@ class Postprocessor:
         return np.array(joined[max(0, len(joined) - smooth.windows + 1) :], np.float32)
 
     def sent(self, raw: bool) -> list[int]:
-        """Return the positions of the outputs in an answer.
+        """Return the indices of the outputs that an answer contains.
 
-        An answer to a `raw` image has boxes or texts without the outputs that they come from, because these have
-        megabytes. The outputs of a signal are small. They are sent, because the health check sends signals and compares
-        these outputs.
+        An answer to a `raw` image contains boxes or texts, but not the outputs that they come from, because these
+        outputs have megabytes. The outputs of a signal are small. They are sent, because the health check sends signals
+        and compares these outputs.
         """
         if not (raw and self._images):
             return list(range(len(self.outputs)))

@@ -1,4 +1,4 @@
-"""The parts of a worker: what serves, caches, compares and reports, and how these parts are connected."""
+"""The assembly of a worker: creates its parts and connects them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from edgert.worker.shadow.agreement import scores_output
 from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
 from edgert.worker_link.load_order import LoadOrder
 
-PAIR_US_MIN = 20.0  # from this engine time for one item on, two requests gain from a shared run (decision 17)
+PAIR_US_MIN = 20.0  # with at least this engine time for one item, two requests gain from a shared run (decision 17)
 TRIAL_SHARE = 0.25  # the previous version also answers this share of the requests on trial, at idle priority
 
 
@@ -44,9 +44,9 @@ class WorkerParts:
     Attributes:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
-        previous: The comparison with the previous version; None without a trial that needs it.
-        recorder: The requests of apps.
-        probes: The requests of checks, which telemetry counts separately.
+        previous: The comparison with the previous version; None without a trial that limits the agreement.
+        recorder: The recorder for requests of apps.
+        probes: The recorder for requests of checks, which telemetry counts separately.
         reporter: The thread that reports; None if the spool cannot be opened.
         areas: The shared memory of all clients.
     """
@@ -112,9 +112,9 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
 def reactor_limits(model: LoadedModel, config: DeviceConfig, batcher: Batcher, cpus: int) -> RunLimits | None:
     """Return the limits of the reactor; None if each connection has a thread.
 
-    If batches gain nothing, or less than runs of one thread, each request has its own run. Two requests of a very quick
-    engine run one by one if there is a processor for the clients: the first client continues while the second request
-    runs.
+    If batches gain nothing, or less than runs of one thread, each request has its own run. With a very quick engine,
+    two requests also run one by one if a processor is left for the clients: the first client continues while the second
+    request runs.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
@@ -153,7 +153,7 @@ def _welcome(model: LoadedModel, pipeline: Pipeline, frame_bytes_max: int) -> by
 
 
 def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
-    """Return the near cache if it is configured and the model takes one image."""
+    """Return the near cache; None if it is not configured, or if the model does not take one image."""
     manifest = model.version.manifest
     distance = config.model(manifest.model).near
     if not distance:
@@ -172,7 +172,7 @@ def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
 def _shadow(
     order: LoadOrder, config: DeviceConfig, model: LoadedModel, notify: Callable[[str, Mapping[str, float]], None]
 ) -> Shadow | None:
-    """Return the shadow if it is configured and the bundle has a reference artifact."""
+    """Return the shadow; None if it is not configured, or if the bundle has no reference artifact."""
     settings = config.model(order.model)
     if not settings.shadow:
         return None
@@ -183,9 +183,9 @@ def _shadow(
 
 
 def _previous_version(order: LoadOrder) -> Shadow | None:
-    """Return the comparison with the previous version, which a trial with a limit on agreement needs.
+    """Return the comparison with the previous version; None unless a trial has a limit on agreement.
 
-    The previous version also answers a share of the requests, at idle priority.
+    The previous version answers a share of the requests too, at idle priority.
     """
     if order.previous is None:
         return None
@@ -205,7 +205,8 @@ def _reporter(
 ) -> Reporter | None:
     """Return the thread that reports; None without a spool, because a full disk must not stop serving.
 
-    The thread calls `window_ended` in each window. It releases memory that runs for silent clients have left.
+    The thread calls `window_ended` once per window, to release the memory of large runs: their clients may be silent
+    now.
     """
     try:
         return Reporter(

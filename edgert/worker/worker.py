@@ -1,8 +1,8 @@
 """The worker process: it serves one version of one model.
 
-The supervisor starts the worker with one end of a link (edgert.worker_link.link), orders what to load, and gets `ready`
-or `failed`. Then the supervisor passes on clients' connections after it has read their hello. The worker itself never
-listens. When the link closes, the worker drains and ends, so it never outlives the daemon.
+The supervisor starts the worker with one end of a link (edgert.worker_link.link) and orders the version to load. The
+worker answers `ready` or `failed`. For each client, the supervisor reads the hello and then passes the connection on.
+The worker itself never listens. When the link closes, the worker drains and ends, so it never outlives the daemon.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def main() -> None:
 
 
 def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
-    """Serve the version in the link's first message, then end the process. If `forked`, send its id."""
+    """Serve the version in the link's first message, then end the process.
+
+    If `forked`, first send the id of this process.
+    """
     code = 1
     try:
         if forked:
@@ -55,13 +58,13 @@ def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
         code = _serve(end)
     except BaseException:  # noqa: BLE001  # a forked process must not return to the fork server's loop
         traceback.print_exc()
-    # Some engines' own threads make the interpreter's exit slow or fatal. Everything that needs a close is closed.
+    # Some engines' own threads make the interpreter's exit slow or fatal. `Worker.stop` has closed all resources.
     sys.stderr.flush()
     os._exit(code)
 
 
 def _serve(end: socket.socket) -> int:
-    """Return the exit code."""
+    """Load the version and serve it until the link closes; return the exit code."""
     received = link.receive(end)
     if received is None:
         return 0
@@ -88,7 +91,7 @@ def _serve(end: socket.socket) -> int:
 
 
 class Worker:
-    """Serves connections on a loaded model until told to stop."""
+    """Serves connections with a loaded model until the supervisor stops it."""
 
     def __init__(self, parts: WorkerParts, state: StateDir, config: DeviceConfig) -> None:
         self._state = state
@@ -123,7 +126,7 @@ class Worker:
             message, descriptors = received
             if message["op"] == "connection":
                 for descriptor in descriptors:
-                    # Because family and type are given, Python does not ask the kernel for them.
+                    # With family and type, Python does not need to ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
                     options = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
                     self._connections.accept(sock, **options)
@@ -182,7 +185,7 @@ class Worker:
         except EdgeRTError as error:  # no samples: a limit that was not measured counts as broken
             log(f"{self._model.version.manifest.model}: cannot send the golden samples: {error.message}")
             count = 0
-        # A request is recorded a moment after its answer was sent. The figures that follow must contain all requests.
+        # A request is recorded a moment after its answer was sent. The next figures must contain all requests.
         until = time.monotonic() + RECORDED_S_MAX
         while self._probes.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(RECORDED_POLL_S)
@@ -226,13 +229,13 @@ class Worker:
 
 
 def _send(end: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message to the supervisor; if it is gone, `attend` sees that."""
+    """Send a message to the supervisor. If the supervisor is gone, `attend` notices."""
     with contextlib.suppress(OSError):
         link.send(end, message)
 
 
 def _watched(model: LoadedModel, page: RunPage) -> LoadedModel:
-    """Return `model` with sessions that note their runs on the page."""
+    """Return `model` with sessions that note their runs on `page`."""
     return replace(
         model,
         session=page.watch(model.session),

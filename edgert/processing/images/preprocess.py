@@ -3,8 +3,8 @@
 A request may contain the input in up to three forms, which differ in datatype and shape:
 
 - the model's own tensor;
-- UINT8 frames in the rule's layout: of the model's size, or of any size if the rule resizes;
-- if the rule decodes, image files: UINT8 [N, bytes], one file per row, shorter ones padded with zeros.
+- UINT8 frames in the rule's layout: frames of the model's size, or of any size if the rule resizes;
+- if the rule decodes, image files: UINT8 [N, bytes] with one file in each row; shorter files are padded with zeros.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class Preprocessor:
 
     Raises EngineMissing if the rule is about images and Pillow is missing.
 
-    `frames` and `files` describe the UINT8 tensors that a request may contain instead of `spec`; None if they are not
-    allowed.
+    Attributes:
+        frames: The UINT8 frames that a request may contain instead of `spec`; None if they are not allowed.
+        files: The UINT8 files that a request may contain instead of `spec`; None if they are not allowed.
+        forms: `spec` and all forms that are allowed instead.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -60,8 +62,8 @@ class Preprocessor:
         """Return the model's tensor and the placement of each image.
 
         The placement is None if `array` is the model's own tensor. Raises RequestError for images that cannot be
-        decoded or are too large, DeadlineExceeded if `deadline_s` (monotonic) passes while other requests' images
-        are decoded.
+        decoded or are too large. Raises DeadlineExceeded if `deadline_s` (monotonic) passes while images of other
+        requests are decoded.
         """
         if not self.wants(array):
             return array, None
@@ -122,7 +124,10 @@ class Preprocessor:
 
 
 def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    """Yield each row's file without padding, so that a truncated file does not seem to end with zeros."""
+    """Yield the file of each row without its padding.
+
+    With padding, a truncated file would seem to end with zeros.
+    """
     if len(array) == 1:
         yield array[0].data
         return

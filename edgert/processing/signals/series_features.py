@@ -49,7 +49,7 @@ class SeriesFeatures:
         return out
 
     def _features_of(self, values: Values) -> Iterator[Values]:
-        """Yield each of the rule's features of values [windows, channels, length]."""
+        """Yield the values of each of the rule's features, for values [windows, channels, length]."""
         rule = self._rule
         energy: Values | None = None
         if {"spectrum", "bands"} & set(rule.features):
@@ -66,7 +66,10 @@ class SeriesFeatures:
 
 
 def fill_missing(values: Values, rule: str) -> Values:
-    """Return values [windows, channels, length] without NaN, by `rule`. Raises RequestError."""
+    """Return values [windows, channels, length] without NaN. Raises RequestError.
+
+    `rule` is the manifest's rule for missing values.
+    """
     missing = np.isnan(values)
     if np.isinf(values).any():
         raise RequestError("the series has infinite values; send finite ones, and NaN for a missing one")

@@ -1,4 +1,7 @@
-"""One client's connection in a worker, served by its own thread or by the reactor's."""
+"""One client's connection in a worker, and the steps of a request.
+
+Two loops serve connections with these steps: `own_thread` and `reactor`.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,23 @@ from edgert.worker.connections.sessions import ClientSession
 from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
-# A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
+# A client that stops inside a frame for this time is disconnected. A client that is silent between two frames for this
+# time loses its large buffer.
 STALL_S = 10.0
 _STALL = timeval(STALL_S)
 
 
 class Connection:
-    """Serves `sock` with `pipeline`. Its buffers count towards `budget` until `close`.
+    """One client's socket, its buffers, and the steps of a request: read, encode, count.
 
-    It takes over `spare` buffers of a connection that has ended.
+    Args:
+        sock: The client's socket.
+        pipeline: The model that answers the requests.
+        recorder: The recorder that counts the requests.
+        frame_bytes_max: The largest frame of a request or an answer.
+        budget: The limit of all buffers; the connection's buffers count towards this limit until `close`.
+        log: The receiver of lines about internal faults.
+        spare: The buffers of a connection that has ended; None to create buffers.
     """
 
     def __init__(
@@ -63,7 +74,7 @@ class Connection:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(min(STALL_S, session.idle_s)))
 
     def greet(self, welcome: bytes, shared: tuple[SharedArea, int] | None) -> None:
-        """Send the frame `welcome`, with shared memory if `shared` is given; close its descriptor."""
+        """Send the frame `welcome`, with shared memory if `shared` is given; close the descriptor in `shared`."""
         if shared is None:
             self.sock.sendall(welcome)
             return
@@ -101,17 +112,26 @@ class Connection:
         return parts
 
     def count_answered(self, answer: Answer, arrived_ns: int, encoding_ns: int) -> None:
-        """Count a request of `arrived_ns`. Its answer, encoded from `encoding_ns` on, was just sent."""
+        """Count a request whose answer was just sent.
+
+        Args:
+            answer: The answer.
+            arrived_ns: When the request arrived.
+            encoding_ns: When the encoding of the answer began.
+        """
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
         self._record(("ok", (sent_ns - arrived_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
 
     def count_missed(self, arrived_ns: int) -> None:
-        """Count a request that arrived at `arrived_ns`; its client left or stopped reading before the answer."""
+        """Count a request of `arrived_ns` whose client left or stopped reading before the answer."""
         self._record(RequestSpan("gone", (time.perf_counter_ns() - arrived_ns) // 1000))
 
     def refuse(self, request: wire.Frame, error: Exception, arrived_ns: int) -> bytes:
-        """Return the ERROR frame for a request; count it, and log an error that is not an EdgeRTError."""
+        """Return the ERROR frame for a request of `arrived_ns`, and count the request.
+
+        An error that is not an EdgeRTError is a fault of EdgeRT or the engine, so it is also logged.
+        """
         if not isinstance(error, EdgeRTError):
             self._log(f"{type(error).__name__} in a request: {error}")
             error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
@@ -125,9 +145,9 @@ class Connection:
         self.frames.shrink()
 
     def close(self) -> SpareBuffers | None:
-        """Release this connection's part of the buffer budget. Return its buffers, if they can be reused.
+        """Release this connection's part of the buffer budget. Return its buffers if they can be reused.
 
-        The next connection gets no buffers with shared memory, with an incomplete frame or of a large size.
+        Buffers with shared memory, with an incomplete frame or of a large size are not reused.
         """
         frames = self.frames
         self.budget.resize(frames.size_bytes, 0)
@@ -137,7 +157,7 @@ class Connection:
 
 
 def deadline_of(request: wire.Frame, waited_ns: int = 0) -> float | None:
-    """Return the time on time.monotonic when a request's time-out passes; it arrived `waited_ns` ago."""
+    """Return when a request's time-out passes, on time.monotonic; the request arrived `waited_ns` ago."""
     return time.monotonic() + request.arg * 1e-6 - waited_ns * 1e-9 if request.arg else None
 
 

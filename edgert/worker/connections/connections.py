@@ -34,11 +34,18 @@ MOVED = wire.json_frame(wire.MOVED, {})
 
 
 class Connections:
-    """Serves clients with `pipeline`.
+    """Serves clients with `pipeline`. `final_frame` is the last frame for clients that must leave.
 
-    `reactor_limits` is the number of requests that share a run in the reactor; None if the model has no reactor.
-    `recorder` counts the requests of apps, `probes` those of checks. `final_frame` is the last frame for clients that
-    must leave.
+    Args:
+        pipeline: The model that answers the requests.
+        recorder: The recorder that counts the requests of apps.
+        probes: The recorder that counts the requests of checks.
+        welcome: The frame that greets each client.
+        frame_bytes_max: The largest frame of a request or an answer.
+        connections_max: The largest number of connections.
+        reactor_limits: How many requests share a run in the reactor; None if the model has no reactor.
+        areas: The limit of the clients' shared memory.
+        sessions: The sessions and their limits.
     """
 
     def __init__(
@@ -84,7 +91,14 @@ class Connections:
             self._reactor.start()
 
     def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
-        """Serve `sock` in its own thread, or refuse it; `shared` means that its client can use shared memory."""
+        """Serve `sock` in its own thread, or refuse it.
+
+        Args:
+            sock: The client's socket.
+            shared: Whether the client can use shared memory.
+            probe: Whether the client is a check, which telemetry counts separately.
+            session: Whether the connection is a session.
+        """
         why = ", the limit ([serving] connections_max), and none has more than its share"
         has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
         if not has_descriptor:
@@ -111,7 +125,9 @@ class Connections:
             self._stopping = True
             for sock in self._admission.sockets():
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RD)  # its thread reads the bytes that were sent, then the end
+                    sock.shutdown(
+                        socket.SHUT_RD
+                    )  # the connection's thread reads the bytes that were sent, then the end
 
     def wait_until_gone(self, timeout_s: float) -> None:
         """Wait until every connection has ended."""
@@ -120,7 +136,7 @@ class Connections:
             time.sleep(DRAIN_STEP_S)
 
     def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool, session: bool) -> None:
-        """Greet and serve one connection: the target of its thread."""
+        """Greet and serve one connection. Its thread runs this."""
         connection = None
         try:
             recorder = self._probes if probe else self._recorder
@@ -169,7 +185,7 @@ class Connections:
             self._end(connection.sock, connection, cut if departure.unsent else overloaded)
 
     def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
-        """Send the client the reason, if there is one, and remove the connection."""
+        """Tell the client why the connection ends, if there is a reason, and remove the connection."""
         with contextlib.suppress(OSError):  # the client has gone or does not read
             if error is None or isinstance(error, Moved):
                 if self._stopping or self._admission.is_leaving(sock):

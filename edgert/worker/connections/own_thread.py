@@ -14,7 +14,10 @@ from edgert.worker.pipeline.pipeline import Pipeline
 
 
 class OwnThread:
-    """Serves `connection` with `pipeline` in the thread that calls `serve`."""
+    """Serves `connection` with `pipeline` in the thread that calls `serve`.
+
+    `switch` decides when the connection should move to the reactor.
+    """
 
     def __init__(self, connection: Connection, pipeline: Pipeline, switch: ReactorSwitch) -> None:
         self._connection = connection

@@ -6,17 +6,17 @@ connections moves them to the reactor. `RunLimits` selects one of its two forms:
 
 - Requests share runs of the engine. One thread reads every connection that has sent something, runs all these requests
   at once (up to the batcher's cap), and answers them. If there are too few requests for a shared run to be faster, the
-  thread runs and answers each by itself.
-- Each request has its own run. There is one thread for each parallel run; the threads take the requests in order of
-  arrival. A thread reads a request just before its run, so that the input is still in the processor's cache. The same
-  thread answers the request just after the run.
+  thread runs and answers each request by itself.
+- Each request has its own run. There is one thread for each parallel run, and the threads take the requests in order of
+  arrival. A thread reads a request just before its run, so the input is still in the processor's cache. The same thread
+  answers the request just after the run.
 
 While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
 that time counts as its arrival. The error is at most half a turn, and zero on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
-the others are silent. It also moves when its client stops inside a frame, does not read an answer, breaks the protocol,
-uses high priority or large frames, or ends.
+the other connections are silent. It also moves when its client stops inside a frame, does not read an answer, breaks
+the protocol, uses high priority or large frames, or ends.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.batcher import late
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
-SLEEP_NS_MIN = 20_000  # a poll that takes less found requests at once
-ALONE_MAX = 256  # after so many requests in a row from one connection, it gets a thread again
+SLEEP_NS_MIN = 20_000  # a poll that takes less time found requests at once
+ALONE_MAX = 256  # after this number of requests in a row, a connection gets its own thread again
 
 _NO_FRAME = wire.Frame(0, 0, 0, 0, 0, 0, b"", (), b"")
 _NO_INPUTS = ModelInputs([], 0, False, b"")
 
 
 class Departure(NamedTuple):
-    """A connection that leaves the reactor: the rest of an answer to send, and the error that ends it."""
+    """The rest of an answer to send when a connection leaves the reactor, and the error that ends it."""
 
     unsent: bytes = b""
     error: Exception | None = None
 
 
 class RunLimits(NamedTuple):
-    """How many requests share a run of the engine: `least` or more, `most` at a time.
+    """How many requests share a run of the engine: `least` or more, and `most` at a time.
 
     With `most` 1 there are `threads` runs at once.
     """
@@ -64,10 +64,13 @@ class RunLimits(NamedTuple):
 
 
 class _Client:
-    """A connection and the request that it made last.
+    """A connection, and its last request.
 
-    `arrived_ns` is the estimated arrival of the request; `received_ns` and `read_ns` are the times when the request was
-    received and decoded. `deadline_s` is on time.monotonic.
+    Attributes:
+        arrived_ns: The estimated arrival of the request.
+        received_ns: When the request was received from the kernel.
+        read_ns: When the request was decoded.
+        deadline_s: When the request's time-out passes, on time.monotonic.
     """
 
     __slots__ = (
@@ -88,7 +91,7 @@ class _Client:
         self.request, self.inputs = _NO_FRAME, _NO_INPUTS
 
     def receive(self) -> wire.Frame | Departure | None:
-        """Return the next frame, None if none has arrived, or a Departure if the client closed or stopped."""
+        """Return the next frame, None if no frame has arrived, or a Departure if the client closed or stopped."""
         frames = self.frames
         try:
             if frames.more and (frame := frames.feed(0)) is not None:
@@ -103,7 +106,7 @@ class _Client:
             return Departure(error=error)
 
     def read(self, request: wire.Frame) -> None:
-        """Read an INFER frame. Raises RequestError if the model does not take it."""
+        """Decode an INFER frame. Raises RequestError if the frame does not fit the model."""
         self.request = request
         self.deadline_s = deadline_of(request, self.waited_ns)
         self.inputs = self.connection.inputs_of(request)
@@ -129,9 +132,14 @@ class _Client:
 
 
 class Reactor:
-    """Serves the connections given to `add` with `pipeline`, at most `limits.most` of them in a turn.
+    """Serves the connections given to `add`.
 
-    `on_departure` is called with each connection that leaves, in the reactor's thread: it must not block.
+    Args:
+        pipeline: The model that answers the requests.
+        limits: How many requests share a run, and how many threads run them.
+        switch: Tells whether there are still many connections.
+        on_departure: Called in the reactor's thread with each connection that leaves; it must not block.
+        log: The receiver of lines about internal faults.
     """
 
     def __init__(
@@ -152,7 +160,7 @@ class Reactor:
         # If there are several threads, only the thread that serves a connection may get its events.
         self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
-        self._sleeping: list[None] = []  # an entry for each thread that waits for requests
+        self._sleeping: list[None] = []  # one entry for each thread that waits for requests
         self._polled_ns = time.perf_counter_ns()  # when a thread polled last
         self._alone, self._turns = -1, 0  # the descriptor of the last client, and its number of requests in a row
 
@@ -219,10 +227,10 @@ class Reactor:
             del client  # while the thread sleeps, this must not keep a client that has left
 
     def _next(self) -> _Client:
-        """Return the client whose request has waited longest; sleep until there is one."""
+        """Return the client whose request has waited longest; sleep until a request arrives."""
         poll, clients, waiting, sleeping = self._epoll.poll, self._clients, self._waiting, self._sleeping
         while True:
-            # A request beyond the first wakes a sleeping thread: leave it to that thread.
+            # A second request wakes a sleeping thread: leave that request to that thread.
             found = poll(0, 1 if sleeping else -1)
             arrived_ns = now_ns = time.perf_counter_ns()
             if not found and not waiting:
@@ -237,7 +245,7 @@ class Reactor:
                 client = clients[number]
                 client.arrived_ns = arrived_ns
                 waiting.append(client)
-            with contextlib.suppress(IndexError):  # another thread took it
+            with contextlib.suppress(IndexError):  # another thread took the request
                 return waiting.popleft()
 
     def _await_next(self, client: _Client) -> None:
@@ -262,7 +270,7 @@ class Reactor:
         return True
 
     def _turn(self, clients: Sequence[_Client]) -> None:
-        """Read each client once, and answer those that have asked."""
+        """Read each client once, and answer the clients that have sent a request."""
         together: list[_Client] = []
         items = 0  # the number of items in `together`
         enough = len(clients) >= self._least
@@ -338,7 +346,7 @@ class Reactor:
                 self._deliver(client, answer)
 
     def _is_late(self, client: _Client) -> bool:
-        """Return whether the request's time-out passed while others were served; if so, refuse it."""
+        """Return whether the request's time-out passed while others were served; if so, refuse the request."""
         if client.deadline_s is None or time.monotonic() < client.deadline_s:
             return False
         self._fail(client, late())
@@ -352,7 +360,7 @@ class Reactor:
             self._fail(client, error)
             return
         departure = client.send(parts, connection.reply.sent_bytes)
-        if departure is None or departure.unsent:  # a thread sends the rest of it
+        if departure is None or departure.unsent:  # a thread sends the rest
             connection.count_answered(answer, client.arrived_ns, began_ns)
         else:
             connection.count_missed(client.arrived_ns)
@@ -369,7 +377,7 @@ class Reactor:
             self._send(client, client.connection.refuse(client.request, error, client.arrived_ns))
 
     def _end_turn(self, client: _Client) -> None:
-        """After an answer, release memory if it is scarce; let the client leave the reactor if it must."""
+        """After an answer, release memory if it is scarce, and let a client leave that must leave."""
         if client.connection.budget.scarce:
             client.forget()
             client.connection.shrink()

@@ -12,10 +12,10 @@ REACTOR_REQUESTS_MIN = 16
 
 
 class ReactorSwitch:
-    """Tells when connections should move to the reactor: there are `many` connections, and they take turns.
+    """Tells when connections should move to the reactor: there are `many`, and they take turns.
 
-    A connection takes turns if another connection got the `last` answer before its request. Connections that ended
-    after a few requests do not count.
+    A connection takes turns if another connection got the `last` answer before the connection's request. Connections
+    that ended after a few requests do not count.
     """
 
     __slots__ = ("last", "many")
@@ -25,7 +25,7 @@ class ReactorSwitch:
         self.last: Connection | None = None
 
     def count_turn(self, connection: Connection, request: wire.Frame) -> bool:
-        """Count an answer of `connection` after an answer of another; return whether `connection` should move.
+        """Count an answer after another connection's answer; return whether `connection` should move.
 
         A high-priority client keeps its thread: only requests queued in the batcher can be reordered. A client of large
         frames also keeps its thread.

@@ -22,9 +22,12 @@ from edgert.worker.loading.learning import learn
 class LoadedModel:
     """The artifact that a worker serves.
 
-    `tried` names the preferred artifacts that failed, each with its reason. `more_sessions` run beside `session` if
-    several parallel runs answer more; they are the same session if threads may share it. `reactor_sessions` replace all
-    of these for requests of the reactor, if runs of one thread answer more requests there.
+    Attributes:
+        more_sessions: Sessions that run at the same time as `session`; they are the same session if threads may share
+            it.
+        reactor_sessions: Sessions for requests of the reactor, with one thread each; empty if the reactor uses the
+            other sessions.
+        tried: The preferred artifacts that failed, each with its reason.
     """
 
     version: InstalledVersion
@@ -54,8 +57,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the first artifact, in order of preference, that answers its golden inputs correctly.
 
-    An engine reports work that takes minutes to `progress`. If no artifact loads, raises the error of the last one.
-    With `strict`, raises the error of the first one.
+    If no artifact loads, raises the error of the last artifact; with `strict`, the error of the first artifact. An
+    engine reports work that takes minutes to `progress`.
     """
     began = time.monotonic()
     working = first_working(
@@ -83,7 +86,7 @@ def _open(
     config: DeviceConfig,
     progress: Callable[[str], None],
 ) -> tuple[str, list[Session], list[Session], Learned]:
-    """Return the engine's version, the checked sessions, those of the reactor, and how to run them."""
+    """Return the engine's version, the checked sessions, those of the reactor, and their settings."""
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
     concurrent = ENGINES[artifact.engine].concurrent
@@ -137,7 +140,7 @@ def may_have_reactor(manifest: Manifest, config: DeviceConfig) -> bool:
     """Return whether the reactor may serve the model, if its engine is quick enough.
 
     No step beside the engine may be slow: decoding an image takes milliseconds. The reactor runs independent requests
-    of one shape. For a latency target, the batcher must see every waiting request.
+    of one shape. A model with a latency target has no reactor, because the batcher must see every waiting request.
     """
     is_open = any(-1 in spec.item_shape for spec in manifest.inputs)
     plain = not is_open and not manifest.state and manifest.input_rule is None

@@ -32,7 +32,11 @@ Arrays = list[NDArray[Any]]
 class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid while its tensors stay at the same place in memory.
 
-    `raw` means that they contain an image, a signal or a text for preprocessing. `tag` identifies dtypes and shapes.
+    Attributes:
+        arrays: The arrays.
+        items: The number of items in each array.
+        raw: Whether the arrays contain an image, a signal or a text for preprocessing.
+        tag: Bytes that identify dtypes and shapes.
     """
 
     arrays: Arrays
@@ -42,11 +46,22 @@ class ModelInputs(NamedTuple):
 
 
 class AppTensors:
-    """Inputs and outputs of the model of `manifest`, with its rules `pre` and `post`.
+    """Inputs and outputs of a model for apps.
 
-    `pre` processes input `ruled`. `sent` are the inputs of a request with raw input: one text becomes several inputs of
-    the model. `places` are the computed outputs that are sent, `numbers` their indices in `outputs`. Both have two
-    lists: the first for inputs that are not raw, the second for raw inputs.
+    Args:
+        manifest: The manifest of the model.
+        pre: The preprocessor of the manifest's rule, if there is one.
+        post: The postprocessor of the manifest's rules, if there are any.
+        form: The form of the memory of the model's sessions.
+        padder: The padder of a model with buckets.
+
+    Attributes:
+        ruled: The index of the input that `pre` processes.
+        sent: The indices of the inputs that a request with raw input contains. One text becomes several inputs of the
+            model.
+        places: The indices of the outputs to send, among all outputs of model and rules: first for inputs that are not
+            raw, then for raw inputs.
+        numbers: The same outputs as `places`, as indices in `outputs`.
     """
 
     def __init__(
@@ -85,7 +100,7 @@ class AppTensors:
 
     @property
     def shared_bytes(self) -> int:
-        """The size of each half of a client's shared memory: eight items of a request or an answer fit."""
+        """The size of each half of a client's shared memory: eight items of a request or of an answer fit."""
         images = self._pre is not None and self._pre.of_images
         return max(SHARED_BYTES_MIN_IMAGES if images else SHARED_BYTES_MIN, SHARED_ITEMS * self._item_bytes_max)
 
@@ -110,7 +125,7 @@ class AppTensors:
         return description
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
-        """Return a frame's tensors as arrays, without a copy. Raises RequestError if they do not fit."""
+        """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model rejects them."""
         numbers = self.sent if len(tensors) == len(self.sent) else range(len(self.inputs))
         if len(tensors) != len(numbers):
             raise RequestError(f"the model takes {counted(len(self.inputs), 'input')}, the request has {len(tensors)}")
@@ -152,11 +167,11 @@ class AppTensors:
         return self._pre.forms[1:] if count == len(self.sent) else self._pre.forms[:1]
 
     def _answer_spec(self, spec: TensorSpec) -> TensorSpec:
-        """Return an output's form in answers: a model with state and a batch of 1 also gives several items."""
+        """Return an output's form in answers. A model whose items run in turn returns several items, too."""
         return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._form.in_turn else spec
 
     def _item_bytes(self, spec: TensorSpec) -> int:
-        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
+        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts as one."""
         if self._padder is not None:
             spec = self._padder.buckets.spec_at(spec, self._padder.buckets.largest)
         return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

@@ -4,8 +4,8 @@ Each stage takes arrays and returns arrays; its time is measured in nanoseconds.
 
 The prediction cache has the client's bytes as its key and the client's answer as its value. So a hit needs neither the
 decoding of an image nor the suppression of boxes. The near cache comes after preprocessing: it compares the model's
-input and keeps the model's own outputs. The reason is that in an image of another size, the same boxes are at other
-places.
+input and keeps the model's own outputs. It cannot keep the client's answer, because in an image of another size, the
+same boxes have other coordinates.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One request in progress: `arrays` are first the client's, then the model's. Durations are in ns.
+    """One request in progress. Durations are in ns.
 
-    `memory` is the session's memory, first before the request, then after it; None without a session.
+    Attributes:
+        arrays: First the client's arrays, then the model's inputs.
+        raw: Whether `arrays` contain an image, a signal or a text for preprocessing.
+        memory: The session's memory, first before the request, then after it; None without a session.
+        waited_ns: The time between the request's arrival and its decoding.
     """
 
     arrays: Arrays
@@ -77,7 +81,7 @@ class _Request:
 
 
 class Pipeline:
-    """Serves one loaded model. `infer` may be called from many threads at once."""
+    """Serves one loaded model. Many threads at once may call `infer`."""
 
     def __init__(
         self,
@@ -111,12 +115,12 @@ class Pipeline:
         self._numbers = self.tensors.numbers
 
     def release_memory(self) -> None:
-        """Release memory that requests of many items took. Called for silent clients and in each window."""
+        """Release memory that requests of many items took. Call this for silent clients and in each window."""
         if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
-        """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""
+        """Return whether a request needs only the engine: no cache, no preprocessing and no postprocessing."""
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         return not cached and not inputs.raw and self._bare
 
@@ -129,9 +133,15 @@ class Pipeline:
         waited_ns: int = 0,
         in_reactor: bool = False,
     ) -> Answer:
-        """Answer one request that came at `arrived_ns` with the frame's `flags`. Raises EdgeRTError.
+        """Answer one request. Raises EdgeRTError.
 
-        The request was read `waited_ns` after it came, and counts as queued until then.
+        Args:
+            inputs: The request's tensors.
+            flags: The flags of the request's frame.
+            arrived_ns: When the request arrived.
+            deadline_s: When the request's time-out passes; None without a time-out.
+            waited_ns: The time between the arrival and the decoding of the request; it counts as queueing.
+            in_reactor: Whether the reactor serves the request, on its own engine sessions.
         """
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
@@ -154,7 +164,10 @@ class Pipeline:
     def infer_in_session(
         self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None, memory: Memory
     ) -> tuple[Answer, Memory]:
-        """Answer a request of the session that has `memory`, without caches; also return its new memory."""
+        """Answer a request of the session that has `memory`, without caches.
+
+        Also returns the session's new memory.
+        """
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         request = _Request(*inputs, deadline_s, high, arrived_ns, memory)
@@ -177,11 +190,14 @@ class Pipeline:
     def infer_together(
         self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int, int]], deadline_s: float | None
     ) -> list[Answer]:
-        """Answer bare requests in one run of the engine.
+        """Answer bare requests in one run of the engine. Only one thread may call this.
 
-        `times_ns` has three times for each request: when it came, was received and was read. Several requests have in
-        total at most as many items as the batcher's cap. Only one thread may call this. Raises EdgeRTError, which is
-        then the answer to all requests.
+        Raises EdgeRTError, which is then the answer to all requests.
+
+        Args:
+            requests: The requests. Several requests have in total at most as many items as the batcher's cap.
+            times_ns: For each request, the times when it arrived, was received and was decoded.
+            deadline_s: When the last time-out of the requests passes; None without a time-out.
         """
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
@@ -201,7 +217,7 @@ class Pipeline:
     def _run(self, request: _Request) -> EngineAnswer:
         """Return the client's answer, computed by the engine."""
         self._preprocess(request)
-        if not request.items:  # a session's windows are not complete yet
+        if not request.items:  # the request completes no window of its session
             empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.tensors.outputs]
             return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
         if self._in_turn:
@@ -212,7 +228,7 @@ class Pipeline:
         return self._postprocessed(request, answer)
 
     def _run_in_turn(self, request: _Request) -> EngineAnswer:
-        """Run the items one after the other, each with the state from the item before it."""
+        """Run the items one after the other, each item with the state that the item before it left."""
         form, memory = self.memory_form, request.memory or self.memory_form.first
         state, answers = memory.state, []
         for i in range(request.items):
@@ -249,7 +265,7 @@ class Pipeline:
     def _preprocess(self, request: _Request) -> None:
         if not request.raw:
             return
-        assert self._pre is not None  # without `_pre`, no input is raw
+        assert self._pre is not None  # a raw input has a preprocessor
         began_ns = time.perf_counter_ns()
         inputs, ruled = self.tensors.inputs, self._ruled
         given = dict(zip(self.tensors.sent, request.arrays, strict=True))
@@ -266,13 +282,13 @@ class Pipeline:
             if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("the model's state passes from window to window: send one signal in each request")
         request.arrays = [arrays[i] if i in arrays else given[i] for i in range(len(inputs))]
-        # A signal may hold several windows. In a session, it may also complete none.
+        # A signal may contain several windows. In a session, a signal may also complete no window.
         request.items = self.tensors.items(request.arrays) if len(arrays[ruled]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
-        """Return the model's tensor for the windows that a session's request completes; it may complete none."""
-        assert request.memory is not None  # the caller has looked
+        """Return the model's tensor for the windows that a session's request completes: none, one or several."""
+        assert request.memory is not None  # the caller has checked
         windows, held, skip = signals.next_windows(
             request.arrays[self._ruled], request.memory.held, request.memory.skip
         )
@@ -281,7 +297,7 @@ class Pipeline:
         return signals.features(windows) if len(windows) else windows
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
-        """Return the outputs to send: those of the model, and those that the manifest's rules compute."""
+        """Return the outputs to send: outputs of the model, and outputs that the manifest's rules compute."""
         if self._bare:
             return answer
         began_ns, computed = time.perf_counter_ns(), answer.outputs
@@ -296,7 +312,7 @@ class Pipeline:
         return answer._replace(outputs=sent)
 
     def _answer_with_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Return the answer, and flags: whether it came from the cache or from the run of another request."""
+        """Return the answer, and its flags: FLAG_CACHE_HIT if the answer needed no run of its own."""
         cache, now = self._cache, time.perf_counter_ns
         began_ns = now()
         key = cache.key(request.arrays, request.tag)
@@ -317,7 +333,7 @@ class Pipeline:
         outputs, hit = cache.get_or_run(key, run_engine, request.deadline_s)
         flags = wire.FLAG_CACHE_HIT if hit else 0
         if not runs:
-            cache.count_lookup(True, lookup_ended_ns - began_ns, 0)  # without the wait for another request's run
+            cache.count_lookup(True, lookup_ended_ns - began_ns, 0)  # excludes the wait for another request's run
             return EngineAnswer(outputs, 0, 0, 0), flags
         answer = runs[0]
         own_ns = answer.engine_ns * request.items // max(1, answer.batch)
@@ -325,9 +341,12 @@ class Pipeline:
         return answer._replace(outputs=outputs), flags
 
     def _answer_with_near_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Answer like `_answer_with_cache`, from the near cache. The engine also answers a sampled hit, to compare."""
+        """Return the answer and its flags, like `_answer_with_cache`, but from the near cache.
+
+        If the hit is sampled, the engine answers too, and the cache compares the two answers.
+        """
         cache = self._near
-        assert cache is not None  # the caller has looked
+        assert cache is not None  # the caller has checked
         self._preprocess(request)
         lookup = cache.look_up(request.arrays[0]) if cache.on and request.items == 1 else None
         if lookup is not None and lookup.outputs is not None and not lookup.sampled:

@@ -1,4 +1,4 @@
-"""The memory of a session: the data for its next request, and how an item of a request uses it."""
+"""The memory of a session: the data for its next request, and how the items of a request use it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ Arrays = list[NDArray[Any]]
 
 
 class Memory(NamedTuple):
-    """The model's state, in the manifest's order, and the values that the next window needs.
+    """The data that a session keeps for its next request.
 
-    Each array of the state is one item. The first `skip` values of the next request belong to no window. `shares` are
-    the class scores of the last windows, if answers are smoothed.
+    Attributes:
+        state: The model's state, in the manifest's order; each array is one item.
+        held: The values that the next window needs.
+        skip: The number of first values of the next request that belong to no window.
+        shares: The class scores of the last windows; None unless answers are smoothed.
     """
 
     state: tuple[NDArray[Any], ...]
@@ -45,8 +48,11 @@ class Memory(NamedTuple):
 class MemoryForm:
     """The form of the memory of a model's sessions.
 
-    With `in_turn`, the items of a request run one after the other. `first` is the initial memory of a session,
-    `size_bytes` the largest size of a memory.
+    Attributes:
+        pre: The preprocessor of a signal with windows; None for other models.
+        in_turn: Whether the items of a request run one after the other.
+        first: The initial memory of a session.
+        size_bytes: The largest size of a memory.
     """
 
     def __init__(self, manifest: Manifest, pre: InputPreprocessor | None) -> None:
@@ -73,7 +79,7 @@ class MemoryForm:
 
     @property
     def keeps(self) -> bool:
-        """Whether a request of this model can depend on those before it."""
+        """Whether a request of this model can depend on earlier requests."""
         return bool(self._inputs) or self.pre is not None
 
     def fits(self, tensors: Sequence[WireTensor]) -> bool:
@@ -88,7 +94,7 @@ class MemoryForm:
         )
 
     def with_state(self, arrays: Sequence[NDArray[Any]], state: Sequence[NDArray[Any]]) -> Arrays:
-        """Return the model's inputs: those of a request, and the state at its places."""
+        """Return the model's inputs: the arrays of a request, with the state inserted."""
         whole = list(arrays)
         for i, array in sorted(zip(self._inputs, state, strict=True), key=lambda pair: pair[0]):
             whole.insert(i, array)
