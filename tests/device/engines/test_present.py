@@ -1,4 +1,4 @@
-"""The versions_file versions of engines: valid until the installed packages change."""
+"""The stored versions of engines are valid until the installed packages change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgert.engines.present import engine_versions
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The engines whose SDK was asked for its version; of them only `null` and `tflite` are installed."""
+    """Return the engines whose SDK was asked for its version. Only `null` and `tflite` are installed."""
     names: list[str] = []
 
     def version(name: str) -> str | None:
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_installed_engines_are_asked_once_and_missing_ones_every_time(asked: list[str], tmp_path: Path) -> None:
-    versions_file = tmp_path / "learned" / "engines.json"  # no daemon has made the folder yet
+    versions_file = tmp_path / "learned" / "engines.json"  # no daemon has created the folder yet
     first = engine_versions(versions_file)
     assert (first["null"], first["tflite"], first["openvino"]) == ("1", "2.3", None)
     assert asked == list(ENGINES)

@@ -1,4 +1,4 @@
-"""A worker in the test's own process: what it says to the supervisor, and when it uses a reactor."""
+"""A worker in the test's own process: its messages to the supervisor, and the limits of its reactor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.stand_ins.loaded_models import installed
 
 
 class RestingSession(Session):
-    """A session that notes when it was told to release memory."""
+    """A session that notes the times when it was told to release memory."""
 
     def __init__(self, within: Session) -> None:
         self.inputs: tuple[TensorSpec, ...] = within.inputs
@@ -48,7 +48,7 @@ class RestingSession(Session):
 
 
 class Started:
-    """A worker that attends to the supervisor's end of a link."""
+    """A worker in a thread that handles the messages of the supervisor's end of a link."""
 
     def __init__(self, folder: Path, config: str) -> None:
         version, state, settings = installed(folder, config)
@@ -114,7 +114,7 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
 
 
 def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: Started) -> None:
-    """The engine gives it back (tests/device/engines) at the end of a telemetry window."""
+    """The worker tells the engine at the end of a telemetry window (tests/device/engines tests the engine)."""
     started.receive()
     client, server = socket.socketpair()
     with client:

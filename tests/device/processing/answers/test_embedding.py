@@ -1,4 +1,4 @@
-"""Vectors of token states: the mean over the mask or the first token's, of length 1."""
+"""Vectors of token states: the mean over the mask or the first token's state, scaled to length 1."""
 
 from __future__ import annotations
 

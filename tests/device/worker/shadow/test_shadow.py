@@ -1,4 +1,4 @@
-"""The shadow: sampled answers are compared with the reference, no request waits for it, and it raises an alarm."""
+"""The shadow compares sampled answers with the reference, delays no request, and raises an alarm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD, BAD = Agreement(True, 1.0), Agreement(False, 0.5)
 
 
 class FixedReference:
-    """Returns `answer`; comparisons wait for `limits`, and the next `fails` of them fail."""
+    """Returns `answer`. Comparisons wait for `limits`, and the next `fails` comparisons fail."""
 
     def __init__(self) -> None:
         self.answer = GOOD
@@ -73,7 +73,7 @@ def test_a_busy_reference_delays_no_request_and_dropped_ones_are_counted() -> No
     shadow.offer([ITEM], [ITEM])
     wait_until(lambda: reference.asked == 1, "the reference is busy")
     for _ in range(10):
-        shadow.offer([ITEM], [ITEM])  # returns: that is the test
+        shadow.offer([ITEM], [ITEM])  # the test is that this call returns
     assert shadow.dropped == 9
     reference.limits.set()
     wait_until(lambda: shadow.sampled == 2, "the one that waited is compared")
