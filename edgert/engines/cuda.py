@@ -142,7 +142,7 @@ class PycudaCuda:
             with _current(self._context):
                 return function(*args)
         except self._driver.Error as error:
-            raise EngineFailed(f"CUDA failed: {error}") from error
+            raise EngineFailed(f"CUDA failed: {error}; check that the GPU and its driver work") from error
 
 
 @contextmanager

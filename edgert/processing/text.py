@@ -128,7 +128,7 @@ def _tokenizer(rule: Text, content: bytes) -> Any:
         ) from error
     if rule.max_tokens <= special:
         raise BundleError(
-            f"text has max_tokens = {rule.max_tokens}, and the tokenizer adds {special} special tokens: raise it"
+            f"text has max_tokens = {rule.max_tokens}, and the tokenizer adds {special} special tokens: raise max_tokens"
         )
     return tokenizer
 

@@ -28,7 +28,8 @@ from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
 PIXELS_MAX = 16 * 1024**2  # decoded pixels (of a JPEG at its reduced size): 4 bytes each, twice during conversion
-PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # a 4K image: the decoder keeps all coefficients of such files
+# The pixels of a 4K image, because the decoder keeps all coefficients of a progressive file.
+PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024
 SCANS_MAX = 64  # scans of a progressive file; each scan costs a pass over the whole image
 SIDE_MAX = 32_768
 FORMATS = ("JPEG", "PNG")
@@ -161,7 +162,7 @@ def _decoding_slot(deadline_s: float | None) -> Iterator[None]:
     wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
     if not _DECODING.acquire(timeout=wait_s):
         raise DeadlineExceeded(
-            "the request's time-out passed while other images were decoded; send less or allow more time"
+            "the request's time-out passed while other images were decoded: send fewer requests, or allow more time"
         )
     try:
         yield

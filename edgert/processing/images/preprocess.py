@@ -22,9 +22,8 @@ from edgert.processing.images.normalize import Normalizer
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = (
-    64 * 1024**2
-)  # the limit for all images or windows of a request, because a small file may be a large image
+# The limit for all images or windows of a request, because a small file may be a large image.
+EXPANDED_BYTES_MAX = 64 * 1024**2
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 

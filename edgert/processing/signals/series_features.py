@@ -72,7 +72,7 @@ def fill_missing(values: Values, rule: str) -> Values:
     """
     missing = np.isnan(values)
     if np.isinf(values).any():
-        raise RequestError("the series has infinite values; send finite ones, and NaN for a missing one")
+        raise RequestError("the series has infinite values: send finite values, and NaN for a missing value")
     if not missing.any():
         return values
     if rule == "refuse":

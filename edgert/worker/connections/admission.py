@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 LEAD_MIN = 2  # with 1, two clients would replace each other repeatedly
-LEAVING_MAX = 64  # connections told to end that still wait for an engine run or a slow client
+LEAVING_MAX = 64  # connections that must end, but still wait for an engine run or a slow client
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Admission:
 
     @property
     def empty(self) -> bool:
-        """Whether no connection is left, including connections that were told to end."""
+        """Whether no connection is left, including the connections that must end."""
         return not self._holders and not self._leaving
 
     def sockets(self) -> list[socket.socket]:

@@ -99,7 +99,7 @@ class Connections:
             probe: Whether the client is a check, which telemetry counts separately.
             session: Whether the connection is a session.
         """
-        why = ", the limit ([serving] connections_max), and none has more than its share"
+        why = ", the limit ([serving] connections_max), and no client has more than its share: close a connection first"
         has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
         if not has_descriptor:
             why = ", and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
@@ -111,7 +111,7 @@ class Connections:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
                     return
                 except RuntimeError:
-                    why = ", and the limit of threads is reached: see TasksMax of the unit"
+                    why = ", and the limit of threads is reached: raise TasksMax of the unit"
                     self._admission.release(sock)
                     self._set_switch()
         error = Overloaded(f"{len(self)} clients are connected{why}", retry_after_s=0.5)

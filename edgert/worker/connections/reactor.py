@@ -118,7 +118,7 @@ class _Client:
         return self.received_ns - self.arrived_ns
 
     def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
-        """Send `parts`, of `size_bytes` together; return None if the kernel took all of them."""
+        """Send `parts`, of `size_bytes` together; return None if the kernel took all bytes."""
         try:
             if len(parts) == 1:
                 sent = self.sock.send(parts[0], socket.MSG_DONTWAIT)

@@ -67,12 +67,12 @@ class Sessions:
         with self._lock:
             if self.count >= serving.sessions_max:
                 raise Overloaded(
-                    f"model {name} has {counted(self.count, 'session')}, the limit ([serving] sessions_max): close one first"
+                    f"model {name} has {counted(self.count, 'session')}, the limit ([serving] sessions_max): close a session first"
                 )
             if (size := (self.count + 1) * form.size_bytes) > serving.session_mb * 1e6:
                 raise Overloaded(
                     f"the sessions of model {name} would keep {size / 1e6:.1f} MB, but {serving.session_mb:g} MB are the "
-                    "limit ([serving] session_mb): close one first"
+                    "limit ([serving] session_mb): close a session first"
                 )
             self.count += 1
         return ClientSession(self)

@@ -56,7 +56,7 @@ class SpareThreads:
                 try:
                     self._spare.remove(spare)
                     return
-                except ValueError:  # another thread just took this one and gives it a job
+                except ValueError:  # another thread just took this spare thread and gives it a job
                     spare.gate.acquire()
             assert spare.job is not None  # the gate was opened for it
             (job, arguments), spare.job = spare.job, None

@@ -86,7 +86,7 @@ def learn(
         sample: The model's inputs of one item.
         circumstances: The conditions of the measurement.
         clock: Returns seconds.
-        busy: Returns the processor seconds that have passed so far, and those that other processes used.
+        busy: Returns the processor seconds so far, and the seconds that other processes used.
         memory_mb: Returns this process's memory in MB.
     """
     all_before_s, others_before_s = busy()
@@ -103,7 +103,7 @@ def learn(
 
 
 def processor_times() -> tuple[float, float]:
-    """Return the processor seconds since the machine started, and those that other processes used."""
+    """Return the processor seconds since the machine started, and the seconds that other processes used."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0]
         ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9]]  # user ... steal
@@ -351,7 +351,7 @@ def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
 
 
 def _cap_of(times_us: Mapping[int, float]) -> int:
-    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than the accepted smaller ones."""
+    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than smaller accepted sizes."""
     cap, best_per_item = 1, float("inf")
     for size, time_us in sorted(times_us.items()):
         if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):

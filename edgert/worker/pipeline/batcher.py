@@ -37,7 +37,7 @@ from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
 LINGER_S_MAX = 0.002
 LINGER_STEP_S = 20e-6
 BYPASS_MAX = 4
-RELEASE_AFTER_S = 5.0  # after this time without a run of several items, engines may release the memory of such runs
+RELEASE_AFTER_S = 5.0  # after this time without a large run, engines may release the memory of large runs
 
 Arrays = list[NDArray[Any]]
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
@@ -268,7 +268,7 @@ class Batcher:
             if len(queue) >= self._queue_max:
                 per_request_s = self._last.last_run_s / self._last.last_count / self.instances
                 raise Overloaded(
-                    f"{len(queue)} requests wait for this model, the limit ([serving] queue_max); send less or try again later",
+                    f"{len(queue)} requests wait for this model, the limit ([serving] queue_max): send fewer requests, or try again later",
                     retry_after_s=max(0.001, per_request_s * self.waiting),
                 )
             queue.append(request)
@@ -460,5 +460,5 @@ def _failed(error: Exception) -> EngineFailed:
 def late() -> DeadlineExceeded:
     """Return the error of a request whose time-out passed before its turn came."""
     return DeadlineExceeded(
-        "the request's time-out passed while it waited for the engine; send less or allow more time"
+        "the request's time-out passed while the request waited for the engine: send fewer requests, or allow more time"
     )
