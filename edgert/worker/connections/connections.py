@@ -124,10 +124,8 @@ class Connections:
         with self._lock:
             self._stopping = True
             for sock in self._admission.sockets():
-                with contextlib.suppress(OSError):
-                    sock.shutdown(
-                        socket.SHUT_RD
-                    )  # the connection's thread reads the bytes that were sent, then the end
+                with contextlib.suppress(OSError):  # the connection's thread reads the earlier bytes, then the end
+                    sock.shutdown(socket.SHUT_RD)
 
     def wait_until_gone(self, timeout_s: float) -> None:
         """Wait until every connection has ended."""

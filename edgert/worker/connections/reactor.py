@@ -1,8 +1,8 @@
 """Few threads for many connections of a model that answers quickly.
 
 With few clients, a thread for each connection is fastest. With many clients of a model that answers within
-microseconds, switching the interpreter between threads takes several times as long as the engine. So a worker with many
-connections moves them to the reactor. `RunLimits` selects one of its two forms:
+microseconds, switching the interpreter between threads takes several times as long as the engine. So a worker moves its
+connections to the reactor if there are many. The reactor has two forms, which `RunLimits` selects:
 
 - Requests share runs of the engine. One thread reads every connection that has sent something, runs all these requests
   at once (up to the batcher's cap), and answers them. If there are too few requests for a shared run to be faster, the
@@ -12,7 +12,7 @@ connections moves them to the reactor. `RunLimits` selects one of its two forms:
   answers the request just after the run.
 
 While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
-that time counts as its arrival. The error is at most half a turn, and zero on average.
+that time counts as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
 the other connections are silent. It also moves when its client stops inside a frame, does not read an answer, breaks
@@ -53,9 +53,12 @@ class Departure(NamedTuple):
 
 
 class RunLimits(NamedTuple):
-    """How many requests share a run of the engine: `least` or more, and `most` at a time.
+    """How many requests share a run of the engine.
 
-    With `most` 1 there are `threads` runs at once.
+    Attributes:
+        least: The smallest number of requests that share a run; fewer requests run one by one.
+        most: The largest number of requests in a run.
+        threads: The number of runs at once, if `most` is 1.
     """
 
     least: int
