@@ -56,12 +56,12 @@ class AppTensors:
         padder: The padder of a model with buckets.
 
     Attributes:
-        ruled: The index of the input that `pre` processes.
-        sent: The indices of the inputs that a request with raw input contains. One text becomes several inputs of the
+        rule_input: The index of the input that `pre` processes.
+        sent_inputs: The indices of the inputs in a request with raw input. One text becomes several inputs of the
             model.
-        places: The indices of the outputs to send, among all outputs of model and rules: first for inputs that are not
-            raw, then for raw inputs.
-        numbers: The same outputs as `places`, as indices in `outputs`.
+        sent_outputs: The indices of the outputs to send, among all outputs of model and rules. The first list is for
+            model tensors, the second list for raw inputs.
+        numbers: The same outputs as `sent_outputs`, as indices in `outputs`.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class AppTensors:
         self._batchable = batchable(manifest.inputs)
         self.inputs = manifest.app_inputs
         names, rule = [spec.name for spec in self.inputs], manifest.input_rule
-        self.ruled = 0 if rule is None else names.index(rule.input)
-        self.sent = [i for i, name in enumerate(names) if name in manifest.sent_inputs]
+        self.rule_input = 0 if rule is None else names.index(rule.input)
+        self.sent_inputs = [i for i, name in enumerate(names) if name in manifest.sent_inputs]
         computed = manifest.outputs if post is None else post.outputs
         self._labels = () if post is None else post.labels
         states = {binding.output for binding in manifest.state}
         places = [i for i, spec in enumerate(computed) if spec.name not in states]
         self.outputs = tuple(self._answer_spec(computed[i]) for i in places)
         sent = [places if post is None else post.sent(raw) for raw in (False, True)]
-        self.places = tuple([i for i in places if i in each] for each in sent)
-        self.numbers = tuple([places.index(i) for i in each] for each in self.places)
+        self.sent_outputs = tuple([i for i in places if i in each] for each in sent)
+        self.numbers = tuple([places.index(i) for i in each] for each in self.sent_outputs)
         self._item_bytes_max = max(sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs))
 
     def frame_bytes_max(self, configured_bytes: int) -> int:
@@ -117,8 +117,10 @@ class AppTensors:
             description["preprocess"] = {name: form.as_json() for name, form in forms.items() if form is not None}
             if self._form.pre is not None:
                 description["preprocess"]["step"] = self._form.pre.step
-            if len(self.sent) < len(self.inputs):
-                computed = [spec.name for i, spec in enumerate(self.inputs) if i not in self.sent or i == self.ruled]
+            if len(self.sent_inputs) < len(self.inputs):
+                computed = [
+                    spec.name for i, spec in enumerate(self.inputs) if i not in self.sent_inputs or i == self.rule_input
+                ]
                 description["preprocess"]["text_for"] = computed
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
             description["labels"] = list(self._labels)
@@ -126,7 +128,7 @@ class AppTensors:
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
         """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model rejects them."""
-        numbers = self.sent if len(tensors) == len(self.sent) else range(len(self.inputs))
+        numbers = self.sent_inputs if len(tensors) == len(self.sent_inputs) else range(len(self.inputs))
         if len(tensors) != len(numbers):
             raise RequestError(f"the model takes {counted(len(self.inputs), 'input')}, the request has {len(tensors)}")
         arrays, raw = [], False
@@ -142,7 +144,7 @@ class AppTensors:
                     f"input {i} ({spec.name!r}) takes {accepted}, got {tensor.datatype} {list(tensor.shape)}"
                 )
             arrays.append(from_wire(tensor))
-            if self._pre is not None and i == self.ruled:
+            if self._pre is not None and i == self.rule_input:
                 raw = self._pre.wants(arrays[-1])
         return ModelInputs(arrays, self.items(arrays), raw, tag_of(arrays))
 
@@ -160,11 +162,11 @@ class AppTensors:
 
     def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:
         """Return the allowed forms of input `number` in a request of `count` tensors."""
-        if self._pre is None or number != self.ruled:
+        if self._pre is None or number != self.rule_input:
             return (self.inputs[number],)
-        if len(self.sent) == len(self.inputs):
+        if len(self.sent_inputs) == len(self.inputs):
             return self._pre.forms
-        return self._pre.forms[1:] if count == len(self.sent) else self._pre.forms[:1]
+        return self._pre.forms[1:] if count == len(self.sent_inputs) else self._pre.forms[:1]
 
     def _answer_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return an output's form in answers. A model whose items run in turn returns several items, too."""

@@ -458,7 +458,7 @@ def _failed(error: Exception) -> EngineFailed:
 
 
 def late() -> DeadlineExceeded:
-    """Return the error of a request whose time-out passed before its turn came."""
+    """Return the error for a request whose time-out passed before its run began."""
     return DeadlineExceeded(
         "the request's time-out passed while the request waited for the engine: send fewer requests, or allow more time"
     )

@@ -110,8 +110,8 @@ class Pipeline:
         self.tensors = AppTensors(manifest, self._pre, self._post, self.memory_form, self._padder)
         self._in_turn = self.memory_form.in_turn
         self._bare = self._post is None and not self._in_turn
-        self._ruled = self.tensors.ruled
-        self._places = self.tensors.places
+        self._rule_input = self.tensors.rule_input
+        self._sent_outputs = self.tensors.sent_outputs
         self._numbers = self.tensors.numbers
 
     def release_memory(self) -> None:
@@ -267,30 +267,30 @@ class Pipeline:
             return
         assert self._pre is not None  # a raw input has a preprocessor
         began_ns = time.perf_counter_ns()
-        inputs, ruled = self.tensors.inputs, self._ruled
-        given = dict(zip(self.tensors.sent, request.arrays, strict=True))
+        inputs, rule_input = self.tensors.inputs, self._rule_input
+        given = dict(zip(self.tensors.sent_inputs, request.arrays, strict=True))
         arrays: dict[int, NDArray[Any]] = {}
         if isinstance(self._pre, TextPreprocessor):
-            tokens = self._pre(given[ruled])
+            tokens = self._pre(given[rule_input])
             arrays = {i: tokens[spec.name] for i, spec in enumerate(inputs) if spec.name in tokens}
         elif request.memory is not None and (signals := self.memory_form.pre) is not None:
-            arrays[ruled] = self._next_windows(request, signals)
+            arrays[rule_input] = self._next_windows(request, signals)
         elif isinstance(self._pre, Preprocessor):
-            arrays[ruled], request.placements = self._pre(given[ruled], request.deadline_s)
+            arrays[rule_input], request.placements = self._pre(given[rule_input], request.deadline_s)
         else:
-            arrays[ruled], request.windows = self._pre(given[ruled], request.deadline_s)
+            arrays[rule_input], request.windows = self._pre(given[rule_input], request.deadline_s)
             if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("the model's state passes from window to window: send one signal in each request")
         request.arrays = [arrays[i] if i in arrays else given[i] for i in range(len(inputs))]
         # A signal may contain several windows. In a session, a signal may also complete no window.
-        request.items = self.tensors.items(request.arrays) if len(arrays[ruled]) else 0
+        request.items = self.tensors.items(request.arrays) if len(arrays[rule_input]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
         """Return the model's tensor for the windows that a session's request completes: none, one or several."""
         assert request.memory is not None  # the caller has checked
         windows, held, skip = signals.next_windows(
-            request.arrays[self._ruled], request.memory.held, request.memory.skip
+            request.arrays[self._rule_input], request.memory.held, request.memory.skip
         )
         request.memory = request.memory._replace(held=held, skip=skip)
         request.windows = [len(windows)]
@@ -304,10 +304,12 @@ class Pipeline:
         if self._post is not None:
             memory = request.memory
             before = None if memory is None else memory.shares
-            computed = self._post(computed, request.placements, request.arrays, self._ruled, request.windows, before)
+            computed = self._post(
+                computed, request.placements, request.arrays, self._rule_input, request.windows, before
+            )
             if memory is not None and before is not None and request.windows is not None:
                 request.memory = memory._replace(shares=self._post.last_shares(answer.outputs, before))
-        sent = [computed[i] for i in self._places[request.raw]]
+        sent = [computed[i] for i in self._sent_outputs[request.raw]]
         request.postprocess_ns = time.perf_counter_ns() - began_ns
         return answer._replace(outputs=sent)
 
