@@ -56,7 +56,7 @@ class ReleaseFetcher:
         self._check_space(manifest, files, lacking)
         for file in lacking:
             self._pace.check()
-            self._registry.download(file_blob(file), self._fetched(manifest, file), self._pace.add_fetched)
+            self._registry.download(file_blob(file), self._fetched(manifest, file), self._pace.took)
         return path
 
     def remove(self, model: str) -> None:

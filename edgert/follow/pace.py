@@ -41,7 +41,7 @@ class Pace:
             texts = (f"{minute // 60:02}:{minute % 60:02}" for minute in self._window)
             raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
 
-    def add_fetched(self, count: int) -> None:
+    def took(self, count: int) -> None:
         """Count `count` fetched bytes, and wait if they came too fast. Raises WindowClosed."""
         self.fetched_bytes += count
         self.check()

@@ -170,7 +170,7 @@ class RuntimeFollower:
             self._check_space(home, changed)
             for wheel in changed:
                 self._pace.check()
-                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.add_fetched)
+                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.took)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Create the environment, test it and start its trial.

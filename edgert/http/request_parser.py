@@ -46,7 +46,7 @@ class RequestParser:
     def feed(self, data: memoryview) -> None:
         """Parse `data`. Raises HttpError (400, 431) if it is not HTTP, or a head is too long."""
         is_between = self._last.complete and not self._unparsed_bytes
-        if is_between and self._kept_head and self._reuse_kept_head(data):
+        if is_between and self._kept_head and self._came_again(data):
             return
         self._parse(data)
         if is_between:
@@ -75,7 +75,7 @@ class RequestParser:
         ):
             self._kept_head, self._kept = head, replace(request, parts=[])
 
-    def _reuse_kept_head(self, data: memoryview) -> bool:
+    def _came_again(self, data: memoryview) -> bool:
         """Use `data` if it begins with the kept head and goes on with body bytes; otherwise return False."""
         kept, at = self._kept, len(self._kept_head)
         size_bytes = int(kept.headers.get("content-length", 0))

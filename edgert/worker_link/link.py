@@ -22,18 +22,14 @@ from edgert.protocol.sharing import descriptors_in
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
 ERROR_CHARS_MAX = 2000
-REPEATED_BYTES_MAX = (
-    128  # messages of up to this size often repeat, for example the message that passes a connection on
-)
-_encoded = json.JSONEncoder(
-    separators=(",", ":")
-).encode  # created once, because json.dumps creates an encoder for each message
+REPEATED_BYTES_MAX = 128  # up to this size, messages often repeat, such as messages that pass a connection on
+_encoded = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
 _repeated = lru_cache(64)(json.loads)
 _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
 class _Kept(threading.local):
-    """A thread's buffer for messages. A new buffer for each message would cost more than most messages."""
+    """A thread's buffer for messages. A new buffer for each message costs more than most messages."""
 
     def __init__(self) -> None:
         self.room = memoryview(bytearray(MESSAGE_BYTES_MAX))
@@ -43,7 +39,7 @@ _kept = _Kept()
 
 
 def failed(error: EdgeRTError) -> dict[str, Any]:
-    """Return the message of a worker whose version does not load, with the reason."""
+    """Return the message with which a worker reports why it does not load."""
     return {"op": "failed", "code": error.code, "message": error.message[:ERROR_CHARS_MAX]}
 
 

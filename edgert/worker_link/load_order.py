@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """The version that a worker must load.
+    """The version to load: its slot's `folder` and required `digest`, the state folder, the boot's id.
 
-    Attributes:
-        folder: The slot of the version.
-        digest: The digest that the version must have.
-        state: The state folder.
-        boot: The id of the daemon's start, for telemetry.
-        previous: The folder and the digest of the previous version, if the worker must compare answers with it.
+    If the worker must compare answers with the previous version, `previous` is that version's folder and digest.
     """
 
     model: str

@@ -1,10 +1,10 @@
 """The run page: the worker notes its current engine runs on the page, and the supervisor reads it.
 
-The page is one page of memory that both processes map. Each session has two machine words. The first word is the start
-time of the session's last run; the second word gets the same value when that run ends. So the words differ while a run
-is in progress. A run costs the worker two stores and one read of the clock, without a system call or a thread. The
-supervisor detects a stuck worker even if the worker holds Python's lock. CLOCK_MONOTONIC is the same in all processes.
-On a 32-bit processor the supervisor may read an incomplete word, so it reads the word twice before it acts.
+It is one page of memory that both processes map. Each session has two machine words. The first word is the start time
+of the session's last run; the second gets the same value when that run ends. So the words differ while a run is in
+progress. A run costs the worker two stores and one read of the clock, without a system call or a thread. The supervisor
+detects a stuck worker even if the worker holds Python's lock. CLOCK_MONOTONIC is the same in all processes. On a 32-bit
+processor the supervisor may read an incomplete word, so it reads the word twice before it acts.
 """
 
 from __future__ import annotations

@@ -99,10 +99,10 @@ class Connections:
             probe: Whether the client is a check, which telemetry counts separately.
             session: Whether the connection is a session.
         """
-        why = ", the limit ([serving] connections_max), and no client has more than its share: close a connection first"
+        reason = "the limit, and no client has more than its share: raise [serving] connections_max"
         has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
         if not has_descriptor:
-            why = ", and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
+            reason = "and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
         with self._lock:
             peer = Peer.of(sock)
             if has_descriptor and not self._stopping and self._admission.admit(sock, peer):
@@ -111,10 +111,10 @@ class Connections:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
                     return
                 except RuntimeError:
-                    why = ", and the limit of threads is reached: raise TasksMax of the unit"
+                    reason = "and the limit of threads is reached: raise TasksMax of the unit"
                     self._admission.release(sock)
                     self._set_switch()
-        error = Overloaded(f"{len(self)} clients are connected{why}", retry_after_s=0.5)
+        error = Overloaded(f"{len(self)} clients are connected, {reason}", retry_after_s=0.5)
         with contextlib.suppress(OSError):
             sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
         sock.close()

@@ -79,7 +79,7 @@ class MemoryForm:
 
     @property
     def keeps(self) -> bool:
-        """Whether a request of this model can depend on earlier requests."""
+        """Whether a request of this model can depend on those before it."""
         return bool(self._inputs) or self.pre is not None
 
     def fits(self, tensors: Sequence[WireTensor]) -> bool:

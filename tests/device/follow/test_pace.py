@@ -29,7 +29,7 @@ def test_a_window_may_go_over_midnight(window: str, now: str, may: bool) -> None
     pace = Pace(FollowConfig(window=window), local_minute=lambda: minute(now))
     if may:
         pace.check()
-        pace.add_fetched(1)
+        pace.took(1)
     else:
         with pytest.raises(WindowClosed, match="waits for the window from"):
             pace.check()
@@ -45,8 +45,8 @@ def test_the_rate_is_kept_over_many_pieces() -> None:
 
     pace = Pace(FollowConfig(kbit_max=80.0), clock=lambda: now_s, wait=wait)
     for _ in range(10):
-        pace.add_fetched(1000)
+        pace.took(1000)
     assert now_s == pytest.approx(1.0)  # 10,000 bytes at 10,000 bytes a second
     now_s += 100.0  # what was not used in a pause is not saved up
-    pace.add_fetched(1000)
+    pace.took(1000)
     assert waits[-1] == pytest.approx(0.1)

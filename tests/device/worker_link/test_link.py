@@ -6,7 +6,7 @@ from edgert.worker_link import link
 
 
 def test_what_an_end_said_before_it_closed_arrives_though_it_left_a_message_unread() -> None:
-    """The fork server reports that it cannot fork, without reading the order for the worker that did not start."""
+    """The fork server says why it cannot fork, and never reads the order of the worker that it could not make."""
     ours, theirs = link.pair()
     link.send(ours, {"op": "load"})
     link.send(theirs, {"op": "failed", "message": "no processes"})
