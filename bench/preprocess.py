@@ -31,7 +31,7 @@ from edgert.bundle.text_rules import Embed, Text
 from edgert.processing.answers.classify import Classifier, best_classes, softmax, top_k
 from edgert.processing.answers.ctc import CtcReader
 from edgert.processing.answers.detect import detections
-from edgert.processing.answers.embedding import embedded
+from edgert.processing.answers.embedding import embeddings
 from edgert.processing.images.placement import Placement
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.signals.resample import resample
@@ -202,7 +202,7 @@ def _pooling() -> dict[str, Way]:
         vectors = (states * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
-    return {"edgert": lambda: embedded(rule, states, mask), "NumPy, as written": theirs}
+    return {"edgert": lambda: embeddings(rule, states, mask), "NumPy, as written": theirs}
 
 
 def _difference(got: Any, reference: Any) -> float | str:

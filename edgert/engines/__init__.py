@@ -1,7 +1,7 @@
 """The interface of engines: `Engine.load(artifact) -> Session`. Each vendor has one file.
 
-A file imports its SDK when it is first needed. To add an engine, add one file here and one entry in `ENGINES`;
-`tests/device/engines/test_engines.py` then tests it.
+An engine's file imports its SDK when the SDK is first needed. To add an engine, add one file here and one entry in
+`ENGINES`; `tests/device/engines/test_engines.py` then tests the engine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class EngineKind:
     """
 
     implementation: str
-    packages: tuple[str, ...] = ()  # the packages of the SDK, of which one is enough; engines for tests need none
+    packages: tuple[str, ...] = ()  # packages that contain the SDK: one is enough; engines for tests need none
     threaded: bool = True  # the engine uses `EngineOptions.threads`
     prepares: bool = False  # `Engine.prepare` does something
     concurrent: bool = False  # several threads may run one session at once
-    forkable: bool = False  # the fork server can import its SDK, which then starts no thread and opens no device
+    forkable: bool = (
+        False  # the fork server can import the SDK, because the import starts no thread and opens no device
+    )
     device_files: bool = False  # the engine accesses its processor through device files
-    system_package: str = ""  # the system's package that brings the SDK, which pip does not
+    system_package: str = ""  # the system's package with the SDK, if pip cannot install the SDK
 
 
 ENGINES = {
@@ -55,7 +57,7 @@ ENGINES = {
         system_package="tensorrt",
     ),
 }
-# `edgertd status` shows one of these only if a model runs on it.
+# `edgertd status` shows an engine for tests only if a model runs on it.
 FOR_TESTS = tuple(name for name, kind in ENGINES.items() if not kind.packages)
 
 
@@ -63,9 +65,12 @@ FOR_TESTS = tuple(name for name, kind in ENGINES.items() if not kind.packages)
 class LocalArtifact:
     """An artifact's files on this machine, already verified.
 
-    `path` is the file that the engine opens; its other files are in the same folder. `inputs` and `outputs` are the
-    model's contract, the same for every engine: the session accepts and returns arrays in that order. If the model has
-    `buckets`, an engine's session accepts only inputs of their sizes; `padding.load_session` handles all lengths.
+    Attributes:
+        path: The file that the engine opens; the artifact's other files are in the same folder.
+        inputs: The model's inputs, the same for every engine. A session accepts arrays in this order.
+        outputs: The model's outputs, the same for every engine. A session returns arrays in this order.
+        buckets: The sizes of an open axis. An engine's session accepts only these sizes; `padding.load_session` opens a
+            session for all lengths.
     """
 
     engine: str
@@ -78,11 +83,15 @@ class LocalArtifact:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The settings of an engine on this machine. With `threads` 0, the engine chooses the number.
+    """The settings of an engine on this machine.
 
-    An engine stores compiled files in `cache_dir`; with None it stores none. `extra` holds settings by the engine's own
-    names. With these, the packager runs an artifact in several ways, to measure how much answers differ. A load that
-    takes minutes reports to `progress`.
+    Attributes:
+        threads: The number of threads; with 0, the engine chooses the number.
+        cache_dir: The folder for compiled files; with None, the engine stores none.
+        buckets: The batch sizes that the engine compiles for.
+        extra: Settings by the engine's own names. With these, the packager runs an artifact in several ways, to measure
+            how much answers differ.
+        progress: The receiver of progress lines while a load takes minutes.
     """
 
     threads: int = 1
@@ -93,7 +102,7 @@ class EngineOptions:
 
 
 class Session(Protocol):
-    """A loaded artifact. Sessions derive from this class, because most have no memory to release.
+    """A loaded artifact. Most sessions inherit `release_memory`, because they have no memory to release.
 
     One thread at a time calls `run`, unless the engine is `concurrent`. `run` releases the GIL while it works.
     """
@@ -119,7 +128,7 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """One vendor's runtime. Engines derive from it: most have no `prepare` and no `before_fork`."""
+    """One vendor's runtime. Most engines inherit `prepare` and `before_fork`, which do nothing."""
 
     name: str
 
@@ -132,7 +141,10 @@ class Engine(Protocol):
         return
 
     def before_fork(self) -> None:
-        """Set up what all sessions of a process share, so that forks copy less memory. Leave no thread."""
+        """Set up the data that all sessions of a process share, so that forks copy less memory.
+
+        This must leave no thread.
+        """
         return
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
@@ -151,14 +163,14 @@ def engine_by_name(name: str) -> Engine:
 
 
 def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-    """Call `Engine.prepare`. Without work to do, import neither the engine nor NumPy."""
+    """Call `Engine.prepare`. If the engine has nothing to prepare, import neither the engine nor NumPy."""
     kind = ENGINES.get(artifact.engine)
     if kind is None or kind.prepares:
         engine_by_name(artifact.engine).prepare(artifact, options, progress)
 
 
 def system_package(engine: str) -> str:
-    """Return the system's package that brings an engine's SDK; "" for none, and for unknown engines."""
+    """Return the system's package with an engine's SDK; "" if there is none or the engine is unknown."""
     return ENGINES[engine].system_package if engine in ENGINES else ""
 
 

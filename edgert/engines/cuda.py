@@ -1,7 +1,7 @@
 """The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0.
 
-`cuda-bindings` is the first choice, because it has wheels for x86-64 and aarch64. `pycuda` is the second choice,
-because the device must compile it. Only `open_cuda` imports them. This module has not run on a GPU yet.
+The first choice is `cuda-bindings`, because it has wheels for x86-64 and aarch64. The second choice is `pycuda`, which
+the device must compile. Only `open_cuda` imports these packages. This module has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from edgert.errors import EngineFailed, EngineMissing
 
 
 class Cuda(Protocol):
-    """One stream on one GPU. Copies are queued on the stream; `synchronize` waits for all of them.
+    """One stream on one GPU. Copies wait in the stream's queue until `synchronize` returns.
 
-    `stream` is the handle for TensorRT; `compute_capability` is text like "8.7".
+    Attributes:
+        stream: The stream's handle for TensorRT.
+        compute_capability: The GPU's version as text, for example "8.7".
     """
 
     stream: int
@@ -96,7 +98,10 @@ class BindingsCuda:
 
 
 class PycudaCuda:
-    """`pycuda`: the driver API. A context belongs to one thread, so each call moves it to its own thread."""
+    """`pycuda`: the driver API.
+
+    A context belongs to one thread at a time, so each call makes the context current in its own thread.
+    """
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -137,7 +142,7 @@ class PycudaCuda:
             with _current(self._context):
                 return function(*args)
         except self._driver.Error as error:
-            raise EngineFailed(f"CUDA failed: {error}") from error
+            raise EngineFailed(f"CUDA failed: {error}; check that the GPU and its driver work") from error
 
 
 @contextmanager

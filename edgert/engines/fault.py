@@ -1,4 +1,4 @@
-"""The fault engine: the null engine that also fails on request, in each way in which an engine can.
+"""The fault engine: the null engine that also fails on request, in every way that an engine can fail.
 
 Tests of the daemon use this engine. An operator can use it to see how a device handles a bad engine. Its artifact is
 the null engine's JSON with two more optional keys:
@@ -6,9 +6,10 @@ the null engine's JSON with two more optional keys:
     {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
-The fault `load` happens when the artifact is loaded. Each fault of `runs` happens at every run after the first `after`
-runs (runs at load count), or only if an element of an input equals `value`. `while` names a file; if this file is
-missing, the fault does not happen. The values of MAGIC cause their faults anywhere in an input.
+The fault `load` happens when the artifact is loaded. A fault of `runs` happens at every run after the first `after`
+runs; runs at load count. With `value`, the fault happens only if an element of an input equals the value. `while` names
+a file; if this file is missing, the fault does not happen. If an input contains a value of MAGIC, the fault of this
+value happens.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ class FaultEngine(Engine):
         return "1"
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> FaultSession:
-        within = NullEngine().load(artifact, options)
+        inner = NullEngine().load(artifact, options)
         try:
             program = json.loads(artifact.path.read_bytes())
             at_load = [Fault.from_json(program["load"])] if "load" in program else []
             runs = [Fault.from_json(entry) for entry in program.get("runs", ())]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise EngineFailed(f"fault engine cannot read {artifact.path.name}: {error}") from error
-        session = FaultSession(within, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))
+        session = FaultSession(inner, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))
         for fault in at_load:
             if fault.strikes(1, ()):
                 if fault.fault == "slow":
@@ -98,10 +99,11 @@ class FaultEngine(Engine):
 
 
 class FaultSession(Session):
-    def __init__(self, within: Session, faults: tuple[Fault, ...]) -> None:
-        self.inputs: tuple[TensorSpec, ...] = within.inputs
-        self.outputs: tuple[TensorSpec, ...] = within.outputs
-        self._within, self._faults = within, faults
+    def __init__(self, inner: Session, faults: tuple[Fault, ...]) -> None:
+        self.inputs: tuple[TensorSpec, ...] = inner.inputs
+        self.outputs: tuple[TensorSpec, ...] = inner.outputs
+        self._inner = inner
+        self._faults = faults
         self._runs = 0
         self._leaked: list[NDArray[np.uint8]] = []
 
@@ -112,7 +114,7 @@ class FaultSession(Session):
             if fault.strikes(self._runs, tensors):
                 wrong = wrong or fault.fault == "wrong"
                 self.trigger(fault)
-        outputs = self._within.run(tensors)
+        outputs = self._inner.run(tensors)
         return [np.asarray(array + 1, array.dtype) for array in outputs] if wrong else outputs
 
     def trigger(self, fault: Fault) -> None:
@@ -135,4 +137,4 @@ class FaultSession(Session):
 
     def close(self) -> None:
         self._leaked.clear()
-        self._within.close()
+        self._inner.close()

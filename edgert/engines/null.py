@@ -51,7 +51,8 @@ class NullSession(Session):
         delay_s: float,
         item_s: float = 0.0,
     ) -> None:
-        self.inputs, self.outputs, self._op = inputs, outputs, op
+        self.inputs, self.outputs = inputs, outputs
+        self._op = op
         self._delay_s, self._item_s = delay_s, item_s
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

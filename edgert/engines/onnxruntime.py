@@ -1,8 +1,8 @@
 """ONNX Runtime: the engine that installs nearly everywhere.
 
-A session calls the binding's `run` directly. This skips the checks of the Python wrapper, which the server has already
-made, and returns new arrays. It is as fast as preset I/O bindings that copy the answer. Batches of any size run
-unchanged.
+A session calls the binding's `run` directly, without the Python wrapper: the wrapper repeats checks that the server has
+already made. The call returns new arrays, and is as fast as preset I/O bindings that copy the answer. Batches of any
+size run unchanged.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class ONNXRuntimeSession(Session):
         self.run(sample, self._shrinking)
 
     def close(self) -> None:
-        self._run, self._session = closed, None
+        self._run = closed
+        self._session = None
 
 
 def sdk() -> Any:
@@ -90,18 +91,18 @@ def sdk() -> Any:
 
 
 def compute_int8_exactly(session_options: Any) -> None:
-    """Make sums of INT8 products exact where they would saturate (docs/decisions/0033)."""
-    # On other processors, the option would only make INT8 slower.
+    """Compute sums of INT8 products exactly on processors where they would saturate (docs/decisions/0033)."""
+    # On other processors, this option would only make INT8 slower.
     if int8_saturates():
         session_options.add_session_config_entry(_EXACT_INT8, "1")
 
 
 def _exact_session(onnxruntime: Any, path: str, options: Any) -> Any:
-    """Return a session with exact INT8 products on every processor, where ONNX Runtime has them."""
+    """Return a session; its INT8 products are exact if ONNX Runtime can compute the model exactly."""
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        # It has no exact QGemm for INT8 activations (format QOperator).
+        # ONNX Runtime has no exact QGemm for INT8 activations (format QOperator).
         if not int8_saturates() or "NOT_IMPLEMENTED" not in str(error):
             raise
     options.add_session_config_entry(_EXACT_INT8, "0")

@@ -1,9 +1,9 @@
 """OpenVINO: the engine for Intel boxes.
 
-A compiled model with fixed shapes is up to 2.3x faster than a model whose batch changes. So each bucket, of the batch
-and of another open axis, has its own compiled model and infer request. They are created when the bucket is first
-needed. The tensors are preset arrays of this session: a call copies in, infers, and copies out (26 µs on the digits
-model; 28 with `infer`'s own copies, 126 with `start_async` and `wait`).
+A compiled model with fixed shapes is up to 2.3x faster than a model whose batch changes. So each bucket of the batch,
+and of another open axis, has its own compiled model and infer request. A bucket's model is compiled when the bucket is
+first needed. The tensors are preset arrays of this session: a call copies in, infers, and copies out. This takes 26 µs
+on the digits model; `infer` with its own copies takes 28 µs, and `start_async` with `wait` takes 126 µs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class OpenVINOEngine(Engine):
 class OpenVINOSession(Session):
     def __init__(self, openvino: Any, core: Any, model: Any, artifact: LocalArtifact, options: EngineOptions) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
-        self._openvino, self._core, self._model = openvino, core, model
+        self._openvino = openvino
+        self._core = core
+        self._model = model
         self._config = _config(options)
         self._batches = batchable((*self.inputs, *self.outputs))
         # A model with a fixed batch has one bucket of this size, and is never reshaped.
@@ -75,7 +77,9 @@ class OpenVINOSession(Session):
             raise EngineFailed(f"openvino cannot run this batch: {_reason(error)}") from error
 
     def close(self) -> None:
-        self._by_size, self._model, self._core = {}, None, None
+        self._by_size = {}
+        self._model = None
+        self._core = None
 
     def _bucket(self, size: int, shapes: _Shapes) -> _Bucket:
         key = (size, shapes)
@@ -95,7 +99,7 @@ class OpenVINOSession(Session):
 
 
 class _Bucket:
-    """One size of the inputs: a request, and the arrays behind its tensors.
+    """One size of the inputs: an infer request, and the arrays of its tensors.
 
     OpenVINO does not keep these arrays alive. Without the references in this class, the process crashes.
     """
@@ -117,8 +121,7 @@ class _Bucket:
             self._request.set_tensor(spec.name, openvino.Tensor(array, shared_memory=True))
 
     def run(self, tensors: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
-        # Items after `count` keep values of an earlier batch. Items are independent, and the answers to these items are
-        # cut.
+        # Items after `count` keep values of an earlier batch. Items are independent, and these answers are cut.
         for preset, array in zip(self._inputs, tensors, strict=True):
             preset[:count] = array
         self._request.infer(share_outputs=True)
@@ -141,7 +144,7 @@ def _config(options: EngineOptions) -> dict[str, Any]:
 
 
 def exact_int8() -> dict[str, str]:
-    """Return the configuration with which INT8 is exact here; none where the default is exact."""
+    """Return the settings that make INT8 exact on this processor; none if the default is exact here."""
     return {LOW_PRECISION: "NO"} if int8_saturates() else {}
 
 

@@ -66,7 +66,7 @@ def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int
 
 
 class TensorRTSession(Session):
-    """A session with GPU memory for the largest batch; a smaller batch uses the start of it."""
+    """A session with GPU memory for the largest batch; a smaller batch uses the start of this memory."""
 
     def __init__(
         self, tensorrt: Any, cuda: Cuda, loaded: tuple[Any, Any, Any], artifact: LocalArtifact, batch_max: int
@@ -108,7 +108,8 @@ class TensorRTSession(Session):
 
     def close(self) -> None:
         if self._context is not None:
-            self._context, self._loaded = None, ()
+            self._context = None
+            self._loaded = ()
             self._cuda.close()
 
     def _shape(self, count: int, tensors: Sequence[NDArray[Any]]) -> int:
@@ -145,9 +146,16 @@ def build_plan(
     configure: Callable[[Any], None] = lambda config: None,
     buckets: Buckets | None = None,
 ) -> bytes:
-    """Parse an ONNX model and build its plan. `configure` may change the builder's configuration.
+    """Parse an ONNX model and build its plan. Raises EngineFailed with TensorRT's reason.
 
-    One plan with one copy of the weights serves all `buckets`. Raises EngineFailed with TensorRT's reason.
+    Args:
+        tensorrt: The SDK's module.
+        model: The content of the ONNX file.
+        inputs: The model's inputs.
+        batch_max: The largest batch that the plan accepts.
+        progress: The receiver of progress lines.
+        configure: Changes the builder's configuration before the build.
+        buckets: The sizes of an open axis; one plan with one copy of the weights serves all of them.
     """
     log = _log(tensorrt)
     builder = tensorrt.Builder(log)
@@ -203,7 +211,10 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
 
 
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
-    """Return the plan's engine, None if it cannot be made. A plan that fails to load is built again."""
+    """Return the plan's engine; None if TensorRT cannot load the plan.
+
+    A plan that does not load is built again, once.
+    """
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     plan_file = _plan_file(tensorrt, cuda, artifact, options)
     if engine is None and plan_file is not None:  # a damaged file, or a new driver with the same version
@@ -221,10 +232,11 @@ def _plan_file(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: Engi
 
 
 class _Timings:
-    """TensorRT's timings of its kernels on this GPU, which make the next build much faster."""
+    """TensorRT's measured times of its kernels on this GPU, which make the next build much faster."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._config = path, None
+        self._path = path
+        self._config = None
 
     def attach(self, config: Any) -> None:
         data = self._path.read_bytes() if self._path.is_file() else b""
@@ -267,7 +279,7 @@ def _log(tensorrt: Any) -> Any:
 
 
 def _monitor(tensorrt: Any, progress: Progress) -> Any:
-    """Return a monitor with a progress line for each tenth of the steps of the build's outer phases."""
+    """Return a monitor that reports each tenth of the steps of the build's outer phases."""
 
     class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]  # this class is also Any
         def __init__(self) -> None:

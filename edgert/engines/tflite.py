@@ -1,11 +1,11 @@
 """TFLite, the engine for ARM: `ai-edge-litert`, or `tflite-runtime` on a system without its wheel.
 
 An interpreter is planned for one batch size, and a new plan takes milliseconds. So each bucket has its own interpreter
-over the same memory-mapped file, created when the bucket is first needed. A batch between two buckets is padded and its
+over the same memory-mapped file, opened when the bucket is first needed. A batch between two buckets is padded and its
 answers are cut. A batch above the largest bucket runs in several pieces. A model with buckets of another axis has one
-file for each bucket; the artifact's own file is for the largest. Interpreters copy in and out (`set_tensor`,
-`get_tensor`). This returns new arrays, and is faster than views into the interpreters' memory (1.3 µs per call, not
-2.6).
+file for each bucket; the artifact's own file is for the largest bucket. Interpreters copy in and out with `set_tensor`
+and `get_tensor`. These calls return new arrays, and are faster than views into the interpreters' memory (1.3 µs per
+call instead of 2.6 µs).
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def path_for(path: Path, size: int, buckets: Buckets) -> Path:
 
 
 class TFLiteSession(Session):
-    """A session with an interpreter per bucket; `make_interpreter` opens the artifact once more."""
+    """A session with one interpreter for each bucket; `make_interpreter` opens the artifact again."""
 
     def __init__(self, artifact: LocalArtifact, buckets: Sequence[int], make_interpreter: Callable[[], Any]) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
-        self._name, self._make_interpreter = artifact.path.name, make_interpreter
+        self._name = artifact.path.name
+        self._make_interpreter = make_interpreter
         self._open_input = next((i for i, spec in enumerate(self.inputs) if spec.shape[:1] == (-1,)), None)
         # Padding needs one output item per input item.
         self._pads = batchable((*self.inputs, *self.outputs))
@@ -106,13 +107,15 @@ class TFLiteSession(Session):
 
 
 class _LengthsSession(Session):
-    """A session for each size of a model's buckets, opened when it is first needed."""
+    """One session for each size of a model's buckets, opened when the size is first needed."""
 
     def __init__(
         self, artifact: LocalArtifact, buckets: Buckets, batches: Sequence[int], open_file: Callable[[Path], Any]
     ) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
-        self._artifact, self._buckets, self._batches = artifact, buckets, batches
+        self._artifact = artifact
+        self._buckets = buckets
+        self._batches = batches
         self._open_file: Callable[[Path], Any] = open_file
         first = buckets.inputs[0]
         self._place = ([spec.name for spec in self.inputs].index(first.name), first.axis)
@@ -153,7 +156,7 @@ class _Bucket:
                 interpreter.resize_tensor_input(index, shape)
         interpreter.allocate_tensors()
         self._outputs = _indices(interpreter, "output", outputs)
-        # Input buffers for smaller batches. Items after the batch are zeros or from an earlier batch; their answers are
+        # Input buffers for smaller batches. Items after the batch are zeros or from an earlier batch: their answers are
         # cut.
         self._padded = [np.zeros(shape, spec.dtype) for spec, shape in zip(inputs, shapes, strict=True)]
         self._set, self._invoke, self._get = interpreter.set_tensor, interpreter.invoke, interpreter.get_tensor

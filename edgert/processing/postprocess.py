@@ -12,7 +12,7 @@ from edgert.bundle.manifest import Manifest
 from edgert.processing.answers.classify import Classifier
 from edgert.processing.answers.ctc import CtcReader
 from edgert.processing.answers.detect import detections
-from edgert.processing.answers.embedding import embedded
+from edgert.processing.answers.embedding import embeddings
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec
 
@@ -20,40 +20,41 @@ Arrays = list[NDArray[Any]]
 
 
 class Postprocessor:
-    """Adds the results of the manifest's rules to a model's outputs; `outputs` describes them all."""
+    """Adds the results of the manifest's rules to a model's outputs; `outputs` describes both."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._classify, self._detect, self._ctc = manifest.classify, manifest.detect, manifest.ctc
         names = [spec.name for spec in manifest.outputs]
         self.outputs: tuple[TensorSpec, ...] = manifest.outputs
         if self._classify is not None:
-            self._classified = names.index(self._classify.output)
+            self._classify_index = names.index(self._classify.output)
             self._classifier = Classifier(self._classify)
-            count = manifest.outputs[self._classified].shape[-1]
+            count = manifest.outputs[self._classify_index].shape[-1]
             width = count if count == -1 else min(self._classify.top_k, count)
             classes, scores = self._classify.added
             self.outputs += (TensorSpec(classes, "INT64", (-1, width)), TensorSpec(scores, "FP32", (-1, width)))
         if self._detect is not None:
-            self._detected = [names.index(name) for name in self._detect.outputs]
+            self._detect_indices = [names.index(name) for name in self._detect.outputs]
             most = self._detect.detections_max
             shapes = ((-1, most, 4), (-1, most), (-1, most), (-1,))
             datatypes = ("FP32", "FP32", "INT64", "INT64")
             self.outputs += tuple(map(TensorSpec, self._detect.added, datatypes, shapes))
         if self._ctc is not None:
-            self._read = names.index(self._ctc.output)
+            self._ctc_index = names.index(self._ctc.output)
             self._reader = CtcReader(self._ctc)
             text, probability = self._ctc.added
             self.outputs += (TensorSpec(text, "UINT8", (-1, -1)), TensorSpec(probability, "FP32", (-1,)))
-        self._embed, self._mask = manifest.embed, 0
+        self._embed = manifest.embed
+        self._mask_index = 0
         if self._embed is not None:
-            self._states = names.index(self._embed.output)
+            self._embed_index = names.index(self._embed.output)
             if self._embed.pooling == "mean":
-                self._mask = [spec.name for spec in manifest.app_inputs].index(self._embed.mask)
-            size = manifest.outputs[self._states].shape[-1]
+                self._mask_index = [spec.name for spec in manifest.app_inputs].index(self._embed.mask)
+            size = manifest.outputs[self._embed_index].shape[-1]
             self.outputs += (TensorSpec(self._embed.name, "FP32", (-1, size)),)
         self._images = manifest.preprocess is not None
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
-        labels = self._classify or self._detect  # CTC needs no labels: the answer itself has the texts
+        labels = self._classify or self._detect  # CTC needs no labels: the answer itself contains the texts
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
     def __call__(
@@ -67,41 +68,46 @@ class Postprocessor:
     ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
-        `inputs` are the inputs of the model; input number `image` is the preprocessed one. `placements` map from this
-        input to the sent images. `windows` counts the items of each sent signal (None: the app sent the tensor itself).
-        `before` are the class scores of the signal's earlier windows, from `last_shares`.
+        Args:
+            outputs: The outputs of the model.
+            placements: The mapping from the model's image to each sent image; None if the app sent the model's own
+                tensor.
+            inputs: The inputs of the model.
+            image: The index of the preprocessed input in `inputs`.
+            windows: The number of items of each sent signal; None if the app sent the model's own tensor.
+            before: The class scores of the signal's earlier windows, from `last_shares`.
         """
         added = list(outputs)
         if self._classify is not None:
-            added += self._classifier(outputs[self._classified], windows, before)
+            added += self._classifier(outputs[self._classify_index], windows, before)
         if self._detect is not None:
             shown = inputs[image].shape
             height, width = shown[1:3] if self._nhwc else shown[2:]
-            arrays = [outputs[i] for i in self._detected]
+            arrays = [outputs[i] for i in self._detect_indices]
             added += detections(self._detect, arrays, (height, width), placements)
         if self._ctc is not None:
-            added += self._reader(outputs[self._read])
+            added += self._reader(outputs[self._ctc_index])
         if self._embed is not None:
-            added.append(embedded(self._embed, outputs[self._states], inputs[self._mask]))
+            added.append(embeddings(self._embed, outputs[self._embed_index], inputs[self._mask_index]))
         return added
 
     def last_shares(self, outputs: Arrays, before: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the class scores of the last windows, to smooth the next windows."""
-        shares = self._classifier.shares(outputs[self._classified])
+        shares = self._classifier.shares(outputs[self._classify_index])
         smooth = self._classify.smooth if self._classify is not None else None
         assert smooth is not None  # only smoothing needs earlier scores
         joined = np.concatenate((before, shares)) if len(before) else shares
         return np.array(joined[max(0, len(joined) - smooth.windows + 1) :], np.float32)
 
     def sent(self, raw: bool) -> list[int]:
-        """Return the positions of the outputs in an answer.
+        """Return the indices of the outputs that an answer contains.
 
-        An answer to a `raw` image has boxes or texts without the outputs that they come from, because these have
-        megabytes. The outputs of a signal are small. They are sent, because the health check sends signals and compares
-        these outputs.
+        An answer to a `raw` image contains boxes or texts, but not the outputs that they come from, because these
+        outputs have megabytes. The outputs of a signal are small. They are sent, because the health check sends signals
+        and compares these outputs.
         """
         if not (raw and self._images):
             return list(range(len(self.outputs)))
-        left_out = set(self._detected) if self._detect is not None else set()
-        left_out |= {self._read} if self._ctc is not None else set()
+        left_out = set(self._detect_indices) if self._detect is not None else set()
+        left_out |= {self._ctc_index} if self._ctc is not None else set()
         return [i for i in range(len(self.outputs)) if i not in left_out]

@@ -19,7 +19,7 @@ InputPreprocessor = Preprocessor | SignalPreprocessor | TextPreprocessor
 def preprocessor(rule: InputRule, inputs: Sequence[TensorSpec], read: Callable[[str], bytes]) -> InputPreprocessor:
     """Return the preprocessor of `rule` for `inputs`; `read` returns a file that the rule names.
 
-    Raises EngineMissing if a package is missing.
+    Raises EngineMissing if a package that the rule needs is missing.
     """
     if isinstance(rule, Text):
         return TextPreprocessor(rule, inputs, read(rule.tokenizer))

@@ -1,7 +1,7 @@
 """Computes the model's token ids from a request's text, with the library `tokenizers`.
 
-A request may contain text instead of the inputs that the rule computes: UINT8 [N, bytes], one UTF-8 text per row,
-shorter ones padded with zeros. So zeros at the end of a text do not count.
+A request may contain text instead of the inputs that the rule computes: UINT8 [N, bytes], with one UTF-8 text in each
+row. Shorter texts are padded with zeros, so zeros at the end of a text do not count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tokens = dict[str, NDArray[Any]]
 class TextPreprocessor:
     """Applies `rule` to text for `inputs`; `content` is the tokenizer's file.
 
-    Raises EngineMissing if the library is missing, BundleError if it cannot use the file.
+    Raises EngineMissing if the library is missing, BundleError if the library cannot use the file.
     """
 
     of_images = False
@@ -37,7 +37,8 @@ class TextPreprocessor:
     integers: TensorSpec | None = None
 
     def __init__(self, rule: Text, inputs: Sequence[TensorSpec], content: bytes) -> None:
-        self._rule, self._tokenizer = rule, _tokenizer(rule, content)
+        self._rule = rule
+        self._tokenizer = _tokenizer(rule, content)
         self._specs = {spec.name: spec for spec in inputs if spec.name in rule.inputs}
         own = self._specs[rule.input]
         self._length = own.shape[1]
@@ -53,7 +54,7 @@ class TextPreprocessor:
         return array.dtype == np.uint8
 
     def tokens(self, texts: list[str]) -> Tokens:
-        """Return ids, mask and types, padded to one length. Raises RequestError."""
+        """Return ids, mask and types of `texts`, padded to one length. Raises RequestError."""
         rule = self._rule
         rows = self._encoded(texts)
         for i, row in enumerate(rows):
@@ -108,9 +109,9 @@ def text_in_file(path: Path) -> bytes:
 
 
 def _tokenizer(rule: Text, content: bytes) -> Any:
-    """Return the library's tokenizer, which truncates by `rule` and does not pad."""
+    """Return the library's tokenizer, which truncates texts by `rule` and does not pad them."""
     check_tokenizers()
-    # The library would start a thread for each processor, but the engine was measured without such threads.
+    # The library would start a thread for each processor. The engine was measured without these threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import tokenizers
 
@@ -127,7 +128,7 @@ def _tokenizer(rule: Text, content: bytes) -> Any:
         ) from error
     if rule.max_tokens <= special:
         raise BundleError(
-            f"text has max_tokens = {rule.max_tokens}, and the tokenizer adds {special} special tokens: raise it"
+            f"text has max_tokens = {rule.max_tokens}, and the tokenizer adds {special} special tokens: raise max_tokens"
         )
     return tokenizer
 

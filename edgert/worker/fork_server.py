@@ -1,11 +1,11 @@
 """The fork server: a process that has imported the modules of workers; its forks become workers.
 
-The workers share the memory of these imports, and of an engine's set-up for its first session. So they start at once.
-The server has one thread and no open session, so a fork is safe. The daemon's part is
-`edgert.daemon.workers.fork_server`. The two exchange `SOCK_SEQPACKET` messages of `edgert.worker_link.link`:
+The workers share the memory of these imports, and of an engine's set-up for its first session. So a worker starts at
+once. The server has one thread and no open session, so a fork is safe. The daemon's part is
+`edgert.daemon.workers.fork_server`. Daemon and server exchange `SOCK_SEQPACKET` messages of `edgert.worker_link.link`:
 
-- `fork`, with the worker's end of its link as descriptor. The new process sends `started` with its id on this link, and
-  continues like `edgert.worker.worker`.
+- `fork`, with one descriptor: the worker's end of its link. The new process sends `started` with its id on this link,
+  and continues like `edgert.worker.worker`.
 - `reap`, with the id of a process that has ended. The server answers with the process's exit code.
 
 The server ends when its link closes, so it never outlives the daemon.
@@ -39,8 +39,10 @@ def main() -> None:
 
 
 def _import_engines() -> None:
-    for name in (name for name, kind in ENGINES.items() if kind.forkable):  # workers import the others
-        with contextlib.suppress(Exception):  # a worker that needs a missing or broken engine will report it
+    for name in (
+        name for name, kind in ENGINES.items() if kind.forkable
+    ):  # workers import the other engines themselves
+        with contextlib.suppress(Exception):  # a worker that needs a missing or broken engine reports the fault
             engine = engine_by_name(name)
             engine.version()
             engine.before_fork()
@@ -55,7 +57,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
         if os.fork():
             worker_end.close()
             return
-    except OSError as error:  # too little memory or too many processes; without `started`, no version counts as faulty
+    except OSError as error:  # no memory or no process is left; without `started`, the daemon blames no version
         with contextlib.suppress(OSError):
             link.send(worker_end, link.failure_message(DeviceError(f"no worker can be started: {error.strerror}")))
         worker_end.close()

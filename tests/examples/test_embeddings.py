@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 
 from edgert.bundle.text_rules import Embed, Text
-from edgert.processing.answers.embedding import embedded
+from edgert.processing.answers.embedding import embeddings
 from edgert_deploy.packager.samples.processing import read_postprocess, read_preprocess
 from edgert_deploy.packager.sources.formats.convert import Conversion
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
@@ -73,7 +73,7 @@ def test_padding_changes_nothing_and_the_fixed_form_is_the_mean(weights: Path, t
     np.testing.assert_allclose(run(tmp_path / "open.onnx", padded, mask)[:, :5], states, atol=1e-4)
     np.testing.assert_allclose(run(tmp_path / "fixed.onnx", padded, mask), states.mean(axis=1), atol=1e-4)
     rule = Embed("y", mask="attention_mask", normalize=False)
-    np.testing.assert_allclose(embedded(rule, states, ones), states.mean(axis=1), atol=1e-5)
+    np.testing.assert_allclose(embeddings(rule, states, ones), states.mean(axis=1), atol=1e-5)
 
 
 def test_its_files_fit_its_model(weights: Path, tmp_path: Path) -> None:

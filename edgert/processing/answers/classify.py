@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify
 
-NONE = -1  # the value for no class
+NONE = -1  # the class of an entry without a class
 
 
 class Classifier:
-    """Applies `rule` to class scores [N, C]: INT64 [N, top_k] classes and FP32 scores, best first.
+    """Applies `rule` to class scores [N, C]; returns INT64 classes and FP32 scores [N, top_k], best first.
 
-    A place without a class holds NONE and 0.
+    Where fewer classes pass the rule, the remaining entries are NONE with the score 0.
     """
 
     def __init__(self, rule: Classify) -> None:
@@ -30,8 +30,11 @@ class Classifier:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return classes and their scores.
 
-        `windows` holds the number of items of each signal, in order; then these items are smoothed. `before` holds the
-        shares of the windows before those of the request, which then has one signal.
+        Args:
+            scores: Class scores [N, C].
+            windows: The number of items of each signal, in order; these items are smoothed. With None, nothing is
+                smoothed.
+            before: The shares of earlier windows, if the request continues one signal.
         """
         rule = self._rule
         if self._always and rule.smooth is None:
@@ -110,9 +113,9 @@ def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[Any]
 
 
 def best_classes(scores: NDArray[Any], k: int, probabilities: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return `top_k` of [N, C] as indices and float32 scores, after `softmax` with `probabilities`.
+    """Return `top_k` of [N, C] as indices and float32 scores. With `probabilities`, apply `softmax` first.
 
-    Nearly every request has one item and needs one class. Then the function sorts nothing and divides only one value.
+    Nearly every request has one item and needs one class. Then this function sorts nothing and divides only one value.
     """
     if len(scores) == 1 and k == 1 and scores.ndim == 2:
         row = scores[0]

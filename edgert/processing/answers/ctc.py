@@ -50,7 +50,7 @@ def by_step(scores: NDArray[Any], rule: Ctc) -> NDArray[Any]:
 
 
 def greedy(steps: NDArray[Any], blank: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the decoded classes of [steps, classes], and the step of each: the first of its repeats."""
+    """Return the decoded classes of [steps, classes], and for each class the step where it begins."""
     best = steps.argmax(axis=-1)
     first = np.ones(len(best), bool)
     first[1:] = best[1:] != best[:-1]

@@ -17,7 +17,7 @@ from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
 from edgert.processing.images.placement import Placement
 
-CANDIDATES_MAX = 1000  # suppression compares at most so many of an image's best boxes
+CANDIDATES_MAX = 1000  # suppression compares at most this number of an image's best boxes
 TOGETHER_MAX = 192  # up to this number, one array operation compares all pairs of boxes
 
 Array = NDArray[Any]
@@ -38,10 +38,13 @@ class Detections(NamedTuple):
 def detections(
     rule: Detect, outputs: Sequence[Array], size: tuple[int, int], placements: Sequence[Placement] | None
 ) -> Detections:
-    """Return the detections in each image from `outputs`, the arrays that `rule` names, in its order.
+    """Return the detections in each image.
 
-    `size` is (height, width) of the model's image. `placements` map coordinates to the sent images; with None, they
-    stay coordinates of the model's image.
+    Args:
+        rule: The manifest's rule.
+        outputs: The arrays that `rule` names, in its order.
+        size: (height, width) of the model's image.
+        placements: The mapping from the model's image to each sent image; with None, boxes stay in the model's image.
     """
     images, room = len(outputs[0]), rule.detections_max
     detected = Detections(
@@ -64,9 +67,10 @@ def detections(
 def candidates(
     rule: Detect, arrays: Sequence[Array], size: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """Return the boxes of one image whose best class reaches the threshold: corners, score, class.
+    """Return corners, score and class of one image's boxes whose best class reaches the threshold.
 
-    Corners are in the model's pixels. Best first, at most CANDIDATES_MAX, without values that are not finite.
+    Corners are in the model's pixels. The best box comes first. There are at most CANDIDATES_MAX boxes, and none with
+    values that are not finite.
     """
     boxes, objectness, scores = _boxes_and_scores(rule, arrays)
     axis = 0 if rule.form == "channels_first" else 1
@@ -89,7 +93,10 @@ def candidates(
 
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Return the indices of at most `most` boxes, best first; no better box of their class covers them."""
+    """Return the indices of at most `most` boxes, best first.
+
+    No returned box is covered by a better box of its class.
+    """
     corners = boxes.astype(np.float64)
     if len(boxes) > TOGETHER_MAX:
         return _suppress_in_turn(corners, classes, iou_threshold, most)
@@ -106,7 +113,7 @@ def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_thresho
 
 
 def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Do the same as `suppress`, one kept box at a time. Use it for many boxes of which few are kept."""
+    """Do the same as `suppress`, one kept box at a time: faster if there are many boxes and few are kept."""
     rest: NDArray[np.intp] = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:
@@ -120,7 +127,7 @@ def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold:
 def _covered(a: Array, b: Array, iou_threshold: float) -> NDArray[np.bool_]:
     """Return whether the overlap of boxes [..., 4] is above the threshold.
 
-    The function compares products, so that boxes without area do not cover each other.
+    The comparison multiplies instead of dividing, so boxes without area do not cover each other.
     """
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])

@@ -12,15 +12,15 @@ from edgert.bundle.text_rules import Embed
 LENGTH_MIN = 1e-12  # a shorter vector is divided by this length, as in PyTorch's normalize
 
 
-def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
-    """Return FP32 [N, D] from `states` [N, T, D] ([N, D] without pooling); the mean uses `mask` [N, T]."""
+def embeddings(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
+    """Return FP32 [N, D] from `states` [N, T, D], or [N, D] without pooling; the mean uses `mask` [N, T]."""
     states = states.astype(np.float32, copy=False)
     if rule.pooling == "cls":
         vectors = states[:, 0]
     elif rule.pooling == "mean":
-        assert mask is not None  # the manifest names it
+        assert mask is not None  # the manifest names the mask
         weights = mask.astype(np.float32)
-        # Without a token the sum is 0, and so is the vector.
+        # Without a token, the sum and the vector are 0.
         vectors = np.matmul(weights[:, None], states)[:, 0] / np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
     else:
         vectors = states

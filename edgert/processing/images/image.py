@@ -1,12 +1,12 @@
 """Resizes image files and frames to the model's size, in Pillow's code, which releases the GIL.
 
-Pillow is fast enough: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15
-without reduction (`bench/preprocess.py`). Pillow's pixels are the closest to the pixels of the usual training code. It
-installs 22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. Host and device use the same codec, so
-their pixels are equal.
+Pillow is fast enough: from a 1080p JPEG to 224x224, Pillow takes 5.2 ms with its reduced decode and 15 ms without;
+simplejpeg and OpenCV take 4.9 ms (`bench/preprocess.py`). Pillow's pixels are the closest to the pixels of the usual
+training code. Pillow installs 22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. Host and device use
+the same codec, so their pixels are equal.
 
-A JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size: the smallest that is at least the wanted size. A frame is first
-averaged in whole blocks. Limits are checked on the header, before the decode. EXIF orientation is not applied.
+A JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size: the smallest size that is not below the wanted size. A frame is
+first averaged in whole blocks. Limits are checked on the header, before the decode. EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
 PIXELS_MAX = 16 * 1024**2  # decoded pixels (of a JPEG at its reduced size): 4 bytes each, twice during conversion
-PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # a 4K image: the decoder keeps all coefficients of such files
-SCANS_MAX = 64  # scans of a progressive file; each costs a pass over the whole image
+# The pixels of a 4K image, because the decoder keeps all coefficients of a progressive file.
+PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024
+SCANS_MAX = 64  # scans of a progressive file; each scan costs a pass over the whole image
 SIDE_MAX = 32_768
 FORMATS = ("JPEG", "PNG")
 REDUCING_GAP = 1.5  # before interpolation, a frame has at least this many times the wanted size
 
 # The number of images that are decoded at once. More than one per processor would only use memory.
-_UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
+_DECODING = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 class ImageReader:
     """Produces images of one size and colour: UINT8 [height, width, channels], each with its placement.
 
-    `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing if
-    Pillow is not installed.
+    `size` is (height, width) of the model's image. Without a resize rule, each image must have exactly this size.
+    Raises EngineMissing if Pillow is not installed.
     """
 
     def __init__(self, rule: Preprocess, size: tuple[int, int]) -> None:
@@ -54,25 +55,28 @@ class ImageReader:
         self._filter = self._image.Resampling[name.upper()]
 
     def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """Return a JPEG or PNG file at the model's size.
+        """Return a JPEG or PNG file as an image of the model's size.
 
-        Raises RequestError for other files and for files that are too large, DeadlineExceeded if `deadline_s`
-        (monotonic) passes before a processor is free.
+        Raises RequestError if the file has another format or is too large, DeadlineExceeded if `deadline_s` (monotonic)
+        passes before a processor is free.
         """
-        with _a_turn(deadline_s), _translated():
+        with _decoding_slot(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)
             _check_header(image, data)
             return self._fitted(image)
 
     def resized(self, frame: NDArray[np.uint8], deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """Return `frame` [height, width, channels] at the model's size and its placement, like `decoded`."""
+        """Return `frame` [height, width, channels] at the model's size, with its placement.
+
+        Raises the errors of `decoded`.
+        """
         height, width = frame.shape[:2]
         if not height or not width:
             raise RequestError(f"a frame of {height} x {width} pixels is empty")
         if self.size == (height, width):
             return frame, Placement(width, height)
         _check_size(width, height, PIXELS_MAX)
-        with _a_turn(deadline_s), _translated():
+        with _decoding_slot(deadline_s), _translated():
             pixels = np.ascontiguousarray(frame)
             image = self._image.frombuffer(self._mode, (width, height), pixels.data, "raw", self._mode, 0, 1)
             return self._fitted(image)
@@ -153,17 +157,17 @@ def _padded(pixels: NDArray[np.uint8], rule: Resize, left: int, top: int) -> NDA
 
 
 @contextmanager
-def _a_turn(deadline_s: float | None) -> Iterator[None]:
+def _decoding_slot(deadline_s: float | None) -> Iterator[None]:
     """Wait until fewer images are decoded than there are processors. Raises DeadlineExceeded."""
     wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-    if not _UNPACKING.acquire(timeout=wait_s):
+    if not _DECODING.acquire(timeout=wait_s):
         raise DeadlineExceeded(
-            "the request's time-out passed while other images were decoded; send less or allow more time"
+            "the request's time-out passed while other images were decoded: send fewer requests, or allow more time"
         )
     try:
         yield
     finally:
-        _UNPACKING.release()
+        _DECODING.release()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Converts UINT8 to a model's values, (value * scale - mean) / std, and transposes in the same pass.
 
 For floats, this takes one multiplication and one addition per value, with factors computed in FP64: 85 µs for
-224x224x3. The plain formula takes 550 µs, and a lookup per value 190 µs. The result differs from the result of the
-formula by at most 4 units in the last place of the largest value. For 8-bit models, each value is looked up in a table
+224x224x3. The plain formula takes 550 µs, and a lookup per value takes 190 µs. The result differs from the formula's
+result by at most 4 units in the last place of the largest value. For 8-bit models, each value is looked up in a table
 of 256 values, which is exact.
 """
 
@@ -57,7 +57,7 @@ class Normalizer:
         if self._tables:
             self._look_up(values, out)
         elif out.dtype == np.float32:
-            np.copyto(out, values)  # transposes; the arithmetic then runs over contiguous memory
+            np.copyto(out, values)  # the copy transposes; then the arithmetic runs over contiguous memory
             np.multiply(out, self._factor, out=out)
             if self._shifts:
                 np.add(out, self._shift, out=out)

@@ -57,7 +57,10 @@ def _letterboxed(rule: Resize, width: int, height: int) -> Plan:
 
 
 def _cropped(rule: Resize, width: int, height: int) -> Plan:
-    """Do the same as torchvision's Resize(shortest_side) and CenterCrop; truncate the longer side."""
+    """Return the plan of torchvision's Resize(shortest_side) and CenterCrop.
+
+    The longer side is rounded down, like in torchvision.
+    """
     if rule.shortest_side:
         short, long = min(width, height), max(width, height)
         longer = rule.shortest_side * long // short

@@ -3,8 +3,8 @@
 A request may contain the input in up to three forms, which differ in datatype and shape:
 
 - the model's own tensor;
-- UINT8 frames in the rule's layout: of the model's size, or of any size if the rule resizes;
-- if the rule decodes, image files: UINT8 [N, bytes], one file per row, shorter ones padded with zeros.
+- UINT8 frames in the rule's layout: frames of the model's size, or of any size if the rule resizes;
+- if the rule decodes, image files: UINT8 [N, bytes] with one file in each row; shorter files are padded with zeros.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from edgert.processing.images.normalize import Normalizer
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = (
-    64 * 1024**2
-)  # the limit for all images or windows of a request, because a small file may be a large image
+# The limit for all images or windows of a request, because a small file may be a large image.
+EXPANDED_BYTES_MAX = 64 * 1024**2
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
@@ -34,14 +33,17 @@ class Preprocessor:
 
     Raises EngineMissing if the rule is about images and Pillow is missing.
 
-    `frames` and `files` describe the UINT8 tensors that a request may contain instead of `spec`; None if they are not
-    allowed.
+    Attributes:
+        frames: The UINT8 frames that a request may contain instead of `spec`; None if they are not allowed.
+        files: The UINT8 files that a request may contain instead of `spec`; None if they are not allowed.
+        forms: `spec` and all forms that are allowed instead.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
-        self._rule, self._spec = rule, spec
+        self._rule = rule
+        self._spec = spec
         self._normalize = Normalizer(rule, spec)
-        self._turn = _turn(rule)
+        self._transposition = _transposition(rule)
         self._flip = rule.frame_colour not in ("model", rule.colour)
         self._reader: ImageReader | None = None
         if rule.of_images:
@@ -59,27 +61,27 @@ class Preprocessor:
         """Return the model's tensor and the placement of each image.
 
         The placement is None if `array` is the model's own tensor. Raises RequestError for images that cannot be
-        decoded or are too large, DeadlineExceeded if `deadline_s` (monotonic) passes while other requests' images
-        are decoded.
+        decoded or are too large. Raises DeadlineExceeded if `deadline_s` (monotonic) passes while images of other
+        requests are decoded.
         """
         if not self.wants(array):
             return array, None
         if array.ndim == 2 and self.files is not None:
             return self._from_images(_files(array), len(array), deadline_s)
         if self._rule.resize is None:
-            turned = self._turned(array)
-            return self._normalize(turned), self._in_place(turned.shape)
+            transposed = self._transposed(array)
+            return self._normalize(transposed), self._in_place(transposed.shape)
         return self._from_images(array, len(array), deadline_s)
 
     def wants(self, array: NDArray[Any]) -> bool:
         """Return whether `array` (of one of the `forms`) is not the model's own tensor."""
         return array.dtype == np.uint8 and not fits(self._spec, "UINT8", array.shape)
 
-    def _turned(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _transposed(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return a view of frames of the model's size with the model's axes and colours."""
         if self._flip:
             array = array[:, ::-1] if _channels_first(self._rule) else array[..., ::-1]
-        return array if self._turn is None else array.transpose(self._turn)
+        return array if self._transposition is None else array.transpose(self._transposition)
 
     def _in_place(self, shape: tuple[int, ...]) -> list[Placement] | None:
         if len(shape) != 4:
@@ -121,7 +123,10 @@ class Preprocessor:
 
 
 def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    """Yield each row's file without padding, so that a truncated file does not seem to end with zeros."""
+    """Yield the file of each row without its padding.
+
+    With padding, a truncated file would seem to end with zeros.
+    """
     if len(array) == 1:
         yield array[0].data
         return
@@ -133,7 +138,7 @@ def _channels_first(rule: Preprocess) -> bool:
     return (rule.model_layout if rule.layout == "model" else rule.layout) == "nchw"
 
 
-def _turn(rule: Preprocess) -> tuple[int, ...] | None:
+def _transposition(rule: Preprocess) -> tuple[int, ...] | None:
     if rule.layout in ("model", rule.model_layout):
         return None
     return _TO_NCHW if rule.layout == "nhwc" else _TO_NHWC
@@ -144,6 +149,6 @@ def _frames(rule: Preprocess, spec: TensorSpec) -> TensorSpec:
     shape = spec.shape
     if rule.resize is not None:
         shape = (shape[0], shape[1], -1, -1) if rule.model_layout == "nchw" else (shape[0], -1, -1, shape[3])
-    if (turn := _turn(rule)) is not None:
-        shape = tuple(shape[axis] for axis in ((0, 2, 3, 1) if turn == _TO_NCHW else (0, 3, 1, 2)))
+    if (axes := _transposition(rule)) is not None:
+        shape = tuple(shape[axis] for axis in ((0, 2, 3, 1) if axes == _TO_NCHW else (0, 3, 1, 2)))
     return TensorSpec(spec.name, "UINT8", shape)

@@ -18,10 +18,10 @@ _ADVICE = "give one line per moment with one number (such as 1.5) per channel, s
 
 
 def read_csv(path: Path) -> NDArray[np.float32]:
-    """Return FP32 [lines, columns]; an empty cell is NaN.
+    """Return the table in a file as FP32 [lines, columns]; an empty cell is NaN.
 
     A first line of names, empty lines, and lines that start with # are skipped. Raises InputError if the file is not a
-    table of numbers, OSError if it cannot be read.
+    table of numbers, OSError if the file cannot be read.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # skip a byte order mark

@@ -4,8 +4,8 @@ A request may contain the signal in several forms, which differ in datatype and 
 
 - FP32 [N, time] (sound, -1 to 1) or [N, time, channels] (series);
 - INT16 of the same shape: PCM, or a sensor's own values;
-- WAV files, if the rule decodes: UINT8 [N, bytes], one file per row, shorter ones padded with zeros;
-- the model's own tensor, unless a signal may have the same shape: then FP32 values are always the signal.
+- if the rule decodes, WAV files: UINT8 [N, bytes] with one file in each row; shorter files are padded with zeros;
+- the model's own tensor. If a signal may have the same shape as this tensor, FP32 values are always the signal.
 """
 
 from __future__ import annotations
@@ -33,12 +33,19 @@ Floats = NDArray[np.float32]
 
 
 class SignalPreprocessor:
-    """Applies `rule` to the input `spec`; `forms` are the tensors that a request may contain instead."""
+    """Applies `rule` to the input `spec`.
+
+    Attributes:
+        step: The distance of two windows; 0 if a request has one window.
+        held_max: The largest number of values that a session keeps between requests.
+        forms: The tensors that a request may contain.
+    """
 
     of_images = False
 
     def __init__(self, rule: Sound | Series, spec: TensorSpec) -> None:
-        self._rule, self._spec = rule, spec
+        self._rule = rule
+        self._spec = spec
         self.step = rule.step
         self.held_max = rule.length  # the most values that a session keeps between requests
         self.files: TensorSpec | None = None
@@ -63,7 +70,10 @@ class SignalPreprocessor:
         self._item_shape = _item_shape(spec.item_shape, self._made)
 
     def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, list[int] | None]:
-        """Return the model's tensor, one item per window, and each signal's windows. Raises RequestError."""
+        """Return the model's tensor, with one item for each window, and each signal's number of windows.
+
+        Raises RequestError.
+        """
         if not self.wants(array):
             return array, None
         windows, counts = self.windows(array)
@@ -74,7 +84,9 @@ class SignalPreprocessor:
         return not (self._takes_own and array.dtype == np.float32 and fits(self._spec, "FP32", array.shape))
 
     def windows(self, array: NDArray[Any]) -> tuple[Floats, list[int]]:
-        """Return all windows [items, length(, channels)], and their number per signal. Raises RequestError."""
+        """Return all windows [items, length(, channels)], and the number of windows of each signal. Raises
+        RequestError.
+        """
         rule = self._rule
         cut = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, cut)) > WINDOWS_MAX:
@@ -84,15 +96,17 @@ class SignalPreprocessor:
 
     @property
     def nothing_held(self) -> Floats:
-        """The initial values of a session: the values before its signal."""
+        """The initial held values of a session: the values before its signal."""
         shape = (self._rule.lead,) if isinstance(self._rule, Sound) else (0, self._rule.channels)
         return np.zeros(shape, np.float32)
 
     def next_windows(self, array: NDArray[Any], rest: Floats, skip: int) -> tuple[Floats, Floats, int]:
-        """Return the windows that `array` completes after the values `rest`, the new rest and the new skip.
+        """Return the windows that `array` completes, the new rest and the new skip. Raises RequestError.
 
-        `array` is one signal. `skip` is the number of its first values that belong to no window; the new skip is this
-        number for the next array. Raises RequestError.
+        Args:
+            array: The next part of one signal.
+            rest: The values before `array` that later windows need.
+            skip: The number of the first values of `array` that belong to no window.
         """
         rule = self._rule
         if not rule.step:
@@ -101,13 +115,13 @@ class SignalPreprocessor:
             raise RequestError("a request of a session has one signal, as values, not as a file: send [1, time]")
         signal = next(self._signals(array))
         allowed = isinstance(rule, Series) and rule.missing != "refuse"
-        if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # would spoil later requests
+        if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # such values would spoil later requests
             raise RequestError("the signal has values that are not finite: send it without them")
         values = np.concatenate((rest, signal[skip:]))
         if len(values) < rule.length:
             return np.empty((0, rule.length, *rest.shape[1:]), np.float32), values, max(0, skip - len(signal))
         windows = self._bounded(self._cut(values, 0))
-        begin = len(windows) * rule.step  # the start of the next window
+        begin = len(windows) * rule.step  # where the next window starts
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
@@ -165,7 +179,7 @@ class SignalPreprocessor:
         return windows if windows.ndim == 2 else windows.transpose(0, 2, 1)
 
     def _count(self, length: int, lead: int) -> int:
-        """Return the windows of a signal of `length` values after `lead` zeros. Raises RequestError."""
+        """Return the number of windows of a signal of `length` values after `lead` zeros. Raises RequestError."""
         rule, unit = self._rule, "samples" if isinstance(self._rule, Sound) else "values"
         if not length:
             raise RequestError(f"the signal is empty; send {rule.length} {unit}")

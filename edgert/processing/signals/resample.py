@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 
-FACTOR_MAX = 1000  # the limit of both numbers of the reduced ratio of rates: 44,100 to 16,000 Hz is 160 / 441
+FACTOR_MAX = (
+    1000  # the limit of both numbers of the reduced ratio of the rates: from 44,100 to 16,000 Hz, it is 160 / 441
+)
 _KAISER_BETA = 5.0
 _BLOCK = 16_384  # outputs that are computed at once, to limit the memory
 
@@ -43,7 +45,7 @@ def resample(samples: NDArray[np.float32], rate_hz: int, wanted_hz: int) -> NDAr
 
 @lru_cache(maxsize=8)
 def _filter(up: int, down: int) -> tuple[NDArray[np.float32], int]:
-    """Return the filter as [up, taps], each row reversed, and its delay in steps of the raised rate."""
+    """Return the filter as [up, taps] with each row reversed, and its delay in steps of the raised rate."""
     most = max(up, down)
     half = 10 * most
     at = np.arange(-half, half + 1, dtype=np.float64)

@@ -36,7 +36,7 @@ class SeriesFeatures:
     def __call__(self, windows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [windows, channels, features] of values [windows, length, channels]. Raises RequestError."""
         rule = self._rule
-        values = completed(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
+        values = fill_missing(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
         mean, std = (np.asarray(v, np.float64)[:, None] for v in (rule.mean, rule.std))
         values = (values * rule.scale - mean) / std
         parts = list(self._features_of(values))
@@ -49,7 +49,7 @@ class SeriesFeatures:
         return out
 
     def _features_of(self, values: Values) -> Iterator[Values]:
-        """Yield each of the rule's features of values [windows, channels, length]."""
+        """Yield the values of each of the rule's features, for values [windows, channels, length]."""
         rule = self._rule
         energy: Values | None = None
         if {"spectrum", "bands"} & set(rule.features):
@@ -65,11 +65,14 @@ class SeriesFeatures:
                 yield np.sqrt(energy) if name == "spectrum" else energy @ self._bands.T
 
 
-def completed(values: Values, rule: str) -> Values:
-    """Return values [windows, channels, length] without NaN, by `rule`. Raises RequestError."""
+def fill_missing(values: Values, rule: str) -> Values:
+    """Return values [windows, channels, length] without NaN. Raises RequestError.
+
+    `rule` is the manifest's rule for missing values.
+    """
     missing = np.isnan(values)
     if np.isinf(values).any():
-        raise RequestError("the series has infinite values; send finite ones, and NaN for a missing one")
+        raise RequestError("the series has infinite values: send finite values, and NaN for a missing value")
     if not missing.any():
         return values
     if rule == "refuse":

@@ -12,6 +12,6 @@ def hann(length: int) -> NDArray[np.float64]:
 
 
 def energies(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the squared magnitudes of the Fourier transform: [..., n] to [..., n / 2 + 1]."""
+    """Return the squared magnitudes of the Fourier transform; axis -1 changes from n to n / 2 + 1 values."""
     spectrum = np.fft.rfft(samples)
     return np.asarray(spectrum.real**2 + spectrum.imag**2)

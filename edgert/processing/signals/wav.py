@@ -1,7 +1,7 @@
 """WAV files as mono samples: PCM of 8, 16, 24 and 32 bits, and floats of 32 and 64 bits.
 
-Python's own `wave` does not read floats. Before 3.12, it also does not read the extensible format that many recorders
-write.
+Python's own module `wave` does not read floats. Before Python 3.12, `wave` also does not read the extensible format
+that many recorders write.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
 def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
-    """Return the samples of a file, from -1 to 1 and averaged over its channels, and its rate in Hz.
+    """Return a file's samples, from -1 to 1 and averaged over the channels, and the file's rate in Hz.
 
-    Zeros after the file are ignored. Raises RequestError for other files, and for an incomplete file.
+    Zeros after the file are ignored. Raises RequestError if the file is incomplete or has another format.
     """
     view = memoryview(data)
     if len(view) < 12 or bytes(view[:4]) != b"RIFF" or bytes(view[8:12]) != b"WAVE":
@@ -62,7 +62,7 @@ def _format(chunk: memoryview) -> tuple[int, int, int, int]:
 
 def _samples(data: memoryview, tag: int, channels: int, rate_hz: int, width: int) -> tuple[NDArray[np.float32], int]:
     whole = len(data) // (channels * width) * channels * width
-    if width == 3:  # become the upper three bytes of 32 bits
+    if width == 3:  # the three bytes become the upper bytes of 32 bits
         wide = np.zeros((whole // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(data[:whole], np.uint8).reshape(-1, 3)
         values = wide.view("<i4")[:, 0]
@@ -74,7 +74,7 @@ def _samples(data: memoryview, tag: int, channels: int, rate_hz: int, width: int
 def _mono(frames: NDArray[Any]) -> NDArray[np.float32]:
     """Return frames [time, channels] as floats from -1 to 1, averaged over the channels."""
     if frames.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # 64 bits beyond FP32 become infinite
+        with np.errstate(over="ignore"):  # values of 64 bits beyond FP32's range become infinite
             scaled = frames.astype(np.float32)
         if not np.isfinite(scaled).all():
             raise RequestError("the WAV file has values that are not finite; write samples from -1 to 1")

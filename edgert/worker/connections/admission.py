@@ -1,12 +1,15 @@
 """Admission: the clients that hold connections, and the connection to end when all are taken.
 
 Users share the connections equally, and the processes of one user share that user's part. The kernel names the user and
-the process of each connection (SO_PEERCRED). A new client first competes with other users: it replaces the oldest
-connection of the user with the most connections, if its own user has at least two fewer. Otherwise it competes with the
-processes of its own user: it replaces the oldest connection of the process with the most connections, if its own
-process has at least two fewer. Otherwise the client is refused. So an app that takes all connections excludes no other
-app, and no client gets less than an equal share. Two clients with equally many connections do not replace each other
-repeatedly.
+the process of each connection (SO_PEERCRED).
+
+A new client first competes with other users. If its own user has at least two connections fewer than the user with the
+most, the client replaces the oldest connection of that user. Otherwise the client competes with the processes of its
+own user. If its own process has at least two connections fewer than the process with the most, the client replaces the
+oldest connection of that process. Otherwise the client is refused.
+
+So an app that takes all connections excludes no other app, and no client gets less than an equal share. Two clients
+with equally many connections do not replace each other repeatedly.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 LEAD_MIN = 2  # with 1, two clients would replace each other repeatedly
-LEAVING_MAX = 64  # connections told to end that still wait for an engine run or a slow client
+LEAVING_MAX = 64  # connections that must end, but still wait for an engine run or a slow client
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,17 @@ class Admission:
 
     @property
     def empty(self) -> bool:
-        """Whether no connection is left, not even one that was told to end."""
+        """Whether no connection is left, including the connections that must end."""
         return not self._holders and not self._leaving
 
     def sockets(self) -> list[socket.socket]:
         return [*self._holders, *self._leaving]
 
     def admit(self, sock: socket.socket, peer: Peer) -> bool:
-        """Admit `sock` for `peer`; return False if it is refused.
+        """Admit `sock` for `peer`; return False if `sock` is refused.
 
         If all connections are taken, another connection is told to end: the worker answers its earlier requests, but
-        reads no more. `is_leaving` is then true for that connection.
+        reads no more. Then `is_leaving` is true for the other connection.
         """
         if len(self._holders) >= self.connections_max:
             replaced = self._replaced_by(peer)
@@ -88,7 +91,7 @@ class Admission:
             self._forget(sock)
 
     def _replaced_by(self, newcomer: Peer) -> socket.socket | None:
-        """Return the oldest connection of the peer with the most; None if `newcomer` has its share."""
+        """Return the oldest connection of the peer with the most; None if `newcomer` already has its share."""
         uid, most = self._by_user.most_common(1)[0]
         if most - self._by_user[newcomer.uid] < LEAD_MIN:
             uid = newcomer.uid

@@ -1,9 +1,9 @@
 """The shared memory of all clients of a worker: its limit, and the time when it is freed.
 
 The kernel counts an area's pages for the client that writes them, and no figure of the worker contains them. So the
-worker reserves an area from a budget before it creates the area, even if no page is ever written. A client can keep an
-area's descriptor for ever, so the worker frees the pages itself when the connection ends. After a MOVED the client may
-still copy its last answer, so the pages of an open connection stay for `UNREAD_S`.
+worker reserves the whole area from a budget before it creates the area, even if no page is ever written. A client can
+keep an area's descriptor for ever, so the worker itself frees the pages when the connection ends. After a MOVED frame
+the client may still copy its last answer, so the pages of an open connection stay for `UNREAD_S`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class AreaBudget:
     """Creates the areas of a worker, of at most `size_bytes_max` in all."""
 
     def __init__(self, size_bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._size_bytes_max, self._clock = size_bytes_max, clock
+        self._size_bytes_max = size_bytes_max
+        self._clock = clock
         self._lock = threading.Lock()
         self._by_user: Counter[int] = Counter()
         self._users: dict[SharedArea, int] = {}
-        self._unread: deque[tuple[float, SharedArea]] = deque()  # the areas to free, with their times
+        self._unread: deque[tuple[float, SharedArea]] = deque()  # the areas to free, each with its time
 
     @property
     def reserved_bytes(self) -> int:
@@ -48,7 +49,7 @@ class AreaBudget:
             return sum(self._by_user.values())
 
     def make(self, uid: int, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """Return an area for user `uid`, and its descriptor; None if the budget or the kernel refuses it."""
+        """Return an area for user `uid`, and its descriptor; None if budget or kernel refuse the area."""
         with self._lock:
             self._free_unread()
             size_bytes = SharedArea.bytes_for(half_bytes)
@@ -63,7 +64,7 @@ class AreaBudget:
             return area
 
     def end(self, area: SharedArea, *, unread: bool) -> None:
-        """Free an area: after `UNREAD_S` if its client may still copy an answer out of it, else now."""
+        """Free an area now; if it is `unread`, after `UNREAD_S`, because its client may still copy an answer."""
         with self._lock:
             if unread:
                 self._unread.append((self._clock() + UNREAD_S, area))

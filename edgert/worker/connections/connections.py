@@ -16,8 +16,11 @@ from edgert.protocol.local_socket import send_all
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.admission import Admission, Peer
 from edgert.worker.connections.area_budget import AreaBudget
-from edgert.worker.connections.connection import BufferBudget, Connection, ReactorSwitch, SpareBuffers
+from edgert.worker.connections.buffers import BufferBudget, SpareBuffers
+from edgert.worker.connections.connection import Connection
+from edgert.worker.connections.own_thread import OwnThread
 from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
+from edgert.worker.connections.reactor_switch import ReactorSwitch
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
@@ -31,11 +34,18 @@ MOVED = wire.json_frame(wire.MOVED, {})
 
 
 class Connections:
-    """Serves clients with `pipeline`.
+    """Serves clients with `pipeline`. `final_frame` is the last frame for clients that must leave.
 
-    `reactor_limits` is the number of requests that share a run in the reactor; None if the model has no reactor.
-    `recorder` counts the requests of apps, `probes` those of checks. `final_frame` is the last frame for clients that
-    must leave.
+    Args:
+        pipeline: The model that answers the requests.
+        recorder: The recorder that counts the requests of apps.
+        probes: The recorder that counts the requests of checks.
+        welcome: The frame that greets each client.
+        frame_bytes_max: The largest frame of a request or an answer.
+        connections_max: The largest number of connections.
+        reactor_limits: How many requests share a run in the reactor; None if the model has no reactor.
+        areas: The limit of the clients' shared memory.
+        sessions: The sessions and their limits.
     """
 
     def __init__(
@@ -51,9 +61,13 @@ class Connections:
         sessions: Sessions,
     ) -> None:
         self._sessions = sessions
-        self._pipeline, self._recorder, self._probes = pipeline, recorder, probes
-        self._welcome, self._frame_bytes_max = welcome, frame_bytes_max
-        self._budget, self._areas = BufferBudget(), areas
+        self._pipeline = pipeline
+        self._recorder = recorder
+        self._probes = probes
+        self._welcome = welcome
+        self._frame_bytes_max = frame_bytes_max
+        self._budget = BufferBudget()
+        self._areas = areas
         self._lock = threading.Lock()
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
@@ -61,7 +75,7 @@ class Connections:
         self._spare: list[SpareBuffers] = []  # the buffers of ended connections, for later connections
         self._reactor: Reactor | None = None
         if reactor_limits is not None:
-            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._departs, log)
+            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._continue_departed, log)
         self.final_frame = MOVED
         self._stopping = False
 
@@ -77,7 +91,14 @@ class Connections:
             self._reactor.start()
 
     def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
-        """Serve `sock` in its own thread, or refuse it; `shared` means that its client can use shared memory."""
+        """Serve `sock` in its own thread, or refuse it.
+
+        Args:
+            sock: The client's socket.
+            shared: Whether the client can use shared memory.
+            probe: Whether the client is a check, which telemetry counts separately.
+            session: Whether the connection is a session.
+        """
         reason = "the limit, and no client has more than its share: raise [serving] connections_max"
         has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
         if not has_descriptor:
@@ -103,8 +124,8 @@ class Connections:
         with self._lock:
             self._stopping = True
             for sock in self._admission.sockets():
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RD)  # its thread reads the bytes that were sent, then the end
+                with contextlib.suppress(OSError):  # the connection's thread reads the earlier bytes, then the end
+                    sock.shutdown(socket.SHUT_RD)
 
     def wait_until_gone(self, timeout_s: float) -> None:
         """Wait until every connection has ended."""
@@ -113,7 +134,7 @@ class Connections:
             time.sleep(DRAIN_STEP_S)
 
     def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool, session: bool) -> None:
-        """Greet and serve one connection: the target of its thread."""
+        """Greet and serve one connection. Its thread runs this."""
         connection = None
         try:
             recorder = self._probes if probe else self._recorder
@@ -139,7 +160,8 @@ class Connections:
                 if departure.unsent:
                     connection.sock.sendall(departure.unsent)
                 # A session keeps its thread: the reactor's requests are independent.
-                if connection.serve(self._switch if connection.session is None else ReactorSwitch()):
+                switch = self._switch if connection.session is None else ReactorSwitch()
+                if OwnThread(connection, self._pipeline, switch).serve():
                     assert self._reactor is not None  # otherwise the switch would be off
                     self._reactor.add(connection)
                     return
@@ -150,7 +172,7 @@ class Connections:
             error = failure
         self._end(connection.sock, connection, error)
 
-    def _departs(self, connection: Connection, departure: Departure) -> None:
+    def _continue_departed(self, connection: Connection, departure: Departure) -> None:
         """Continue a connection that leaves the reactor."""
         try:
             self._threads.start(self._continue, connection, departure)
@@ -161,7 +183,7 @@ class Connections:
             self._end(connection.sock, connection, cut if departure.unsent else overloaded)
 
     def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
-        """Send the client the reason, if there is one, and remove the connection."""
+        """Tell the client why the connection ends, if there is a reason, and remove the connection."""
         with contextlib.suppress(OSError):  # the client has gone or does not read
             if error is None or isinstance(error, Moved):
                 if self._stopping or self._admission.is_leaving(sock):

@@ -1,22 +1,22 @@
 """Few threads for many connections of a model that answers quickly.
 
 With few clients, a thread for each connection is fastest. With many clients of a model that answers within
-microseconds, switching the interpreter between threads takes several times as long as the engine. So a worker with many
-connections moves them to the reactor. `RunLimits` selects one of its two forms:
+microseconds, switching the interpreter between threads takes several times as long as the engine. So a worker moves its
+connections to the reactor if there are many. The reactor has two forms, which `RunLimits` selects:
 
 - Requests share runs of the engine. One thread reads every connection that has sent something, runs all these requests
   at once (up to the batcher's cap), and answers them. If there are too few requests for a shared run to be faster, the
-  thread runs and answers each by itself.
-- Each request has its own run. There is one thread for each parallel run; the threads take the requests in order of
-  arrival. A thread reads a request just before its run, so that the input is still in the processor's cache. The same
-  thread answers the request just after the run.
+  thread runs and answers each request by itself.
+- Each request has its own run. There is one thread for each parallel run, and the threads take the requests in order of
+  arrival. A thread reads a request just before its run, so the input is still in the processor's cache. The same thread
+  answers the request just after the run.
 
 While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
-that time counts as its arrival. The error is at most half a turn, and zero on average.
+that time counts as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
-the others are silent. It also moves when its client stops inside a frame, does not read an answer, breaks the protocol,
-uses high priority or large frames, or ends.
+the other connections are silent. It also moves when its client stops inside a frame, does not read an answer, breaks
+the protocol, uses high priority or large frames, or ends.
 """
 
 from __future__ import annotations
@@ -32,29 +32,33 @@ from typing import NamedTuple
 
 from edgert.errors import EdgeRTError, Moved, ProtocolError
 from edgert.protocol import wire
-from edgert.worker.connections.connection import REACTOR_FRAME_BYTES_MAX, Connection, ReactorSwitch, pong
+from edgert.worker.connections.connection import Connection, deadline_of, pong
+from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX, ReactorSwitch
 from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.batcher import late
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
-SLEEP_NS_MIN = 20_000  # a poll that takes less found requests at once
-ALONE_MAX = 256  # after so many requests in a row from one connection, it gets a thread again
+SLEEP_NS_MIN = 20_000  # a poll that takes less time found requests at once
+ALONE_MAX = 256  # after this number of requests in a row, a connection gets its own thread again
 
 _NO_FRAME = wire.Frame(0, 0, 0, 0, 0, 0, b"", (), b"")
 _NO_INPUTS = ModelInputs([], 0, False, b"")
 
 
 class Departure(NamedTuple):
-    """A connection that leaves the reactor: the rest of an answer to send, and the error that ends it."""
+    """The rest of an answer to send when a connection leaves the reactor, and the error that ends it."""
 
     unsent: bytes = b""
     error: Exception | None = None
 
 
 class RunLimits(NamedTuple):
-    """How many requests share a run of the engine: `least` or more, `most` at a time.
+    """How many requests share a run of the engine.
 
-    With `most` 1 there are `threads` runs at once.
+    Attributes:
+        least: The smallest number of requests that share a run; fewer requests run one by one.
+        most: The largest number of requests in a run.
+        threads: The number of runs at once, if `most` is 1.
     """
 
     least: int
@@ -63,20 +67,25 @@ class RunLimits(NamedTuple):
 
 
 class _Client:
-    """A connection and the request that it made last.
+    """A connection, and its last request.
 
-    `came_ns` is the estimated arrival of the request; `taken_ns` and `read_ns` are the times when it was received and
-    decoded. `deadline_s` is on time.monotonic.
+    Attributes:
+        arrived_ns: The estimated arrival of the request.
+        received_ns: When the request was received from the kernel.
+        read_ns: When the request was decoded.
+        deadline_s: When the request's time-out passes, on time.monotonic.
     """
 
     __slots__ = (
-        "came_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "request", "sock", "taken_ns",
+        "arrived_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "received_ns", "request", "sock",
     )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:
-        self.connection, self.sock, self.frames = connection, connection.sock, connection.frames
+        self.connection = connection
+        self.sock = connection.sock
+        self.frames = connection.frames
         self.number = self.sock.fileno()
-        self.came_ns = self.taken_ns = self.read_ns = 0
+        self.arrived_ns = self.received_ns = self.read_ns = 0
         self.deadline_s: float | None = None
         self.forget()
 
@@ -85,14 +94,14 @@ class _Client:
         self.request, self.inputs = _NO_FRAME, _NO_INPUTS
 
     def receive(self) -> wire.Frame | Departure | None:
-        """Return the next frame, None if none has arrived, or a Departure if the client closed or stopped."""
+        """Return the next frame, None if no frame has arrived, or a Departure if the client closed or stopped."""
         frames = self.frames
         try:
             if frames.more and (frame := frames.feed(0)) is not None:
-                self.taken_ns = time.perf_counter_ns()
+                self.received_ns = time.perf_counter_ns()
                 return frame
             count = self.sock.recv_into(frames.room, 0, socket.MSG_DONTWAIT)
-            self.taken_ns = time.perf_counter_ns()
+            self.received_ns = time.perf_counter_ns()
             return Departure() if not count else frames.feed(count) or Departure()
         except BlockingIOError:
             return Departure() if frames.missing() else None
@@ -100,20 +109,19 @@ class _Client:
             return Departure(error=error)
 
     def read(self, request: wire.Frame) -> None:
-        """Read an INFER frame. Raises RequestError if the model does not take it."""
+        """Decode an INFER frame. Raises RequestError if the frame does not fit the model."""
         self.request = request
-        left_us = request.arg - self.waited_ns // 1000
-        self.deadline_s = time.monotonic() + left_us * 1e-6 if request.arg else None
-        self.inputs = self.connection.read(request)
+        self.deadline_s = deadline_of(request, self.waited_ns)
+        self.inputs = self.connection.inputs_of(request)
         self.read_ns = time.perf_counter_ns()
 
     @property
     def waited_ns(self) -> int:
         """The time that the request waited in the kernel."""
-        return self.taken_ns - self.came_ns
+        return self.received_ns - self.arrived_ns
 
     def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
-        """Send `parts`, of `size_bytes` together; return None if the kernel took all of them."""
+        """Send `parts`, of `size_bytes` together; return None if the kernel took all bytes."""
         try:
             if len(parts) == 1:
                 sent = self.sock.send(parts[0], socket.MSG_DONTWAIT)
@@ -127,9 +135,14 @@ class _Client:
 
 
 class Reactor:
-    """Serves the connections given to `add` with `pipeline`, at most `limits.most` of them in a turn.
+    """Serves the connections given to `add`.
 
-    `departs` is called with each connection that leaves, in the reactor's thread: it must not block.
+    Args:
+        pipeline: The model that answers the requests.
+        limits: How many requests share a run, and how many threads run them.
+        switch: Tells whether there are still many connections.
+        on_departure: Called in the reactor's thread with each connection that leaves; it must not block.
+        log: The receiver of lines about internal faults.
     """
 
     def __init__(
@@ -137,17 +150,20 @@ class Reactor:
         pipeline: Pipeline,
         limits: RunLimits,
         switch: ReactorSwitch,
-        departs: Callable[[Connection, Departure], None],
+        on_departure: Callable[[Connection, Departure], None],
         log: Callable[[str], None],
     ) -> None:
-        self._pipeline, self._switch, self._departs, self._log = pipeline, switch, departs, log
+        self._pipeline = pipeline
+        self._switch = switch
+        self._on_departure = on_departure
+        self._log = log
         self._least, self._most, self._threads = limits
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
         # If there are several threads, only the thread that serves a connection may get its events.
         self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
-        self._sleeping: list[None] = []  # an entry for each thread that waits for requests
+        self._sleeping: list[None] = []  # one entry for each thread that waits for requests
         self._polled_ns = time.perf_counter_ns()  # when a thread polled last
         self._alone, self._turns = -1, 0  # the descriptor of the last client, and its number of requests in a row
 
@@ -179,12 +195,12 @@ class Reactor:
             ready = [clients[number] for number, _ in poll(0 if more else None)]
             now_ns = clock_ns()
             slept = now_ns - began_ns > SLEEP_NS_MIN
-            came_ns = now_ns if slept else (self._polled_ns + now_ns) // 2
+            arrived_ns = now_ns if slept else (self._polled_ns + now_ns) // 2
             self._polled_ns = now_ns
             if more:
                 ready = list(dict.fromkeys([*more, *ready]))
             for client in ready:
-                client.came_ns = came_ns
+                client.arrived_ns = arrived_ns
             for at in range(0, len(ready), self._most):
                 turn = ready[at : at + self._most]
                 try:
@@ -214,31 +230,31 @@ class Reactor:
             del client  # while the thread sleeps, this must not keep a client that has left
 
     def _next(self) -> _Client:
-        """Return the client whose request has waited longest; sleep until there is one."""
+        """Return the client whose request has waited longest; sleep until a request arrives."""
         poll, clients, waiting, sleeping = self._epoll.poll, self._clients, self._waiting, self._sleeping
         while True:
-            # A request beyond the first wakes a sleeping thread: leave it to that thread.
+            # A second request wakes a sleeping thread: leave that request to that thread.
             found = poll(0, 1 if sleeping else -1)
-            came_ns = now_ns = time.perf_counter_ns()
+            arrived_ns = now_ns = time.perf_counter_ns()
             if not found and not waiting:
                 sleeping.append(None)
                 found = poll(None, 1)
                 sleeping.pop()
-                came_ns = now_ns = time.perf_counter_ns()
+                arrived_ns = now_ns = time.perf_counter_ns()
             elif not sleeping:
-                came_ns = (self._polled_ns + now_ns) // 2
+                arrived_ns = (self._polled_ns + now_ns) // 2
             self._polled_ns = now_ns
             for number, _ in found:
                 client = clients[number]
-                client.came_ns = came_ns
+                client.arrived_ns = arrived_ns
                 waiting.append(client)
-            with contextlib.suppress(IndexError):  # another thread took it
+            with contextlib.suppress(IndexError):  # another thread took the request
                 return waiting.popleft()
 
     def _await_next(self, client: _Client) -> None:
         """Wait for the next request of a client whose last request is answered."""
         if client.frames.more:
-            client.came_ns = time.perf_counter_ns()
+            client.arrived_ns = time.perf_counter_ns()
             self._waiting.append(client)
         elif self._is_lone(client):
             self._leave(client, Departure())
@@ -257,7 +273,7 @@ class Reactor:
         return True
 
     def _turn(self, clients: Sequence[_Client]) -> None:
-        """Read each client once, and answer those that have asked."""
+        """Read each client once, and answer the clients that have sent a request."""
         together: list[_Client] = []
         items = 0  # the number of items in `together`
         enough = len(clients) >= self._least
@@ -305,7 +321,7 @@ class Reactor:
             answer = self._pipeline.infer(
                 client.inputs,
                 client.request.flags,
-                client.came_ns,
+                client.arrived_ns,
                 client.deadline_s,
                 client.waited_ns,
                 in_reactor=True,
@@ -320,7 +336,7 @@ class Reactor:
         clients = [client for client in clients if not self._is_late(client)]
         if not clients:
             return
-        times_ns = [(client.came_ns, client.taken_ns, client.read_ns) for client in clients]
+        times_ns = [(client.arrived_ns, client.received_ns, client.read_ns) for client in clients]
         deadlines_s = [client.deadline_s for client in clients if client.deadline_s is not None]
         deadline_s = max(deadlines_s) if len(deadlines_s) == len(clients) else None
         try:
@@ -333,7 +349,7 @@ class Reactor:
                 self._deliver(client, answer)
 
     def _is_late(self, client: _Client) -> bool:
-        """Return whether the request's time-out passed while others were served; if so, refuse it."""
+        """Return whether the request's time-out passed while others were served; if so, refuse the request."""
         if client.deadline_s is None or time.monotonic() < client.deadline_s:
             return False
         self._fail(client, late())
@@ -342,15 +358,15 @@ class Reactor:
     def _deliver(self, client: _Client, answer: Answer) -> None:
         connection, began_ns = client.connection, time.perf_counter_ns()
         try:
-            parts = connection.encoded(answer, client.request, wire.FLAG_MANY)
+            parts = connection.encode(answer, client.request, wire.FLAG_MANY)
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(client, error)
             return
         departure = client.send(parts, connection.reply.sent_bytes)
-        if departure is None or departure.unsent:  # a thread sends the rest of it
-            connection.answered(answer, client.came_ns, began_ns)
+        if departure is None or departure.unsent:  # a thread sends the rest
+            connection.count_answered(answer, client.arrived_ns, began_ns)
         else:
-            connection.missed(client.came_ns)
+            connection.count_missed(client.arrived_ns)
         if departure is not None:
             self._leave(client, departure)
             return
@@ -361,10 +377,10 @@ class Reactor:
         if isinstance(error, Moved):  # the connection's next thread tells the client to move
             self._leave(client, Departure(error=error))
         else:
-            self._send(client, client.connection.refusal(client.request, error, client.came_ns))
+            self._send(client, client.connection.refuse(client.request, error, client.arrived_ns))
 
     def _end_turn(self, client: _Client) -> None:
-        """After an answer, release memory if it is scarce; let the client leave the reactor if it must."""
+        """After an answer, release memory if it is scarce, and let a client leave that must leave."""
         if client.connection.budget.scarce:
             client.forget()
             client.connection.shrink()
@@ -384,4 +400,4 @@ class Reactor:
             self._epoll.unregister(client.number)
         del self._clients[client.number]
         client.forget()
-        self._departs(client.connection, departure)
+        self._on_departure(client.connection, departure)

@@ -1,7 +1,8 @@
-"""The sessions of a worker: their limits, and the memory of each between its requests.
+"""The sessions of a worker: their limits, and each session's memory between its requests.
 
-A session belongs to one connection and ends with it. The worker reserves the largest possible size of its memory before
-its first request. So the limits also apply to a client that opens sessions and never uses them.
+A session belongs to one connection and ends with the connection. Before a session's first request, the worker reserves
+the largest possible size of the session's memory. So the limits also apply to a client that opens sessions and never
+uses them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,22 @@ FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 
 
 class Sessions:
-    """Opens sessions of version `digest` within the limits of `serving`. A session's memory fits a frame."""
+    """Opens sessions within the limits of `serving`.
+
+    Args:
+        pipeline: The model that answers the requests.
+        manifest: The manifest of the model's version.
+        digest: The digest of the model's version.
+        serving: The limits of sessions.
+        frame_bytes_max: The largest frame, which a session's memory must fit.
+    """
 
     def __init__(
         self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
     ) -> None:
-        self.pipeline, self.manifest, self.digest = pipeline, manifest, digest
+        self.pipeline = pipeline
+        self.manifest = manifest
+        self.digest = digest
         self._frame_bytes_max = frame_bytes_max
         self.idle_s = serving.session_idle_s
         self._serving = serving
@@ -43,7 +54,7 @@ class Sessions:
     def open(self) -> ClientSession:
         """Return a new session.
 
-        Raises Overloaded, which names the limit, and RequestError for a model without state or windows.
+        Raises Overloaded, which names the limit, and RequestError for a model that has neither state nor windows.
         """
         name, form, serving = self.manifest.model, self._form, self._serving
         if not form.has_memory:
@@ -56,12 +67,12 @@ class Sessions:
         with self._lock:
             if self.count >= serving.sessions_max:
                 raise Overloaded(
-                    f"model {name} has {counted(self.count, 'session')}, the limit ([serving] sessions_max): close one first"
+                    f"model {name} has {counted(self.count, 'session')}, the limit ([serving] sessions_max): close a session first"
                 )
             if (size := (self.count + 1) * form.size_bytes) > serving.session_mb * 1e6:
                 raise Overloaded(
                     f"the sessions of model {name} would keep {size / 1e6:.1f} MB, but {serving.session_mb:g} MB are the "
-                    "limit ([serving] session_mb): close one first"
+                    "limit ([serving] session_mb): close a session first"
                 )
             self.count += 1
         return ClientSession(self)
@@ -77,17 +88,18 @@ class Sessions:
 
 
 class ClientSession:
-    """One session: its requests, one at a time, change its memory. A request that fails changes nothing."""
+    """One session. Its requests, one at a time, change its memory; a request that fails changes nothing."""
 
     def __init__(self, sessions: Sessions) -> None:
-        self._sessions, self._infer = sessions, sessions.pipeline.infer_next
+        self._sessions = sessions
+        self._infer = sessions.pipeline.infer_in_session
         self.idle_s = sessions.idle_s
         self.memory = self._before = sessions.pipeline.memory_form.first
 
-    def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
+    def infer(self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None) -> Answer:
         """Answer the next request, like `Pipeline.infer`."""
         self._before = self.memory
-        answer, self.memory = self._infer(inputs, flags, came_ns, deadline_s, self.memory)
+        answer, self.memory = self._infer(inputs, flags, arrived_ns, deadline_s, self.memory)
         return answer
 
     def undo(self) -> None:
@@ -95,7 +107,7 @@ class ClientSession:
         self.memory = self._before
 
     def moved(self) -> Sequence[wire.Buffer]:
-        """Return the MOVED frame, with the memory for another worker if the session has started."""
+        """Return the MOVED frame. If the session has started, the frame has the memory for the next worker."""
         manifest, memory = self._sessions.manifest, self.memory
         if memory is self._sessions.pipeline.memory_form.first:  # the client may still be sending its RESUME
             return [wire.json_frame(wire.MOVED, {})]
@@ -108,9 +120,8 @@ class ClientSession:
     def resume(self, frame: wire.Frame) -> None:
         """Continue with the memory in a client's RESUME frame.
 
-        Raises SessionLost for the memory of another version.
-
-        The client sends this memory, so it is no more trusted than a request: it must have this version's form.
+        The client sends this memory, so it is trusted no more than a request: it must have this version's form. Raises
+        SessionLost for the memory of another version, ProtocolError for memory of another form.
         """
         origin, manifest = frame.json(), self._sessions.manifest
         same_version = origin.get("version") == self._sessions.digest

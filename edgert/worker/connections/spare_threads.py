@@ -1,4 +1,4 @@
-"""Threads for connections: a thread whose connection has ended waits a moment for the next one.
+"""Threads for connections: a thread whose connection has ended waits for the next connection.
 
 Some apps connect for each request. For a short connection, a new thread costs the worker more than all other work.
 """
@@ -14,7 +14,7 @@ SPARE_S = 10.0  # the longest wait of a thread for its next job
 
 
 class _Spare:
-    """A thread that waits for a job; `gate` opens when it has one."""
+    """A thread that waits for a job; `gate` opens when the thread has a job."""
 
     __slots__ = ("gate", "job")
 
@@ -56,7 +56,7 @@ class SpareThreads:
                 try:
                     self._spare.remove(spare)
                     return
-                except ValueError:  # another thread just took this one and gives it a job
+                except ValueError:  # another thread just took this spare thread and gives it a job
                     spare.gate.acquire()
             assert spare.job is not None  # the gate was opened for it
             (job, arguments), spare.job = spare.job, None

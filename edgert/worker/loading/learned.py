@@ -12,7 +12,7 @@ from edgert.durable import replace_file
 from edgert.engines import ENGINES
 
 FORMAT = 6
-OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
+OTHERS_MAX = 0.25  # the share of the processors that other work may take before the figures are doubted
 MEASURED_MAX = 3
 
 
@@ -20,10 +20,17 @@ MEASURED_MAX = 3
 class Learned:
     """The measured settings for an artifact on this device.
 
-    `threads_us` and `run_us` are the measured times in µs, by the number of threads and by the batch. `instances` is
-    how many runs there are at once: of one session if the engine is `concurrent`, else each of its own. With
-    `reactor_session`, requests of the reactor run on a session of their own, of one thread. `others` is the share of
-    the processors that other work took meanwhile, `measured` the number of measurements.
+    Attributes:
+        threads: The number of threads of each engine session.
+        instances: The number of runs at once: of one session if the engine is `concurrent`, else each of its own
+            session.
+        batch_cap: The largest number of items in one run.
+        reactor_session: Whether requests of the reactor run on a session of their own, with one thread.
+        threads_us: The time of one item in µs, by the number of threads.
+        run_us: The time of a batch in µs, by its size.
+        took_s: The time of the measurement.
+        others: The share of the processors that other work took during the measurement.
+        measured: The number of measurements.
     """
 
     threads: int
@@ -42,7 +49,7 @@ class Learned:
         return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
 
     def better(self, again: Learned) -> Learned:
-        """Return the less disturbed of this result and another one."""
+        """Return the less disturbed of this result and the result `again`."""
         return replace(min(self, again, key=lambda one: one.others), measured=self.measured + 1)
 
 
@@ -50,7 +57,13 @@ class Learned:
 class Circumstances:
     """The conditions of a measurement, besides the artifact. It is valid only under equal conditions.
 
-    `reactor` tells whether the reactor may serve the model.
+    Attributes:
+        cpus: The number of processors.
+        objective: The configured objective.
+        threads: The configured number of threads; 0 to measure it.
+        instances: The configured number of parallel runs; 0 to measure it.
+        batch_max: The configured batch cap; 0 to measure it.
+        reactor: Whether the reactor may serve the model.
     """
 
     engine: str
@@ -93,7 +106,7 @@ class LearnedFile:
         self._path = folder / f"{artifact_sha256[:32]}.json"
 
     def read(self, circumstances: Circumstances) -> Learned | None:
-        """Return the settings learned under these conditions; None if there are none or the file is damaged."""
+        """Return the settings learned under these conditions; None if they are missing or the file is damaged."""
         try:
             value = json.loads(self._path.read_bytes())
             if value["circumstances"] != asdict(circumstances):

@@ -1,20 +1,21 @@
 """Learning: measures on this device how many threads, instances and batch items a model needs.
 
 Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors. A larger number is taken only if
-it gains MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two. One session is open at a
-time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the fastest session. The
-cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take more than
+it gains MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two threads. One session is open
+at a time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the fastest session.
+The cap is the largest batch that is still cheaper per item than the smaller batches. A size that would take more than
 LEARN_MB_MAX is not tried, because its activations would stay in memory while the worker serves. Engines keep the memory
 of their largest batch, so a session that grew by more than KEPT_MB_MAX is opened again.
 
 If threads may share the engine's session, a model that gains little from batches gets several runs at once. While one
-run waits for its client or its slowest thread, another works. The reactor gets a session of its own, of one thread, if
-two conditions hold: it may serve the model, and runs of one thread answer more requests than runs of several.
+run waits for its client or its slowest thread, another run works. The reactor gets a session of its own, with one
+thread, if two conditions hold: the reactor may serve the model, and runs of one thread answer more requests than runs
+of several threads.
 
-Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the figures so far
-decide. The result is kept in the device's state, so the next load measures nothing. It is valid for the same artifact,
-engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX - 1 loads
-measure again, and the least disturbed result counts.
+Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the earlier figures
+decide. The result is kept in the device's state, so the next load measures nothing. The result is valid for the same
+artifact, engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX
+- 1 loads measure again, and the least disturbed result counts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ LEARN_S_MAX = 3.0
 THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
-BATCH_GAIN_MAX = 1.5  # with more gain from batches, one run at a time: several runs would make batches smaller
+BATCH_GAIN_MAX = (
+    1.5  # with more gain from batches, runs do not overlap: several runs at once would make batches smaller
+)
 QUICK_US_MAX = 100.0  # a slower item would delay the answers of other clients too long
 REACTOR_US_MAX = 1000.0  # the longest run for one item of a model whose requests the reactor runs one by one
 MORE_RUNS_GAIN = 0.10  # if runs of one thread gain less than this, the reactor gets no session of its own
@@ -57,7 +60,7 @@ BATCH_ROUNDS = 3
 BATCH_GAIN_MIN = 0.05
 LEARN_MB_MAX = 64.0
 KEPT_MB_MAX = 8.0
-BATCH_MISSES_MAX = 2  # after so many sizes in a row without that gain, no larger size is tried
+BATCH_MISSES_MAX = 2  # after this number of sizes in a row without BATCH_GAIN_MIN, no larger size is tried
 
 Arrays = list[NDArray[Any]]
 Clock = Callable[[], float]
@@ -75,10 +78,16 @@ def learn(
 ) -> tuple[list[Session], Learned]:
     """Measure, and return the sessions to serve with.
 
-    `first` was loaded with the smallest of `threads_to_try`. `load` opens the artifact with a number of threads.
-    `sample` is one item. `busy` returns the processor seconds that have passed so far, and those that other processes
-    used. `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session
-    stays open.
+    Raises the errors of `load` and of the sessions; then no session stays open.
+
+    Args:
+        load: Opens the artifact with a number of threads.
+        first: A session that was loaded with the smallest of `threads_to_try`.
+        sample: The model's inputs of one item.
+        circumstances: The conditions of the measurement.
+        clock: Returns seconds.
+        busy: Returns the processor seconds so far, and the seconds that other processes used.
+        memory_mb: Returns this process's memory in MB.
     """
     all_before_s, others_before_s = busy()
     learner = _Learner(load, first, sample, circumstances, clock, memory_mb)
@@ -94,7 +103,7 @@ def learn(
 
 
 def processor_times() -> tuple[float, float]:
-    """Return the processor seconds since the machine started, and those that other processes used."""
+    """Return the processor seconds since the machine started, and the seconds that other processes used."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0]
         ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9]]  # user ... steal
@@ -105,7 +114,7 @@ def processor_times() -> tuple[float, float]:
 
 
 class _Learner:
-    """One measurement. `sessions` are open; at the end they are those to serve with."""
+    """One measurement. `sessions` are open; at the end, they are the sessions to serve with."""
 
     def __init__(
         self,
@@ -117,9 +126,13 @@ class _Learner:
         memory_mb: Callable[[], float],
     ) -> None:
         self.sessions = [first]
-        self._load, self._sample, self._circumstances = load, sample, circumstances
-        self._clock, self._memory_mb = clock, memory_mb
-        self._engine, self._cpus = ENGINES[circumstances.engine], circumstances.cpus
+        self._load = load
+        self._sample = sample
+        self._circumstances = circumstances
+        self._clock = clock
+        self._memory_mb = memory_mb
+        self._engine = ENGINES[circumstances.engine]
+        self._cpus = circumstances.cpus
         self._began_s = clock()
         self._until_s = self._began_s + LEARN_S_MAX
         self._threads_us: dict[int, float] = {}  # the times of one item, by the number of threads
@@ -136,7 +149,7 @@ class _Learner:
         cap = circumstances.batch_max or self._learn_batch_cap()
         if self._memory_mb() - before_mb > KEPT_MB_MAX:
             self._replace(threads)
-        self._item_us(threads)  # even if all is configured: the reactor's use depends on this time
+        self._item_us(threads)  # measured even if everything is configured: the use of the reactor depends on this time
         reactor_session = False
         if together > 1 and _batch_gain(cap, self._run_us) <= BATCH_GAIN_MAX:
             instances = together
@@ -179,7 +192,7 @@ class _Learner:
     def _choose_instances(self, threads: int) -> tuple[int, int]:
         """Return the threads of each session, and the number of parallel runs that answers the most items.
 
-        Afterwards, the sessions for these runs are open. A configured number is not measured.
+        Afterwards, the sessions for these runs are open. A configured number of runs is not measured.
         """
         configured, threads_each = self._circumstances.instances, self._circumstances.threads or 1
         count = configured or max(1, self._cpus // threads_each)
@@ -204,10 +217,9 @@ class _Learner:
         return threads, 1
 
     def _runs_at_once(self, threads: int) -> int:
-        """Return how many parallel runs use all processors; one for a quick model, which has a reactor.
+        """Return how many parallel runs use all processors; 1 for a quick model, which has a reactor.
 
-        The result is also one if several runs would take more than LEARN_MB_MAX, or if there is no time to measure
-        that.
+        Returns 1 also if several runs would take more than LEARN_MB_MAX, or if no time is left to measure their memory.
         """
         count, item_us = max(2, self._cpus // threads), self._item_us(threads)
         if self._cpus == 1 or item_us <= QUICK_US_MAX or self._left_s() < RATE_S + 2 * count * item_us / 1e6:
@@ -231,7 +243,10 @@ class _Learner:
         return one_us * (1 + MORE_RUNS_GAIN) < times_us[threads] / at_once and one_us < batch_us * (1 + MORE_RUNS_GAIN)
 
     def _fits_beside(self) -> bool:
-        """Return whether a second session, of one thread, and its runs take little memory; False without time."""
+        """Return whether a second session, with one thread, and its runs take little memory.
+
+        Returns False if no time is left to measure the memory.
+        """
         if self._left_s() <= RATE_S:
             return False
         before_mb = self._memory_mb()
@@ -243,11 +258,11 @@ class _Learner:
             session.close()
 
     def _learn_batch_cap(self) -> int:
-        """Return the largest batch that is cheaper per item than all smaller ones.
+        """Return the largest batch that is cheaper per item than all smaller batches.
 
         Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest run of each size counts,
-        because longer runs measure the device's other work. Ends soon after the time is up, and before a size that is
-        expected to take LEARN_MB_MAX more memory than the first.
+        because longer runs measure the device's other work. The measurement ends soon after its time is up, and before
+        a size that is expected to take LEARN_MB_MAX more memory than the first size.
         """
         session = self.sessions[-1]
         if not batchable((*session.inputs, *session.outputs)):
@@ -276,12 +291,15 @@ class _Learner:
         return self._until_s - self._clock()
 
     def _replace(self, threads: int) -> None:
-        """Replace the last session. It closes first, because two sessions would need the weights twice."""
+        """Replace the last session.
+
+        The old session closes before the new session opens: two sessions would need the weights twice.
+        """
         self.sessions.pop().close()
         self.sessions.append(self._load(threads))
 
     def _item_us(self, threads: int) -> float:
-        """Return the time of one item in the last session, which has `threads`; measure it unless it is known."""
+        """Return the time of one item in the last session, which has `threads`; measure an unknown time."""
         if threads in self._threads_us:
             return self._threads_us[threads]
         if 1 not in self._run_us:
@@ -289,7 +307,10 @@ class _Learner:
         return self._run_us[1]
 
     def _fastest_us(self, inputs: Arrays, counts: tuple[int, int], s_max: float) -> float:
-        """Return the shortest of at least counts[0] runs, at most counts[1] and about `s_max` in total."""
+        """Return the time of the shortest run of `inputs`.
+
+        There are at least counts[0] runs and at most counts[1], which take about `s_max` in total.
+        """
         session = self.sessions[-1]
         session.run(inputs)  # the first run of a size may compile it
         runs: list[float] = []
@@ -325,12 +346,12 @@ class _Learner:
 
 
 def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
-    """Return how many times cheaper an item is in a batch of `cap`; `cap` if it was not measured."""
+    """Return how many times cheaper an item is in a batch of `cap`; `cap` if this batch was not measured."""
     return cap * run_us[1] / run_us[cap] if cap in run_us else float(cap)
 
 
 def _cap_of(times_us: Mapping[int, float]) -> int:
-    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than the accepted smaller ones."""
+    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than smaller accepted sizes."""
     cap, best_per_item = 1, float("inf")
     for size, time_us in sorted(times_us.items()):
         if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):

@@ -22,9 +22,12 @@ from edgert.worker.loading.learning import learn
 class LoadedModel:
     """The artifact that a worker serves.
 
-    `tried` names the preferred artifacts that failed, each with its reason. `more_sessions` run beside `session` if
-    several parallel runs answer more; they are the same session if threads may share it. `reactor_sessions` replace all
-    of these for requests of the reactor, if runs of one thread answer more requests there.
+    Attributes:
+        more_sessions: Sessions that run at the same time as `session`; they are the same session if threads may share
+            it.
+        reactor_sessions: Sessions for requests of the reactor, with one thread each; empty if the reactor uses the
+            other sessions.
+        tried: The preferred artifacts that failed, each with its reason.
     """
 
     version: InstalledVersion
@@ -54,8 +57,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the first artifact, in order of preference, that answers its golden inputs correctly.
 
-    An engine reports work that takes minutes to `progress`. If no artifact loads, raises the error of the last one.
-    With `strict`, raises the error of the first one.
+    If no artifact loads, raises the error of the last artifact; with `strict`, the error of the first artifact. An
+    engine reports work that takes minutes to `progress`.
     """
     began = time.monotonic()
     working = first_working(
@@ -83,7 +86,7 @@ def _open(
     config: DeviceConfig,
     progress: Callable[[str], None],
 ) -> tuple[str, list[Session], list[Session], Learned]:
-    """Return the engine's version, the checked sessions, those of the reactor, and how to run them."""
+    """Return the engine's version, the checked sessions, those of the reactor, and their settings."""
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
     concurrent = ENGINES[artifact.engine].concurrent
@@ -108,18 +111,13 @@ def _open(
             sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
             learned = measured if kept is None else kept.better(measured)
             if learned.threads != measured.threads:
-                _close_to(sessions, 0)
-        count = 1 if concurrent else learned.instances
-        _close_to(sessions, count)
-        while len(sessions) < count:
-            sessions.append(load(learned.threads))
-        if learned.reactor_session:
-            sessions.append(load(1))
+                _close_beyond(sessions, 0)
+        _open_others(sessions, load, learned, count=1 if concurrent else learned.instances)
         for session in sessions:
             if session is not checked:
                 golden.check(version, artifact, session.run)
     except BaseException:
-        _close_to(sessions, 0)
+        _close_beyond(sessions, 0)
         raise
     if learned != kept:
         learned_file.write(circumstances, learned)
@@ -129,18 +127,27 @@ def _open(
     return engine_version, sessions, reactor_sessions, learned
 
 
+def _open_others(sessions: list[Session], load: Callable[[int], Session], learned: Learned, *, count: int) -> None:
+    """Close and open sessions until there are `count`, and one more if the reactor has its own session."""
+    _close_beyond(sessions, count)
+    while len(sessions) < count:
+        sessions.append(load(learned.threads))
+    if learned.reactor_session:
+        sessions.append(load(1))
+
+
 def may_have_reactor(manifest: Manifest, config: DeviceConfig) -> bool:
     """Return whether the reactor may serve the model, if its engine is quick enough.
 
     No step beside the engine may be slow: decoding an image takes milliseconds. The reactor runs independent requests
-    of one shape. For a latency target, the batcher must see every waiting request.
+    of one shape. A model with a latency target has no reactor, because the batcher must see every waiting request.
     """
     is_open = any(-1 in spec.item_shape for spec in manifest.inputs)
     plain = not is_open and not manifest.state and manifest.input_rule is None
     return plain and not config.model(manifest.model).p95_ms
 
 
-def _close_to(sessions: list[Session], count: int) -> None:
-    """Close all but the first `count`."""
+def _close_beyond(sessions: list[Session], count: int) -> None:
+    """Close all sessions but the first `count`."""
     while len(sessions) > count:
         sessions.pop().close()

@@ -32,7 +32,11 @@ Arrays = list[NDArray[Any]]
 class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid while its tensors stay at the same place in memory.
 
-    `raw` means that they contain an image, a signal or a text for preprocessing. `tag` identifies dtypes and shapes.
+    Attributes:
+        arrays: The arrays.
+        items: The number of items in each array.
+        raw: Whether the arrays contain an image, a signal or a text for preprocessing.
+        tag: Bytes that identify dtypes and shapes.
     """
 
     arrays: Arrays
@@ -42,11 +46,22 @@ class ModelInputs(NamedTuple):
 
 
 class AppTensors:
-    """Inputs and outputs of the model of `manifest`, with its rules `pre` and `post`.
+    """Inputs and outputs of a model for apps.
 
-    `pre` processes input `ruled`. `sent` are the inputs of a request with raw input: one text becomes several inputs of
-    the model. `places` are the computed outputs that are sent, `numbers` their indices in `outputs`. Both have two
-    lists: the first for inputs that are not raw, the second for raw inputs.
+    Args:
+        manifest: The manifest of the model.
+        pre: The preprocessor of the manifest's rule, if there is one.
+        post: The postprocessor of the manifest's rules, if there are any.
+        form: The form of the memory of the model's sessions.
+        padder: The padder of a model with buckets.
+
+    Attributes:
+        rule_input: The index of the input that `pre` processes.
+        sent_inputs: The indices of the inputs in a request with raw input. One text becomes several inputs of the
+            model.
+        sent_outputs: The indices of the outputs to send, among all outputs of model and rules. The first list is for
+            model tensors, the second list for raw inputs.
+        numbers: The same outputs as `sent_outputs`, as indices in `outputs`.
     """
 
     def __init__(
@@ -57,20 +72,22 @@ class AppTensors:
         form: MemoryForm,
         padder: Padder | None,
     ) -> None:
-        self._pre, self._form, self._padder = pre, form, padder
+        self._pre = pre
+        self._form = form
+        self._padder = padder
         self._batchable = batchable(manifest.inputs)
         self.inputs = manifest.app_inputs
         names, rule = [spec.name for spec in self.inputs], manifest.input_rule
-        self.ruled = 0 if rule is None else names.index(rule.input)
-        self.sent = [i for i, name in enumerate(names) if name in manifest.sent_inputs]
+        self.rule_input = 0 if rule is None else names.index(rule.input)
+        self.sent_inputs = [i for i, name in enumerate(names) if name in manifest.sent_inputs]
         computed = manifest.outputs if post is None else post.outputs
         self._labels = () if post is None else post.labels
         states = {binding.output for binding in manifest.state}
         places = [i for i, spec in enumerate(computed) if spec.name not in states]
         self.outputs = tuple(self._answer_spec(computed[i]) for i in places)
         sent = [places if post is None else post.sent(raw) for raw in (False, True)]
-        self.places = tuple([i for i in places if i in each] for each in sent)
-        self.numbers = tuple([places.index(i) for i in each] for each in self.places)
+        self.sent_outputs = tuple([i for i in places if i in each] for each in sent)
+        self.numbers = tuple([places.index(i) for i in each] for each in self.sent_outputs)
         self._item_bytes_max = max(sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs))
 
     def frame_bytes_max(self, configured_bytes: int) -> int:
@@ -83,7 +100,7 @@ class AppTensors:
 
     @property
     def shared_bytes(self) -> int:
-        """The size of each half of a client's shared memory: eight items of a request or an answer fit."""
+        """The size of each half of a client's shared memory: eight items of a request or of an answer fit."""
         images = self._pre is not None and self._pre.of_images
         return max(SHARED_BYTES_MIN_IMAGES if images else SHARED_BYTES_MIN, SHARED_ITEMS * self._item_bytes_max)
 
@@ -100,16 +117,18 @@ class AppTensors:
             description["preprocess"] = {name: form.as_json() for name, form in forms.items() if form is not None}
             if self._form.pre is not None:
                 description["preprocess"]["step"] = self._form.pre.step
-            if len(self.sent) < len(self.inputs):
-                computed = [spec.name for i, spec in enumerate(self.inputs) if i not in self.sent or i == self.ruled]
+            if len(self.sent_inputs) < len(self.inputs):
+                computed = [
+                    spec.name for i, spec in enumerate(self.inputs) if i not in self.sent_inputs or i == self.rule_input
+                ]
                 description["preprocess"]["text_for"] = computed
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
             description["labels"] = list(self._labels)
         return description
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
-        """Return a frame's tensors as arrays, without a copy. Raises RequestError if they do not fit."""
-        numbers = self.sent if len(tensors) == len(self.sent) else range(len(self.inputs))
+        """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model rejects them."""
+        numbers = self.sent_inputs if len(tensors) == len(self.sent_inputs) else range(len(self.inputs))
         if len(tensors) != len(numbers):
             raise RequestError(f"the model takes {counted(len(self.inputs), 'input')}, the request has {len(tensors)}")
         arrays, raw = [], False
@@ -125,7 +144,7 @@ class AppTensors:
                     f"input {i} ({spec.name!r}) takes {accepted}, got {tensor.datatype} {list(tensor.shape)}"
                 )
             arrays.append(from_wire(tensor))
-            if self._pre is not None and i == self.ruled:
+            if self._pre is not None and i == self.rule_input:
                 raw = self._pre.wants(arrays[-1])
         return ModelInputs(arrays, self.items(arrays), raw, tag_of(arrays))
 
@@ -143,18 +162,18 @@ class AppTensors:
 
     def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:
         """Return the allowed forms of input `number` in a request of `count` tensors."""
-        if self._pre is None or number != self.ruled:
+        if self._pre is None or number != self.rule_input:
             return (self.inputs[number],)
-        if len(self.sent) == len(self.inputs):
+        if len(self.sent_inputs) == len(self.inputs):
             return self._pre.forms
-        return self._pre.forms[1:] if count == len(self.sent) else self._pre.forms[:1]
+        return self._pre.forms[1:] if count == len(self.sent_inputs) else self._pre.forms[:1]
 
     def _answer_spec(self, spec: TensorSpec) -> TensorSpec:
-        """Return an output's form in answers: a model with state and a batch of 1 also gives several items."""
+        """Return an output's form in answers. A model whose items run in turn returns several items, too."""
         return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._form.in_turn else spec
 
     def _item_bytes(self, spec: TensorSpec) -> int:
-        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
+        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts as one."""
         if self._padder is not None:
             spec = self._padder.buckets.spec_at(spec, self._padder.buckets.largest)
         return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

@@ -1,14 +1,14 @@
-"""The micro-batcher: the thread of one request runs the whole batch. It has no thread and no timer.
+"""The micro-batcher: the thread of one request runs the whole batch.
 
-A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
-instances are busy wait. When a run ends, the batcher wakes the first waiting request as the leader of the next batch.
-This batch also contains the other waiting requests, up to the cap. So batching costs a lone request nothing, and no
-request waits for a batch to fill. If a model leaves an axis of its items open, only requests of one shape share a
-batch.
+The batcher has neither a thread nor a timer. A request that finds an engine instance idle runs it at once, in its own
+thread. Requests that arrive while all instances are busy wait. When a run ends, the batcher wakes the first waiting
+request as the leader of the next batch. This batch also contains the other waiting requests, up to the cap. So batching
+costs a lone request nothing, and no request waits for a batch to fill. If a model leaves an axis of its items open,
+only requests of one shape share a batch.
 
-There is one exception. After a batch of several requests, their clients will soon send the next ones. So the next
-leader lingers: it waits for them for at most a tenth of the last run's time, and only while fewer requests wait than
-the last batch had.
+There is one exception. After a batch of several requests, their clients will soon send the next requests. So the next
+leader lingers: it waits for these requests for at most a tenth of the last run's time, and only while fewer requests
+wait than the last batch had.
 
 There are two priorities. High requests go first. After BYPASS_MAX batches before a low request, the oldest low request
 leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A busy
@@ -37,14 +37,14 @@ from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
 LINGER_S_MAX = 0.002
 LINGER_STEP_S = 20e-6
 BYPASS_MAX = 4
-RELEASE_AFTER_S = 5.0  # after this time without a run of several items, engines may release the memory of such runs
+RELEASE_AFTER_S = 5.0  # after this time without a large run, engines may release the memory of large runs
 
 Arrays = list[NDArray[Any]]
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
 
 
 class EngineAnswer(NamedTuple):
-    """The model's outputs, maybe as views of a whole batch's arrays. Durations are nanoseconds."""
+    """The model's outputs, which may be views of a whole batch's arrays. Durations are nanoseconds."""
 
     outputs: Arrays
     queue_ns: int
@@ -53,9 +53,10 @@ class EngineAnswer(NamedTuple):
 
 
 class _Instance:
-    """One engine session, run by the thread that holds it; its last run had `last_count` requests.
+    """One engine session, run by the thread that holds the instance.
 
-    A request of the reactor runs on `reactor_session`, which may be the same one.
+    A request of the reactor runs on `reactor_session`, which may be the same session. The last run had `last_count`
+    requests.
     """
 
     __slots__ = ("arena", "last_count", "last_run_s", "reactor_run", "run", "sessions")
@@ -69,14 +70,17 @@ class _Instance:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A waiting request. `gate` opens when it has an answer or an error, or must lead on `instance`."""
+    """A waiting request.
+
+    `gate` opens when the request has an answer or an error, or must lead on `instance`.
+    """
 
     inputs: Sequence[NDArray[Any]]
     items: int
     deadline_s: float | None
     high: bool
-    came_ns: int
-    shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of its items, if the model leaves an axis open
+    arrived_ns: int
+    shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of the request's items, if the model leaves an axis open
     waits_since_ns: int = field(default_factory=time.perf_counter_ns)
     instance: _Instance | None = None
     answer: EngineAnswer | None = None
@@ -85,17 +89,24 @@ class _Waiting:
 
 
 class Batcher:
-    """Runs requests on `session` and its equals `more_sessions`, at most `cap` items at a time.
+    """Runs requests on engine sessions, several requests in one run.
 
-    Requests of the reactor run on `reactor_sessions` instead, if there are some: one for each other session.
+    Args:
+        session: One session of the model.
+        cap: The largest number of items in one run; with 1, each request has its own run.
+        queue_max: The largest number of waiting requests of each priority.
+        clock: Returns seconds; deadlines are times of this clock.
+        sleep: Waits for a number of seconds.
+        more_sessions: Sessions like `session`, which run at the same time.
+        reactor_sessions: The sessions for requests of the reactor, one for each other session; empty if the reactor
+            uses the other sessions.
+        p95_ms: The target for the time from a request's arrival to its engine's answer; 0 sets no target.
 
-    With `cap` 1, each request runs by itself. At most `queue_max` requests of each priority wait. `p95_ms` is a target
-    for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds; deadlines are
-    times of this clock.
-
-    `close_reasons` counts batches by the reason that closed them: `idle` (no other request waited), `cap`, `linger`
-    (the leader waited for the last batch's clients), `deadline` (the leader waited less, because of its own time-out).
-    `runs` maps the number of items in a run to the number of such runs and their engine time in ns.
+    Attributes:
+        close_reasons: The number of batches by the reason that closed them: `idle` (no other request waited), `cap`,
+            `linger` (the leader waited for the last batch's clients), `deadline` (the leader waited less, because of
+            its own time-out).
+        runs: For each number of items in a run, the number of these runs and their engine time in ns.
     """
 
     def __init__(
@@ -120,13 +131,13 @@ class Batcher:
         self._idle = list(map(_Instance, sessions, reactor_sessions or sessions))
         self.instances = len(self._idle)
         self._last = self._idle[-1]
-        self._arena: Arrays = []  # used by `infer_together` alone
+        self._arena: Arrays = []  # only `infer_together` uses it
         self._mutex = threading.Lock()  # guards the queues
         self._high: deque[_Waiting] = deque()
         self._low: deque[_Waiting] = deque()
         self._refusal: EdgeRTError | None = None
         self._bypassed = 0  # batches in a row that went before a waiting low request
-        self._large_at_s: float | None = None  # the time of the last run of several items or of an open shape
+        self._large_at_s: float | None = None  # when the last run of several items or of an open shape ended
 
     def infer(
         self,
@@ -134,18 +145,26 @@ class Batcher:
         items: int,
         deadline_s: float | None = None,
         high: bool = False,
-        came_ns: int = 0,
+        arrived_ns: int = 0,
         in_reactor: bool = False,
     ) -> EngineAnswer:
-        """Answer one request of `items` items; blocks until it is answered.
+        """Answer one request; return when it is answered.
 
-        `came_ns` is its arrival on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
-        DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine can start, and EngineFailed.
+        Raises Overloaded if the queue is full, DeadlineExceeded if the deadline passes before the engine can start, and
+        EngineFailed.
+
+        Args:
+            inputs: The model's inputs.
+            items: The number of items in `inputs`.
+            deadline_s: When the request's time-out passes, on `clock`; None without a time-out.
+            high: Whether the request has high priority.
+            arrived_ns: When the request arrived, on time.perf_counter_ns; 0 for now.
+            in_reactor: Whether the reactor serves the request.
         """
         if self._idle and (instance := self._idle_instance()) is not None:
-            return self._run_alone(instance, inputs, items, came_ns, in_reactor)
+            return self._run_alone(instance, inputs, items, arrived_ns, in_reactor)
         shapes = tuple(array.shape[1:] for array in inputs) if self.is_open else ()
-        request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns(), shapes)
+        request = _Waiting(inputs, items, deadline_s, high, arrived_ns or time.perf_counter_ns(), shapes)
         self._queue(request)
         # An instance may have become idle before its thread could see this request in the queue.
         if self._idle and (instance := self._idle_instance()) is not None:
@@ -155,10 +174,10 @@ class Batcher:
     def infer_together(
         self, requests: Sequence[tuple[Arrays, int]], deadline_s: float | None = None
     ) -> list[EngineAnswer]:
-        """Answer requests (inputs, items) in one run.
+        """Answer requests (inputs, items) in one run. Only one thread may call this.
 
-        Several requests have at most `cap` items in total. Only one thread may call this. Raises the errors of `infer`,
-        then for all requests.
+        Several requests have at most `cap` items in total. Raises the errors of `infer`; an error is then the answer to
+        all requests.
         """
         if len(requests) == 1:
             return [self.infer(*requests[0], deadline_s)]
@@ -169,7 +188,7 @@ class Batcher:
         return [_new(EngineAnswer, (own, queue_ns, engine_ns, total)) for own in shares]
 
     def close(self, error: EdgeRTError) -> None:
-        """End the waiting requests with `error`, and refuse later ones. Current runs end by themselves."""
+        """End the waiting requests with `error`, and refuse later requests. Current runs end by themselves."""
         with self._mutex:
             self._refusal = error
             waiting = [*self._high, *self._low]
@@ -180,10 +199,10 @@ class Batcher:
             request.gate.release()
 
     def release_memory(self, sample: Callable[[], Arrays]) -> bool:
-        """Let idle engines release the memory of large runs if none ran for RELEASE_AFTER_S.
+        """Let idle engines release the memory of large runs if no large run ended within RELEASE_AFTER_S.
 
-        To do this, an engine may run `sample`, one item; a request that arrives during this run waits. Returns whether
-        there was memory to release.
+        An engine may need to run `sample`, one item, to release memory; a request that arrives during this run waits.
+        Returns whether there was memory to release.
         """
         if self._large_at_s is None or self._clock() - self._large_at_s < RELEASE_AFTER_S:
             return False
@@ -211,11 +230,11 @@ class Batcher:
     def _idle_instance(self) -> _Instance | None:
         try:
             return self._idle.pop()
-        except IndexError:  # another thread took the last one
+        except IndexError:  # another thread took the last instance
             return None
 
     def _run_alone(
-        self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, came_ns: int, in_reactor: bool
+        self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, arrived_ns: int, in_reactor: bool
     ) -> EngineAnswer:
         """Run one request on an instance that was idle: the hot path."""
         began_ns = time.perf_counter_ns()
@@ -231,7 +250,7 @@ class Batcher:
         finally:
             self._release(instance)
         if self.tuner is not None:
-            self.tuner.add((began_ns + engine_ns - (came_ns or began_ns),))
+            self.tuner.add((began_ns + engine_ns - (arrived_ns or began_ns),))
         return _new(EngineAnswer, (outputs, 0, engine_ns, items))
 
     def _count_run(self, instance: _Instance, requests: int, items: int, engine_ns: int) -> None:
@@ -249,7 +268,7 @@ class Batcher:
             if len(queue) >= self._queue_max:
                 per_request_s = self._last.last_run_s / self._last.last_count / self.instances
                 raise Overloaded(
-                    f"{len(queue)} requests wait for this model, the limit ([serving] queue_max); send less or try again later",
+                    f"{len(queue)} requests wait for this model, the limit ([serving] queue_max): send fewer requests, or try again later",
                     retry_after_s=max(0.001, per_request_s * self.waiting),
                 )
             queue.append(request)
@@ -263,7 +282,7 @@ class Batcher:
                 if request in queue:
                     queue.remove(request)
                     raise late()
-            request.gate.acquire()  # a leader has taken it, and the answer will come
+            request.gate.acquire()  # a leader has taken the request, and will answer it
         if request.error is not None:
             raise request.error
         if request.answer is not None:
@@ -291,7 +310,10 @@ class Batcher:
         return own.answer
 
     def _linger(self, instance: _Instance, own: _Waiting, cap: int) -> str:
-        """Wait for the clients of the instance's last run; return what closes the batch, if not the cap."""
+        """Wait for the clients of the instance's last run.
+
+        Returns the reason that closes the batch, unless the batch reaches the cap.
+        """
         cohort = min(instance.last_count, cap)
         share = LINGER_SHARE if self.tuner is None else self.tuner.linger_share
         if cohort <= 1 or self.waiting + 1 >= cohort or not share:
@@ -321,7 +343,7 @@ class Batcher:
                         others.append(queue.popleft())
                         continue
                     if queue[0].items > room:
-                        room = 0  # this request goes first in the next batch; none may overtake it in this batch
+                        room = 0  # this request goes first in the next batch; no request may overtake it in this batch
                         break
                     taken.append(queue.popleft())
                     room -= taken[-1].items
@@ -356,7 +378,7 @@ class Batcher:
         for request in batch[1:]:
             request.gate.release()
         if self.tuner is not None:
-            self.tuner.add([ended_ns - request.came_ns for request in batch])
+            self.tuner.add([ended_ns - request.arrived_ns for request in batch])
 
     def _fail(self, batch: list[_Waiting], error: EdgeRTError) -> None:
         for request in batch:
@@ -365,7 +387,7 @@ class Batcher:
             request.gate.release()
 
     def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], items: int) -> Arrays:
-        """Return the concatenated inputs of `requests`, in the arrays of `arena`, which are made once."""
+        """Return the joined inputs of `requests`, in the arrays of `arena`, which are created once."""
         if self.is_open:
             return [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
         if not arena:
@@ -375,7 +397,7 @@ class Batcher:
         return [whole[:items] for whole in arena]
 
     def _release(self, instance: _Instance) -> None:
-        """Hand the instance to the next leader; without one, leave it idle."""
+        """Hand the instance to the next leader; if no request waits, leave the instance idle."""
         while True:
             if self._low or self._high:
                 with self._mutex:
@@ -394,7 +416,7 @@ class Batcher:
             instance = idle
 
     def _next_leader(self) -> _Waiting | None:
-        """Return the next waiting request: high before low, up to BYPASS_MAX times. Refuse expired ones."""
+        """Return the next waiting request: high before low, up to BYPASS_MAX times. Refuse expired requests."""
         while self._high or self._low:
             low_leads = not self._high or (self._bypassed >= BYPASS_MAX and bool(self._low))
             leader = (self._low if low_leads else self._high).popleft()
@@ -436,7 +458,7 @@ def _failed(error: Exception) -> EngineFailed:
 
 
 def late() -> DeadlineExceeded:
-    """Return the error of a request whose time-out passed before its turn came."""
+    """Return the error for a request whose time-out passed before its run began."""
     return DeadlineExceeded(
-        "the request's time-out passed while it waited for the engine; send less or allow more time"
+        "the request's time-out passed while the request waited for the engine: send fewer requests, or allow more time"
     )

@@ -2,11 +2,12 @@
 
 The first request of a key computes; requests that arrive during its run wait for its answer. A failure is not kept: the
 waiting requests compute for themselves. Keys are seeded per process, so no client can make two inputs collide. A cache
-serves one version of one model; a new version starts with an empty one.
+serves one version of one model; a new version starts with an empty cache.
 
 The cache measures its own worth: over every PROBE_LOOKUPS lookups, it compares the engine time that hits saved with the
-time of the lookups. If lookups took more, it empties itself and turns off. It tries again after a pause, which doubles
-each time. It then stays on only if hits save clearly more, so it does not turn on and off repeatedly.
+time of the lookups. If lookups took more time, the cache empties itself and turns off. It tries again after a pause,
+which doubles each time. After a pause, it stays on only if hits save clearly more, so it does not turn on and off
+repeatedly.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from edgert.backoff import Backoff, doubling
 from edgert.checks.status import CacheStatus
 
-PROBE_LOOKUPS = 512  # after so many lookups, the cache decides whether to stay on
+PROBE_LOOKUPS = 512  # after this number of lookups, the cache decides whether to stay on
 OFF_S = 30.0
 OFF_S_MAX = 1920.0
 WORTH_AGAIN = 1.5  # after a pause, the cache stays on only if it saves this multiple of its cost
@@ -46,11 +47,14 @@ class PredictionCache:
     """Answers by input content. With `max_bytes` 0 it is always off. Every method is thread-safe."""
 
     def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes, self._ttl_s, self._clock = max_bytes, ttl_s, clock
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
         self._seed = int.from_bytes(os.urandom(8), "little")
         self._mutex = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
+        self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
+        self._off_until_s = 0.0
         self._on_probation = False
         self._worth: float | None = None
         self._probe_hits = self._probe_lookups = 0
@@ -85,7 +89,10 @@ class PredictionCache:
     def get_or_run(
         self, key: bytes, run: Callable[[], Arrays], wait_until_s: float | None = None
     ) -> tuple[Arrays, bool]:
-        """Return the answer of `key`, and True if the cache or a run in progress had it; else call `run`."""
+        """Return the answer of `key`, and True if the cache or another request's run had it; else call `run`.
+
+        If the other request's run does not end before `wait_until_s`, call `run` too.
+        """
         while True:
             with self._mutex:
                 entry = self._fresh(key)
@@ -112,7 +119,7 @@ class PredictionCache:
     def count_lookup(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
         """Count the time of one lookup and, unless it was a hit, the engine time of its answer.
 
-        `engine_ns` is the request's own share of its batch's run, because a hit would have saved no more.
+        `engine_ns` is the request's own share of its batch's run, because a hit would have saved only this share.
         """
         with self._mutex:
             self._count(hit, spent_ns, engine_ns)
@@ -202,7 +209,7 @@ class PredictionCache:
             gate.release()
 
     def _make_room(self) -> None:
-        """Drop the least recently used answers until the rest fits; keep runs in progress."""
+        """Drop the least recently used answers until the other answers fit; keep runs in progress."""
         for key in list(self._entries):
             if self.size_bytes <= self._max_bytes:
                 return

@@ -1,12 +1,12 @@
-"""The near cache: answers a frame like an earlier, nearly equal one. For cameras, off by default.
+"""The near cache: answers a frame like an earlier, nearly equal frame. For cameras, off by default.
 
 A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells. Each cell is the mean of up to 4 x
-4 sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of
-values. A small moving object changes its cell, but hardly changes a mean over the frame. A kept signature does not
-change with the frames that it answers, so an old answer cannot survive a slow change.
+4 sampled pixels. The distance of two frames is the largest difference of any cell, as a share of the range of values. A
+small moving object changes its cell, but hardly changes a mean over the frame. A kept signature does not change when
+frames match it, so an old answer cannot survive a slow change.
 
-The engine also answers the first PROBATION near hits, and later one in SAMPLE_EVERY. The cache compares the two
-answers. If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
+The engine also answers the first PROBATION near hits, and later one near hit in SAMPLE_EVERY. The cache compares the
+two answers. If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES_PER_CELL = 4  # samples in each direction
 ENTRIES_MAX = 16
 SAMPLE_EVERY = 50
 PROBATION = 10
-WINDOW = 50  # the number of comparisons that the agreement is computed from
+WINDOW = 50  # the agreement is computed from this number of comparisons
 FLOOR = 0.95
 OFF_S = 60.0
 OFF_S_MAX = 3600.0
@@ -40,9 +40,11 @@ Arrays = list[NDArray[Any]]
 
 
 class NearLookup(NamedTuple):
-    """The signature of a frame, and the answer of the nearest kept frame within the distance, or None.
+    """The result of a lookup. If it is `sampled`, also run the engine, and pass its answer to `compared`.
 
-    If the lookup is `sampled`, also run the engine, and pass its answer to `compared`.
+    Attributes:
+        signature: The signature of the frame.
+        outputs: The answer of the nearest kept frame; None if no kept frame is within the distance.
     """
 
     signature: NDArray[np.float32]
@@ -59,8 +61,13 @@ class _Entry(NamedTuple):
 class NearCache:
     """Answers single items of a model whose first input is an image. Every method is thread-safe.
 
-    Frames within `distance`, in 0 ... 1 of `value_range`, share an answer. `scores` is the index of the output with
-    class scores, if there is one.
+    Args:
+        image: The model's first input.
+        distance: Frames within this distance share an answer; it is a share of `value_range`, from 0 to 1.
+        value_range: The range of the values of `image`.
+        ttl_s: The time after which an answer expires.
+        scores: The index of the output with class scores, if there is one.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -75,14 +82,18 @@ class NearCache:
         axes = image_axes(image)
         assert axes is not None, "the caller calls image_axes first"
         self._channels = axes
-        self._distance, self._scale, self._ttl_s = distance, 1.0 / (value_range or 1.0), ttl_s
-        self._scores, self._clock = scores, clock
+        self._distance = distance
+        self._scale = 1.0 / (value_range or 1.0)
+        self._ttl_s = ttl_s
+        self._scores = scores
+        self._clock = clock
         self._mutex = threading.Lock()
         self._entries: deque[_Entry] = deque(maxlen=ENTRIES_MAX)
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._until_sample = 0
         self._probation = PROBATION
-        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
+        self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
+        self._off_until_s = 0.0
         self.lookups = self.hits = self.sampled = self.agreed = 0
         self._distance_sum = self._distance_max = 0.0
 
@@ -90,7 +101,7 @@ class NearCache:
     def on(self) -> bool:
         return self._clock() >= self._off_until_s
 
-    def look(self, image: NDArray[Any]) -> NearLookup:
+    def look_up(self, image: NDArray[Any]) -> NearLookup:
         """Look up `image`: one item of the model's first input, with its batch axis."""
         signature = self.signature(image)
         with self._mutex:
@@ -181,7 +192,7 @@ class NearCache:
         return f"one near hit in {SAMPLE_EVERY} is computed and compared"
 
     def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
-        """Return the nearest kept frame within the distance, and its distance; drop expired ones."""
+        """Return the nearest kept frame within the distance, and its distance; drop expired frames."""
         now_s = self._clock()
         while self._entries and now_s - self._entries[0].born_s > self._ttl_s:
             self._entries.popleft()

@@ -4,8 +4,8 @@ Each stage takes arrays and returns arrays; its time is measured in nanoseconds.
 
 The prediction cache has the client's bytes as its key and the client's answer as its value. So a hit needs neither the
 decoding of an image nor the suppression of boxes. The near cache comes after preprocessing: it compares the model's
-input and keeps the model's own outputs. The reason is that in an image of another size, the same boxes are at other
-places.
+input and keeps the model's own outputs. It cannot keep the client's answer, because in an image of another size, the
+same boxes have other coordinates.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One request in progress: `arrays` are first the client's, then the model's. Durations are in ns.
+    """One request in progress. Durations are in ns.
 
-    `memory` is the session's memory, first before the request, then after it; None without a session.
+    Attributes:
+        arrays: First the client's arrays, then the model's inputs.
+        raw: Whether `arrays` contain an image, a signal or a text for preprocessing.
+        memory: The session's memory, first before the request, then after it; None without a session.
+        waited_ns: The time between the request's arrival and its decoding.
     """
 
     arrays: Arrays
@@ -66,7 +70,7 @@ class _Request:
     tag: bytes
     deadline_s: float | None
     high: bool
-    came_ns: int
+    arrived_ns: int
     memory: Memory | None = None
     placements: list[Placement] | None = None
     windows: list[int] | None = None
@@ -77,7 +81,7 @@ class _Request:
 
 
 class Pipeline:
-    """Serves one loaded model. `infer` may be called from many threads at once."""
+    """Serves one loaded model. Many threads at once may call `infer`."""
 
     def __init__(
         self,
@@ -88,8 +92,11 @@ class Pipeline:
         shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
-        self._model, self._batcher, self._cache = model, batcher, cache
-        self._near, self._shadows = near, tuple(shadows)
+        self._model = model
+        self._batcher = batcher
+        self._cache = cache
+        self._near = near
+        self._shadows = tuple(shadows)
         self._padder: Padder | None = None
         if manifest.buckets is not None:
             self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
@@ -103,15 +110,17 @@ class Pipeline:
         self.tensors = AppTensors(manifest, self._pre, self._post, self.memory_form, self._padder)
         self._in_turn = self.memory_form.in_turn
         self._bare = self._post is None and not self._in_turn
-        self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
+        self._rule_input = self.tensors.rule_input
+        self._sent_outputs = self.tensors.sent_outputs
+        self._numbers = self.tensors.numbers
 
     def release_memory(self) -> None:
-        """Release memory that requests of many items took. Called for silent clients and in each window."""
+        """Release memory that requests of many items took. Call this for silent clients and in each window."""
         if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
-        """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""
+        """Return whether a request needs only the engine: no cache, no preprocessing and no postprocessing."""
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         return not cached and not inputs.raw and self._bare
 
@@ -119,40 +128,49 @@ class Pipeline:
         self,
         inputs: ModelInputs,
         flags: int,
-        came_ns: int,
+        arrived_ns: int,
         deadline_s: float | None,
         waited_ns: int = 0,
         in_reactor: bool = False,
     ) -> Answer:
-        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError.
+        """Answer one request. Raises EdgeRTError.
 
-        The request was read `waited_ns` after it came, and counts as queued until then.
+        Args:
+            inputs: The request's tensors.
+            flags: The flags of the request's frame.
+            arrived_ns: When the request arrived.
+            deadline_s: When the request's time-out passes; None without a time-out.
+            waited_ns: The time between the arrival and the decoding of the request; it counts as queueing.
+            in_reactor: Whether the reactor serves the request, on its own engine sessions.
         """
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         if not cached and not inputs.raw and self._bare:  # the condition of `is_bare`
-            engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns, in_reactor)
-            decode_us = (began_ns - came_ns - waited_ns) // 1000
+            engine = self._run_engine(inputs.arrays, inputs.items, deadline_s, high, arrived_ns, in_reactor)
+            decode_us = (began_ns - arrived_ns - waited_ns) // 1000
             return self._bare_answer(engine, decode_us, (engine.queue_ns + waited_ns) // 1000)
-        request = _Request(*inputs, deadline_s, high, came_ns, waited_ns=waited_ns, in_reactor=in_reactor)
+        request = _Request(*inputs, deadline_s, high, arrived_ns, waited_ns=waited_ns, in_reactor=in_reactor)
         cache_ns = hit_flags = 0
         if not cached:
             engine = self._run(request)
         else:
-            ask = self._ask_cache if self._near is None or request.items != 1 else self._ask_near
-            engine, hit_flags = ask(request)
+            near = self._near is not None and request.items == 1
+            engine, hit_flags = (self._answer_with_near_cache if near else self._answer_with_cache)(request)
             around_ns = engine.queue_ns + engine.engine_ns + request.preprocess_ns + request.postprocess_ns
             cache_ns = time.perf_counter_ns() - began_ns - around_ns
         return self._answer(request, engine, began_ns, cache_ns, hit_flags)
 
-    def infer_next(
-        self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None, memory: Memory
+    def infer_in_session(
+        self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None, memory: Memory
     ) -> tuple[Answer, Memory]:
-        """Answer a request of the session that has `memory`, without caches; also return its new memory."""
+        """Answer a request of the session that has `memory`, without caches.
+
+        Also returns the session's new memory.
+        """
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
-        request = _Request(*inputs, deadline_s, high, came_ns, memory)
+        request = _Request(*inputs, deadline_s, high, arrived_ns, memory)
         answer = self._answer(request, self._run(request), began_ns)
         return answer, request.memory or memory
 
@@ -160,7 +178,7 @@ class Pipeline:
         self, request: _Request, engine: EngineAnswer, began_ns: int, cache_ns: int = 0, hit_flags: int = 0
     ) -> Answer:
         stages = StageTimes(
-            decode_us=(began_ns - request.came_ns - request.waited_ns) // 1000,
+            decode_us=(began_ns - request.arrived_ns - request.waited_ns) // 1000,
             preprocess_us=request.preprocess_ns // 1000,
             cache_us=cache_ns // 1000,
             queue_us=(engine.queue_ns + request.waited_ns) // 1000,
@@ -172,20 +190,23 @@ class Pipeline:
     def infer_together(
         self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int, int]], deadline_s: float | None
     ) -> list[Answer]:
-        """Answer bare requests in one run of the engine.
+        """Answer bare requests in one run of the engine. Only one thread may call this.
 
-        `times_ns` has three times for each request: when it came, was received and was read. Several requests have in
-        total at most as many items as the batcher's cap. Only one thread may call this. Raises EdgeRTError, which is
-        then the answer to all requests.
+        Raises EdgeRTError, which is then the answer to all requests.
+
+        Args:
+            requests: The requests. Several requests have in total at most as many items as the batcher's cap.
+            times_ns: For each request, the times when it arrived, was received and was decoded.
+            deadline_s: When the last time-out of the requests passes; None without a time-out.
         """
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
         answers = []
-        for request, engine, (came_ns, taken_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
+        for request, engine, (arrived_ns, received_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
             for shadow in self._shadows:
                 shadow.offer(request.arrays, engine.outputs)
-            queue_us = (taken_ns - came_ns + began_ns - read_ns + engine.queue_ns) // 1000
-            answers.append(self._bare_answer(engine, (read_ns - taken_ns) // 1000, queue_us))
+            queue_us = (received_ns - arrived_ns + began_ns - read_ns + engine.queue_ns) // 1000
+            answers.append(self._bare_answer(engine, (read_ns - received_ns) // 1000, queue_us))
         return answers
 
     def _bare_answer(self, engine: EngineAnswer, decode_us: int, queue_us: int) -> Answer:
@@ -196,23 +217,23 @@ class Pipeline:
     def _run(self, request: _Request) -> EngineAnswer:
         """Return the client's answer, computed by the engine."""
         self._preprocess(request)
-        if not request.items:  # a session's windows are not complete yet
+        if not request.items:  # the request completes no window of its session
             empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.tensors.outputs]
             return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
         if self._in_turn:
-            return self._postprocessed(request, self._ask_in_turn(request))
-        answer = self._ask_engine(
-            request.arrays, request.items, request.deadline_s, request.high, request.came_ns, request.in_reactor
+            return self._postprocessed(request, self._run_in_turn(request))
+        answer = self._run_engine(
+            request.arrays, request.items, request.deadline_s, request.high, request.arrived_ns, request.in_reactor
         )
         return self._postprocessed(request, answer)
 
-    def _ask_in_turn(self, request: _Request) -> EngineAnswer:
-        """Run the items one after the other, each with the state from the item before it."""
+    def _run_in_turn(self, request: _Request) -> EngineAnswer:
+        """Run the items one after the other, each item with the state that the item before it left."""
         form, memory = self.memory_form, request.memory or self.memory_form.first
         state, answers = memory.state, []
         for i in range(request.items):
             arrays = form.with_state([array[i : i + 1] for array in request.arrays], state)
-            answers.append(self._ask_engine(arrays, 1, request.deadline_s, request.high, request.came_ns))
+            answers.append(self._run_engine(arrays, 1, request.deadline_s, request.high, request.arrived_ns))
             state = form.state_of(answers[-1].outputs)
         if request.memory is not None:
             request.memory = memory._replace(state=state)
@@ -222,20 +243,20 @@ class Pipeline:
         queue_ns, engine_ns = sum(answer.queue_ns for answer in answers), sum(answer.engine_ns for answer in answers)
         return EngineAnswer(outputs, queue_ns, engine_ns, max(answer.batch for answer in answers))
 
-    def _ask_engine(
+    def _run_engine(
         self,
         arrays: Arrays,
         items: int,
         deadline_s: float | None,
         high: bool,
-        came_ns: int,
+        arrived_ns: int,
         in_reactor: bool = False,
     ) -> EngineAnswer:
         if self._padder is None:
-            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns, in_reactor)
+            answer = self._batcher.infer(arrays, items, deadline_s, high, arrived_ns, in_reactor)
         else:
             length, padded = self._padder.length(arrays), self._padder.padded(arrays)
-            answer = self._batcher.infer(padded, items, deadline_s, high, came_ns)
+            answer = self._batcher.infer(padded, items, deadline_s, high, arrived_ns)
             answer = answer._replace(outputs=self._padder.cut(answer.outputs, length))
         for shadow in self._shadows:
             shadow.offer(arrays, answer.outputs)
@@ -244,91 +265,96 @@ class Pipeline:
     def _preprocess(self, request: _Request) -> None:
         if not request.raw:
             return
-        assert self._pre is not None  # without `_pre`, no input is raw
+        assert self._pre is not None  # a raw input has a preprocessor
         began_ns = time.perf_counter_ns()
-        inputs, ruled = self.tensors.inputs, self._ruled
-        given = dict(zip(self.tensors.sent, request.arrays, strict=True))
+        inputs, rule_input = self.tensors.inputs, self._rule_input
+        given = dict(zip(self.tensors.sent_inputs, request.arrays, strict=True))
         arrays: dict[int, NDArray[Any]] = {}
         if isinstance(self._pre, TextPreprocessor):
-            tokens = self._pre(given[ruled])
+            tokens = self._pre(given[rule_input])
             arrays = {i: tokens[spec.name] for i, spec in enumerate(inputs) if spec.name in tokens}
         elif request.memory is not None and (signals := self.memory_form.pre) is not None:
-            arrays[ruled] = self._next_windows(request, signals)
+            arrays[rule_input] = self._next_windows(request, signals)
         elif isinstance(self._pre, Preprocessor):
-            arrays[ruled], request.placements = self._pre(given[ruled], request.deadline_s)
+            arrays[rule_input], request.placements = self._pre(given[rule_input], request.deadline_s)
         else:
-            arrays[ruled], request.windows = self._pre(given[ruled], request.deadline_s)
+            arrays[rule_input], request.windows = self._pre(given[rule_input], request.deadline_s)
             if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("the model's state passes from window to window: send one signal in each request")
         request.arrays = [arrays[i] if i in arrays else given[i] for i in range(len(inputs))]
-        # A signal may hold several windows. In a session, it may also complete none.
-        request.items = self.tensors.items(request.arrays) if len(arrays[ruled]) else 0
+        # A signal may contain several windows. In a session, a signal may also complete no window.
+        request.items = self.tensors.items(request.arrays) if len(arrays[rule_input]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
-        """Return the model's tensor for the windows that a session's request completes; it may complete none."""
-        assert request.memory is not None  # the caller has looked
+        """Return the model's tensor for the windows that a session's request completes: none, one or several."""
+        assert request.memory is not None  # the caller has checked
         windows, held, skip = signals.next_windows(
-            request.arrays[self._ruled], request.memory.held, request.memory.skip
+            request.arrays[self._rule_input], request.memory.held, request.memory.skip
         )
         request.memory = request.memory._replace(held=held, skip=skip)
         request.windows = [len(windows)]
         return signals.features(windows) if len(windows) else windows
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
-        """Return the outputs to send: those of the model, and those that the manifest's rules compute."""
+        """Return the outputs to send: outputs of the model, and outputs that the manifest's rules compute."""
         if self._bare:
             return answer
         began_ns, computed = time.perf_counter_ns(), answer.outputs
         if self._post is not None:
             memory = request.memory
             before = None if memory is None else memory.shares
-            computed = self._post(computed, request.placements, request.arrays, self._ruled, request.windows, before)
+            computed = self._post(
+                computed, request.placements, request.arrays, self._rule_input, request.windows, before
+            )
             if memory is not None and before is not None and request.windows is not None:
                 request.memory = memory._replace(shares=self._post.last_shares(answer.outputs, before))
-        sent = [computed[i] for i in self._places[request.raw]]
+        sent = [computed[i] for i in self._sent_outputs[request.raw]]
         request.postprocess_ns = time.perf_counter_ns() - began_ns
         return answer._replace(outputs=sent)
 
-    def _ask_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Return the answer, and flags: whether it came from the cache or from the run of another request."""
+    def _answer_with_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
+        """Return the answer, and its flags: FLAG_CACHE_HIT if the answer needed no run of its own."""
         cache, now = self._cache, time.perf_counter_ns
         began_ns = now()
         key = cache.key(request.arrays, request.tag)
         outputs = cache.get(key, began_ns)
         if outputs is not None:
             return EngineAnswer(outputs, 0, 0, 0), wire.FLAG_CACHE_HIT
-        looked_ns = now()
+        lookup_ended_ns = now()
         runs: list[EngineAnswer] = []
         run_ns = 0
 
         def run_engine() -> Arrays:
             nonlocal run_ns
-            asked_ns = now()
+            run_began_ns = now()
             runs.append(self._run(request))
-            run_ns = now() - asked_ns
+            run_ns = now() - run_began_ns
             return runs[0].outputs
 
         outputs, hit = cache.get_or_run(key, run_engine, request.deadline_s)
         flags = wire.FLAG_CACHE_HIT if hit else 0
         if not runs:
-            cache.count_lookup(True, looked_ns - began_ns, 0)  # without the wait for another request's run
+            cache.count_lookup(True, lookup_ended_ns - began_ns, 0)  # excludes the wait for another request's run
             return EngineAnswer(outputs, 0, 0, 0), flags
         answer = runs[0]
         own_ns = answer.engine_ns * request.items // max(1, answer.batch)
         cache.count_lookup(False, now() - began_ns - run_ns, own_ns + request.preprocess_ns + request.postprocess_ns)
         return answer._replace(outputs=outputs), flags
 
-    def _ask_near(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """Answer like `_ask_cache`, from the near cache. The engine also answers a sampled hit, to compare."""
+    def _answer_with_near_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
+        """Return the answer and its flags, like `_answer_with_cache`, but from the near cache.
+
+        If the hit is sampled, the engine answers too, and the cache compares the two answers.
+        """
         cache = self._near
-        assert cache is not None  # the caller has looked
+        assert cache is not None  # the caller has checked
         self._preprocess(request)
-        lookup = cache.look(request.arrays[0]) if cache.on and request.items == 1 else None
+        lookup = cache.look_up(request.arrays[0]) if cache.on and request.items == 1 else None
         if lookup is not None and lookup.outputs is not None and not lookup.sampled:
             hit = self._postprocessed(request, EngineAnswer(lookup.outputs, 0, 0, 0))
             return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
-        answer = self._ask_engine(request.arrays, request.items, request.deadline_s, request.high, request.came_ns)
+        answer = self._run_engine(request.arrays, request.items, request.deadline_s, request.high, request.arrived_ns)
         if lookup is not None and lookup.sampled:
             cache.compared(lookup, answer.outputs)
         elif lookup is not None:

@@ -1,4 +1,4 @@
-"""The memory of a session: the data for its next request, and how an item of a request uses it."""
+"""The memory of a session: the data for its next request, and how the items of a request use it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ Arrays = list[NDArray[Any]]
 
 
 class Memory(NamedTuple):
-    """The model's state, in the manifest's order, and the values that the next window needs.
+    """The data that a session keeps for its next request.
 
-    Each array of the state is one item. The first `skip` values of the next request belong to no window. `shares` are
-    the class scores of the last windows, if answers are smoothed.
+    Attributes:
+        state: The model's state, in the manifest's order; each array is one item.
+        held: The values that the next window needs.
+        skip: The number of first values of the next request that belong to no window.
+        shares: The class scores of the last windows; None unless answers are smoothed.
     """
 
     state: tuple[NDArray[Any], ...]
@@ -45,8 +48,11 @@ class Memory(NamedTuple):
 class MemoryForm:
     """The form of the memory of a model's sessions.
 
-    With `in_turn`, the items of a request run one after the other. `first` is the initial memory of a session,
-    `size_bytes` the largest size of a memory.
+    Attributes:
+        pre: The preprocessor of a signal with windows; None for other models.
+        in_turn: Whether the items of a request run one after the other.
+        first: The initial memory of a session.
+        size_bytes: The largest size of a memory.
     """
 
     def __init__(self, manifest: Manifest, pre: InputPreprocessor | None) -> None:
@@ -60,7 +66,8 @@ class MemoryForm:
         zeros = tuple(np.zeros((1, *spec.item_shape), spec.dtype) for spec in specs)
         rest = np.zeros(0, np.float32) if self.pre is None else self.pre.nothing_held
         held_max = 0 if self.pre is None else self.pre.held_max
-        self.first, self._lengths = Memory(zeros, rest), [*(1 for _ in zeros), held_max]
+        self.first = Memory(zeros, rest)
+        self._lengths = [*(1 for _ in zeros), held_max]
         if (rule := manifest.classify) is not None and rule.smooth is not None and self.pre is not None:
             classes = next(spec.shape[-1] for spec in manifest.outputs if spec.name == rule.output)
             if classes == -1:
@@ -87,7 +94,7 @@ class MemoryForm:
         )
 
     def with_state(self, arrays: Sequence[NDArray[Any]], state: Sequence[NDArray[Any]]) -> Arrays:
-        """Return the model's inputs: those of a request, and the state at its places."""
+        """Return the model's inputs: the arrays of a request, with the state inserted."""
         whole = list(arrays)
         for i, array in sorted(zip(self._inputs, state, strict=True), key=lambda pair: pair[0]):
             whole.insert(i, array)

@@ -1,9 +1,9 @@
 """The latency tuner: changes the batch cap and the linger to keep a model's p95 under a target.
 
-It decides once per WINDOW answers, with additive increase and multiplicative decrease. Above the target, cap and linger
-shrink by a quarter; well below the target, they grow by a step. If there are too many requests, smaller batches make
-them wait longer. So a cut that does not lower the p95 is reverted, and not repeated for a while; `state` is then
-`overloaded`.
+The tuner decides once per WINDOW answers, with additive increase and multiplicative decrease. Above the target, cap and
+linger shrink by a quarter; well below the target, they grow by a step. If there are too many requests, smaller batches
+make requests wait longer. So a cut that does not lower the p95 is reverted, and not repeated for a while; `state` is
+then `overloaded`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ WINDOW = 100  # answers between two decisions
 SETTLE = 32  # answers that are ignored after a change, because they were queued before it
 SHRINK = 0.75
 GROW_BELOW = 0.9  # the share of the target below which cap and linger grow
-HELPS_BELOW = 0.98  # a cut helped if the p95 fell below this share of the one before
+HELPS_BELOW = 0.98  # a cut helped if the p95 fell below this share of the p95 before the cut
 HOLD_WINDOWS = 20
 LINGER_SHARE = 0.1
 LINGER_STEP = 0.01
 
 
 class LatencyTuner:
-    """Decides the batch cap and the linger for a target of `p95_ms`. `add` may be called by many threads."""
+    """Decides the batch cap and the linger for a target of `p95_ms`. Many threads may call `add`."""
 
     def __init__(self, p95_ms: float, cap_max: int) -> None:
         assert p95_ms > 0, "the tuner needs a target"

@@ -1,1 +1,1 @@
-"""Comparison of live answers with those of a reference, in a separate process."""
+"""Comparison of live answers with a reference's answers, in a separate process."""

@@ -23,7 +23,8 @@ class Agreement(NamedTuple):
 def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: int | None) -> Agreement:
     """Compare two answers, output by output; `scores` is the index of the output with class scores.
 
-    The cosine is the least of all outputs'. It is -1 for values that are not finite, or shapes that differ.
+    The result's cosine is the least cosine of any output. It is -1 for values that are not finite, and for shapes that
+    differ.
     """
     cosine = min((_cosine(a, b) for a, b in zip(got, want, strict=True)), default=1.0)
     if scores is None:
@@ -34,7 +35,11 @@ def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: i
 
 
 def scores_output(manifest: Manifest) -> int | None:
-    """Return the output with class scores: the classified one, or the only one if [items, classes]."""
+    """Return the index of the output with class scores; None if there is none.
+
+    This output is the classified one. Without a classification rule, it is the model's only output, if its shape is
+    [items, classes].
+    """
     outputs = manifest.outputs
     if manifest.classify is not None:
         return [spec.name for spec in outputs].index(manifest.classify.output)

@@ -1,9 +1,10 @@
-"""Shadow: runs a sample of live requests also on the FP32 reference, and compares the answers.
+"""Shadow: also runs a sample of live requests on the FP32 reference, and compares the answers.
 
 Theory of operation: a sampled request puts a copy of its inputs and its answer into a queue of QUEUE_MAX and continues.
-If the queue is full, there is no copy. A thread sends the copy to the process edgert.worker.shadow.shadow_process,
-which runs the reference at idle priority. There are two reasons for a separate process. A thread of idle priority that
-holds Python's lock would delay the live threads. And a crash of the reference affects nothing else.
+If the queue is full, the request makes no copy. A thread sends the copy to the process
+edgert.worker.shadow.shadow_process, which runs the reference at idle priority. There are two reasons for a separate
+process. A thread of idle priority that holds Python's lock would delay the live threads. And a crash of the reference
+affects nothing else.
 
 The alarm is raised when the agreement of the last WINDOW comparisons is below `alarm`. It is cleared when their
 agreement is half way from `alarm` to 1.
@@ -53,10 +54,15 @@ class Reference(Protocol):
 
 
 class Shadow:
-    """Compares a `share` of the answers given to `offer` with the answers of a reference.
+    """Compares a share of the live answers with the answers of a reference.
 
-    `open_reference` opens the reference. `notify` is called with (event, fields) when the alarm is raised and when it
-    is cleared. `choose` returns numbers in 0 ... 1.
+    Args:
+        open_reference: Opens the reference.
+        share: The share of the answers given to `offer` that are compared.
+        alarm: The agreement below which the alarm is raised; 0 for no alarm.
+        notify: Called with (event, fields) when the alarm is raised and when it is cleared.
+        choose: Returns a random number from 0 to 1.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -68,8 +74,12 @@ class Shadow:
         choose: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._open_reference, self._share, self._alarm = open_reference, share, alarm
-        self._notify, self._choose, self._clock = notify, choose, clock
+        self._open_reference = open_reference
+        self._share = share
+        self._alarm = alarm
+        self._notify = notify
+        self._choose = choose
+        self._clock = clock
         self._reference: Reference | None = None
         self._closed_until_s = 0.0
         self._queue: queue.Queue[tuple[Arrays, Arrays] | None] = queue.Queue(QUEUE_MAX)
@@ -105,7 +115,7 @@ class Shadow:
             self._reference.close()
 
     def step(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Compare one answer. The shadow's thread calls this for each sampled one."""
+        """Compare one answer. The shadow's thread calls this for each sampled answer."""
         if self._clock() < self._closed_until_s:
             self.dropped += 1
             return
@@ -182,8 +192,8 @@ class Shadow:
 class ReferenceProcess:
     """A reference in its own process, at idle priority: the reference artifact of a version.
 
-    With `as_served`, the reference is the artifact that a worker would serve. Raises Unavailable and the errors of the
-    load.
+    With `as_served`, the reference is the artifact that a worker would serve. Raises Unavailable, and the errors of
+    loading the version.
     """
 
     def __init__(self, order: LoadOrder, *, as_served: bool = False) -> None:
@@ -218,7 +228,7 @@ class ReferenceProcess:
         self._sock.close()
 
     def _receive(self) -> wire.Frame:
-        """Return the next frame. Raises the error of an ERROR frame, and Unavailable at the end."""
+        """Return the next frame. Raises the error of an ERROR frame, and Unavailable if the process has ended."""
         while True:
             try:
                 count = self._sock.recv_into(self._frames.room)

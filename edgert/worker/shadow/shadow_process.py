@@ -2,8 +2,9 @@
 
 With `as_served` in the order, the process loads a version like a worker: the first artifact that loads.
 
-It receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a request's
-inputs and its live answer, and returns RESULT frames with the agreement of the reference. It ends with its link.
+The process receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a
+request's inputs and its live answer, and returns RESULT frames with the agreement of the reference. It ends with its
+link.
 """
 
 from __future__ import annotations

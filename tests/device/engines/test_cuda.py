@@ -1,4 +1,4 @@
-"""The CUDA seam: which binding is chosen, and both of them against simulators of their libraries."""
+"""The CUDA interface: the choice of a binding, and both bindings against simulators of their libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DriverError(Exception):
 
 
 class DriverSimulator(ModuleType):
-    """`pycuda.driver`: memory of this process, and a context that must be current at every call."""
+    """`pycuda.driver`: memory of this process, and a context that every call needs as the current one."""
 
     Error = DriverError
 
@@ -45,7 +45,7 @@ class DriverSimulator(ModuleType):
         self.memory[address] = bytearray(size)
 
         class Memory(int):
-            def free(memory) -> None:  # self is the simulator
+            def free(memory) -> None:  # `self` is the simulator
                 del self.memory[int(memory)]
 
         return Memory(address)

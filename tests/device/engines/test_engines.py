@@ -1,4 +1,4 @@
-"""One contract over every engine that runs here, and what can be said of TensorRT without a GPU."""
+"""One contract for every engine that runs here, and the parts of TensorRT that need no GPU."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 
 OPTIONS = EngineOptions(threads=1, buckets=(1, 2, 4, 8))
-VENDORS = [name for name, kind in ENGINES.items() if kind.packages and not kind.system_package]  # they run anywhere
+VENDORS = [
+    name for name, kind in ENGINES.items() if kind.packages and not kind.system_package
+]  # these engines run anywhere
 SUM_IN, SUM_OUT = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 2))
 
 
 class Loaded:
-    """A session beside the same model's answers by other means."""
+    """A session, and another way to compute the same model's answers."""
 
     def __init__(
         self, session: Session, artifact: LocalArtifact, reference: Callable[[list[Any]], list[Any]], engine: str
@@ -134,7 +136,7 @@ def test_the_session_states_the_models_contract(loaded: Loaded) -> None:
 def test_prepare_may_be_called_and_load_again(loaded: Loaded, tmp_path: Path) -> None:
     engine = engine_by_name(loaded.engine)
     options = EngineOptions(threads=2, cache_dir=tmp_path)
-    for _ in range(2):  # the second time from the cache, where there is one
+    for _ in range(2):  # the second load uses the cache of compiled files, if the engine has one
         engine.prepare(loaded.artifact, options, lambda line: None)
         session = engine.load(loaded.artifact, options)
         given = loaded.inputs(2)
@@ -189,7 +191,7 @@ def test_an_engine_that_prepares_something_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_products_of_large_int8_values_do_not_saturate(name: str, tmp_path: Path) -> None:
-    """x86 without VNNI adds two products in 16 bits, which 2 x 255 x 127 exceeds."""
+    """x86 without VNNI adds two products in 16 bits, but 2 x 255 x 127 needs more bits."""
     pytest.importorskip(ENGINES[name].packages[0])
     weights = {"w1": np.ones((16, 32), np.float32), "w2": np.ones((32, 8), np.float32)}
     body = "h = MatMul(x, w1) r = Relu(h) y = MatMul(r, w2)"
@@ -343,7 +345,7 @@ def test_a_tensorrt_plan_is_kept_for_one_artifact_version_gpu_and_batch() -> Non
 
 
 def test_what_onnx_runtime_runs_before_workers_are_forked_is_a_valid_model() -> None:
-    """The fork server goes on without it, so that only this test would show a model that ONNX Runtime refuses."""
+    """The fork server ignores a model that ONNX Runtime rejects, so only this test detects one."""
     import onnx
 
     from edgert.engines.onnxruntime import IDENTITY

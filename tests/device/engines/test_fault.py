@@ -1,4 +1,4 @@
-"""The fault engine does what it is asked, when it is asked, and is the null engine otherwise."""
+"""The fault engine fails as its artifact says, and is the null engine otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding: inputs of any length reach an engine in the sizes of its buckets, and answers come back in their length."""
+"""Padding: an engine gets inputs of any length in its buckets' sizes, and answers get their length back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgert.tensors import TensorSpec
 
 IDS, MASK = TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("mask", "FP32", (-1, -1, -1))
 OUTPUTS = (TensorSpec("scores", "FP32", (-1, 4)), TensorSpec("halves", "INT64", (-1, -1)))
-# The mask has the length twice, as attention masks do.
+# The length is in two axes of the mask, like in attention masks.
 BUCKETS = Buckets(
     "tokens",
     (4, 8),
@@ -27,7 +27,7 @@ BUCKETS = Buckets(
 
 
 class Engine(Session):
-    """A session that notes the shapes that it gets, and returns every second id."""
+    """A session that notes the shapes of its inputs, and returns every second id."""
 
     def __init__(self) -> None:
         self.inputs: tuple[TensorSpec, ...] = (IDS, MASK)

@@ -1,4 +1,4 @@
-"""The remembered versions of engines: valid until the installed packages change."""
+"""The stored versions of engines are valid until the installed packages change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgert.engines.present import engine_versions
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The engines whose SDK was asked for its version; of them only `null` and `tflite` are installed."""
+    """Return the engines whose SDK was asked for its version. Only `null` and `tflite` are installed."""
     names: list[str] = []
 
     def version(name: str) -> str | None:
@@ -31,26 +31,26 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_installed_engines_are_asked_once_and_missing_ones_every_time(asked: list[str], tmp_path: Path) -> None:
-    remembered = tmp_path / "learned" / "engines.json"  # no daemon has made the folder yet
-    first = engine_versions(remembered)
+    versions_file = tmp_path / "learned" / "engines.json"  # no daemon has created the folder yet
+    first = engine_versions(versions_file)
     assert (first["null"], first["tflite"], first["openvino"]) == ("1", "2.3", None)
     assert asked == list(ENGINES)
     asked.clear()
-    assert engine_versions(remembered) == first
+    assert engine_versions(versions_file) == first
     assert asked == [name for name in ENGINES if name not in ("null", "tflite")]
 
 
 def test_a_change_of_the_packages_or_of_the_file_makes_all_be_asked_again(asked: list[str], tmp_path: Path) -> None:
-    remembered = tmp_path / "engines.json"
-    engine_versions(remembered)
+    versions_file = tmp_path / "engines.json"
+    engine_versions(versions_file)
     os.utime(tmp_path / "site-packages", ns=(1, 1))
     asked.clear()
-    engine_versions(remembered)
+    engine_versions(versions_file)
     assert asked == list(ENGINES)
     for damage in ("{", json.dumps({"python": None, "versions": {}}), "[" * 100_000):
-        remembered.write_text(damage)
+        versions_file.write_text(damage)
         asked.clear()
-        engine_versions(remembered)
+        engine_versions(versions_file)
         assert asked == list(ENGINES)
 
 

@@ -1,7 +1,7 @@
 """The TensorRT engine against simulators of TensorRT and of the CUDA runtime.
 
-They show that plans are built once, kept for one GPU and version, and that batches reach the GPU's
-memory and come back. They say nothing about TensorRT itself: that takes a GPU.
+These tests show that a plan is built once and kept for one GPU and version. They also show that batches reach the GPU's
+memory and come back. They prove nothing about TensorRT itself, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CudaSimulator(ModuleType):
 
 
 class TensorRTSimulator(ModuleType):
-    """`tensorrt` as far as the engine uses it: its model gives each value doubled."""
+    """The part of `tensorrt` that the engine uses. The simulated model doubles each value."""
 
     def __init__(self) -> None:
         super().__init__("tensorrt")
@@ -178,7 +178,7 @@ def tensorrt(monkeypatch: pytest.MonkeyPatch, cuda: CudaSimulator) -> Iterator[T
     simulator = TensorRTSimulator()
     monkeypatch.setitem(sys.modules, "tensorrt", simulator)
     yield simulator
-    assert not cuda.memory  # whatever a test did, the GPU's memory was given back
+    assert not cuda.memory  # after every test, the GPU's memory is free
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_after_an_upgrade_of_tensorrt_the_load_builds_the_plan_anew_and_says_so(
     assert tensorrt.builds == 2
     assert "building the plan" in lines[0]
     plans = [path.name for path in (tmp_path / "cache").glob("*.plan")]
-    assert plans == [f"{'a' * 64}-trt11.0.0-sm8.7-b32.plan"]  # nothing would load the one before
+    assert plans == [f"{'a' * 64}-trt11.0.0-sm8.7-b32.plan"]  # nothing would load the earlier plan
 
 
 def test_the_next_build_starts_from_the_timings_that_were_kept(

@@ -146,7 +146,7 @@ def test_answers_without_a_batch_axis_are_not_padded(tmp_path: Path) -> None:
     source = source_of("y = ReduceMax<axes=[0], keepdims=0>(x)", "float[N,4] x", "float[4] y", unused=random(1))
     session = load(source, build(source, tmp_path).path)
     for count in (1, 3, 20, 2):
-        rows = -1 - np.abs(random(count, 4))  # a padded row of zeros would win
+        rows = -1 - np.abs(random(count, 4))  # a padded row of zeros would have the largest value
         np.testing.assert_array_equal(session.run([rows])[0], rows.max(axis=0))
 
 

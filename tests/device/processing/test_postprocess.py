@@ -1,4 +1,4 @@
-"""The results that the manifest's rules add to a model's outputs, and which of them an answer has."""
+"""The results that the manifest's rules add to a model's outputs, and the selection for an answer."""
 
 from __future__ import annotations
 

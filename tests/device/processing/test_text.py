@@ -1,4 +1,4 @@
-"""Token ids, masks and type ids equal those of the library tokenizers itself; what is no text is refused."""
+"""Token ids, masks and type ids equal those of the library tokenizers; bytes that are no text are refused."""
 
 from __future__ import annotations
 

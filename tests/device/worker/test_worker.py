@@ -1,4 +1,4 @@
-"""A worker in the test's own process: what it says to the supervisor, and when it uses a reactor."""
+"""A worker in the test's own process: its messages to the supervisor, and the limits of its reactor."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from edgert.engines import Session
 from edgert.protocol import wire
 from edgert.tensors import TensorSpec
+from edgert.worker.assembly import assemble, reactor_limits
 from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.loading.model import load_model
 from edgert.worker.pipeline.batcher import RELEASE_AFTER_S
@@ -28,7 +29,7 @@ from tests.support.stand_ins.loaded_models import installed
 
 
 class RestingSession(Session):
-    """A session that notes when it was told to release memory."""
+    """A session that notes the times when it was told to release memory."""
 
     def __init__(self, within: Session) -> None:
         self.inputs: tuple[TensorSpec, ...] = within.inputs
@@ -47,7 +48,7 @@ class RestingSession(Session):
 
 
 class Started:
-    """A worker that attends to the supervisor's end of a link."""
+    """A worker in a thread that handles the messages of the supervisor's end of a link."""
 
     def __init__(self, folder: Path, config: str) -> None:
         version, state, settings = installed(folder, config)
@@ -57,7 +58,7 @@ class Started:
         model = replace(model, session=self.session)
         order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
         self.supervisor, self._end = link.pair()
-        self.worker = Worker(order, state, settings, model)
+        self.worker = Worker(assemble(order, state, settings, model), state, settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         stack_size = threading.stack_size()
         try:
@@ -113,7 +114,7 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
 
 
 def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: Started) -> None:
-    """The engine gives it back (tests/device/engines) at the end of a telemetry window."""
+    """The worker tells the engine at the end of a telemetry window (tests/device/engines tests the engine)."""
     started.receive()
     client, server = socket.socketpair()
     with client:
@@ -153,12 +154,10 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
 def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor(
     tmp_path: Path, config: str, cap: int | None
 ) -> None:
-    from edgert.worker.worker import _reactor_limits
-
     version, state, settings = installed(tmp_path, config)
     model = load_model(version, state, settings)
     order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b")
-    worker = Worker(order, state, settings, model)
-    limits = [_reactor_limits(model, settings, worker._batcher, cpus) for cpus in (1, 2)]
-    cap = worker._batcher.cap if cap is None else cap
+    batcher = assemble(order, state, settings, model).batcher
+    limits = [reactor_limits(model, settings, batcher, cpus) for cpus in (1, 2)]
+    cap = batcher.cap if cap is None else cap
     assert limits == ([RunLimits(2, cap), RunLimits(3, cap)] if cap else [None, None])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
-from edgert.processing.answers.embedding import embedded
+from edgert.processing.answers.embedding import embeddings
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
@@ -47,7 +47,7 @@ class Reference:
         if self.embed is None:
             return answers
         mask, index = self.holdout.inputs.get(self.embed.mask), self._embedded
-        return [embedded(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
+        return [embeddings(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
 
     def as_embeddings(self) -> Reference:
         """Return the reference with embeddings in its own answers, and without the rule `embed`."""

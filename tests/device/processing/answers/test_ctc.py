@@ -1,4 +1,4 @@
-"""Greedy CTC decoding: equal to the definition, and to what rapidocr reads from its own recognizer."""
+"""Greedy CTC decoding: equal to the definition, and to rapidocr's decoding of its own recognizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detections: what a plain reference finds, in the pixels of the image that was sent."""
+"""Detections equal those of a plain reference, in pixels of the sent image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def iou(a: Box, b: Box) -> float:
 
 
 def reference(boxes: list[Box], scores: list[list[float]], rule: Detect) -> list[tuple[Box, np.float32, int]]:
-    """Detection as a textbook writes it down: one box at a time, plain Python."""
+    """Return the detections of a textbook algorithm: one box at a time, in plain Python."""
     found = []
     for box, row in zip(boxes, scores, strict=True):
         best = max(range(len(row)), key=lambda c: row[c])
@@ -43,7 +43,7 @@ def reference(boxes: list[Box], scores: list[list[float]], rule: Detect) -> list
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[list[Box], list[list[float]]]:
-    """Boxes with whole corners, so that all overlaps are exact, and scores in 32nds, so that ties happen."""
+    """Boxes with whole corners make all overlaps exact. Scores in 32nds make ties happen."""
     count, classes = draw(st.integers(1, 14)), draw(st.integers(1, 3))
     boxes: list[Box] = []
     for _ in range(count):

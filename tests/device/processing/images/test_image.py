@@ -1,4 +1,4 @@
-"""Image files and frames at the model's size: the same picture by every way, and nothing hostile unpacked."""
+"""Image files and frames at the model's size: every way gives the same picture, and hostile files are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from PIL import Image
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, RequestError
 from edgert.processing.images.image import (
-    _UNPACKING,
+    _DECODING,
     PIXELS_MAX,
     PROGRESSIVE_PIXELS_MAX,
     SCANS_MAX,
@@ -41,7 +41,7 @@ def reader(rule: str = "stretch", height: int = 64, width: int = 64, **options: 
 
 
 def plain(pixels: NDArray[Any], width: int, height: int) -> NDArray[Any]:
-    """As training code does it: the whole image, Pillow's bilinear."""
+    """Resize like training code: the whole image, with Pillow's bilinear filter."""
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
 
 
@@ -175,7 +175,7 @@ def test_a_bomb_is_refused_by_its_header_before_memory_is_taken(width: int, heig
 
 
 def claiming(file: bytes, marker: bytes, width: int, height: int) -> bytes:
-    """The JPEG with another size in its header."""
+    """Return the JPEG with another size in its header."""
     at = file.index(marker) + 5
     return file[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + file[at + 4 :]
 
@@ -191,7 +191,7 @@ def test_progressive_files_are_bounded_in_size_and_scans() -> None:
     baseline = encoded(photo(64, 64))
     with pytest.raises(RequestError, match=f"at most {STORED_PIXELS_MAX}"):
         reader().decoded(claiming(baseline, b"\xff\xc0", 8192, 8193))
-    # An image that decodes at an eighth of its size is taken; one that has to be unpacked whole is not.
+    # An image that can be decoded at an eighth of its size is accepted. An image that must be decoded whole is refused.
     assert reader().decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))[0].shape == (64, 64, 3)
     with pytest.raises(RequestError, match=f"at most {PIXELS_MAX}"):
         reader(height=4100, width=4100).decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))
@@ -211,10 +211,10 @@ def test_who_comes_too_late_is_not_decoded() -> None:
 
 
 def threads_all_busy(ask: Callable[[], Any]) -> None:
-    """Ask while as many images are unpacked as there are processors."""
+    """Send a request while as many images are decoded as there are processors."""
     with ExitStack() as stack:
         for _ in range(os.cpu_count() or 1):
-            stack.enter_context(_UNPACKING)
+            stack.enter_context(_DECODING)
         ask()
 
 

@@ -1,4 +1,4 @@
-"""UINT8 to the model's values: as the formula says, whatever the axes, the dtype and the colours."""
+"""UINT8 becomes the model's values as in the formula, for all axes, dtypes and colours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_values_are_what_the_formula_gives(
     pre = Preprocessor(rule, spec)
     source = FRAMES if (model_layout if layout == "model" else layout) == "nhwc" else FRAMES.transpose(0, 3, 1, 2)
     if source.shape[1:] == spec.item_shape and datatype == "UINT8":
-        assert not pre.wants(source)  # it cannot be told from the model's own tensor
+        assert not pre.wants(source)  # this tensor looks like the model's own tensor
         return
     got, placements = pre(np.ascontiguousarray(source))
     want = formula(FRAMES, rule, 3)
@@ -72,6 +72,6 @@ def test_one_table_and_three_agree_for_8_bit_models() -> None:
     one = Normalizer(Preprocess("x", 1.0, (128.0,)), spec)
     three = Normalizer(Preprocess("x", 1.0, (128.0,) * 3), spec)
     values = np.ascontiguousarray(FRAMES.transpose(0, 3, 1, 2))
-    want = (values ^ 0x80).view(np.int8)  # minus 128, which flips the upper bit
+    want = (values ^ 0x80).view(np.int8)  # minus 128: this flips the upper bit
     assert np.array_equal(one(values), want)
     assert np.array_equal(three(values), want)

@@ -1,4 +1,4 @@
-"""Placements: the way from the model's image back to the sent image is exact."""
+"""Placements: the mapping from the model's image back to the sent image is exact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_points_come_back_to_where_they_were(
     x, y = data.draw(st.floats(0, width)), data.draw(st.floats(0, height))
     shown = [x * placement.scale_x + placement.offset_x, y * placement.scale_y + placement.offset_y] * 2
     back = in_source(np.array([shown], np.float32), placement)[0]
-    # What FP32 can say of a coordinate in the model's pixels, seen in the image's.
+    # The precision of FP32 for a coordinate in the model's pixels, converted to the image's pixels.
     bound_x = 1e-5 * (abs(shown[0]) + abs(placement.offset_x) + 1) / placement.scale_x
     bound_y = 1e-5 * (abs(shown[1]) + abs(placement.offset_y) + 1) / placement.scale_y
     assert abs(back[0] - x) <= bound_x + 1e-3

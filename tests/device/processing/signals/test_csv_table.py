@@ -17,7 +17,7 @@ TABLE = [[1.5, -2.0], [3.0, 4.25]]
     "content",
     [
         "1.5,-2\n3,4.25\n",
-        "\ufeff1.5,-2\n3,4.25\n",  # the first moment must not be taken for names
+        "\ufeff1.5,-2\n3,4.25\n",  # the first line has values, not names
         "\ufeffax,ay\r\n1.5,-2\r\n3,4.25\r\n",
         '"ax","ay"\n"1.5","-2"\n"3","4.25"\n',
         "# logger 4\nax,ay\n\n1.5, -2 \n\n3,4.25",

@@ -1,4 +1,4 @@
-"""A request's signal becomes windows and then the model's tensor; what cannot is refused before the work."""
+"""A request's signal becomes windows, then the model's tensor; wrong signals are refused before the work."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import STATISTICS, Series
 from edgert.errors import RequestError
-from edgert.processing.signals.series_features import SeriesFeatures, completed
+from edgert.processing.signals.series_features import SeriesFeatures, fill_missing
 from tests.support.needed import needed
 
 signal = needed("scipy.signal")
@@ -92,15 +92,15 @@ def test_values_and_features_are_normalized_per_channel_and_per_feature() -> Non
 )
 def test_missing_values_are_completed_by_the_rule(rule: str, wanted: list[float]) -> None:
     values = np.array([[[NAN, 1, NAN, NAN, 4, NAN]]])
-    np.testing.assert_array_equal(completed(values, rule), [[wanted]])
+    np.testing.assert_array_equal(fill_missing(values, rule), [[wanted]])
 
 
 def test_missing_and_infinite_values_are_refused_where_no_rule_helps() -> None:
     with pytest.raises(RequestError, match=r"1 missing value \(NaN\), and the model has no rule"):
-        completed(np.array([[[NAN, 1.0]]]), "refuse")
+        fill_missing(np.array([[[NAN, 1.0]]]), "refuse")
     with pytest.raises(RequestError, match="without any value"):
-        completed(np.array([[[NAN, NAN]]]), "hold")
+        fill_missing(np.array([[[NAN, NAN]]]), "hold")
     with pytest.raises(RequestError, match="infinite"):
-        completed(np.array([[[np.inf, 1.0]]]), "zero")
+        fill_missing(np.array([[[np.inf, 1.0]]]), "zero")
     with pytest.raises(RequestError, match="not finite"):
         features(np.full((1, 8, 1), 3e38, np.float32), features=("spectrum",), detrend=False)

@@ -1,4 +1,4 @@
-"""WAV files of other programs are read; damaged ones are refused."""
+"""WAV files of other programs are read; damaged files are refused."""
 
 from __future__ import annotations
 

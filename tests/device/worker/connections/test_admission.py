@@ -21,7 +21,7 @@ GREEDY, OTHER_PROCESS, OTHER_USER = Peer(1000, 7), Peer(1000, 8), Peer(1001, 9)
 
 
 class Clients:
-    """An admission, and the connections that asked for it."""
+    """An admission, and the connections that tried to enter."""
 
     def __init__(self, connections_max: int) -> None:
         self.admission = Admission(connections_max)
@@ -36,7 +36,7 @@ class Clients:
         return taken
 
     def leave(self) -> None:
-        """End the connections that were told to go."""
+        """End the connections that were told to end."""
         for ours, _, _ in self._ends:
             if self.admission.is_leaving(ours):
                 self.admission.release(ours)
@@ -134,4 +134,4 @@ def test_an_app_that_holds_all_connections_keeps_no_other_out() -> None:
         with device.client(WAIT_S_MAX) as client:
             assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
         said, _ = greedy.communicate("", timeout=WAIT_S_MAX)
-        assert said == "[True]\n"  # one was told to connect again, the others were left alone
+        assert said == "[True]\n"  # one connection was told to connect again, and the others stayed

@@ -1,4 +1,4 @@
-"""The budget of shared memory: per worker and per user, and freed with the connection."""
+"""The budget of shared memory: a limit for the worker and for each user, and areas freed at a connection's end."""
 
 from __future__ import annotations
 

@@ -21,15 +21,11 @@ from edgert.protocol.kept_frame import KeptFrame
 from edgert.protocol.local_socket import timeval
 from edgert.protocol.sharing import SharedArea
 from edgert.telemetry.recorder import WindowRecorder
-from edgert.worker.connections.connection import (
-    FIRST_BUFFER_BYTES,
-    REACTOR_REQUESTS_MIN,
-    STALL_S,
-    BufferBudget,
-    Connection,
-    ReactorSwitch,
-)
+from edgert.worker.connections.buffers import FIRST_BUFFER_BYTES, BufferBudget
+from edgert.worker.connections.connection import STALL_S, Connection
+from edgert.worker.connections.own_thread import OwnThread
 from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
+from edgert.worker.connections.reactor_switch import REACTOR_REQUESTS_MIN, ReactorSwitch
 from edgert.worker.pipeline.batcher import Batcher
 from edgert.worker.pipeline.cache import PredictionCache
 from edgert.worker.pipeline.pipeline import Pipeline
@@ -49,7 +45,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 class HeldSession(Session):
-    """Answers as `session` does, each run once `go` allows it."""
+    """Answers like `session`, but each run waits for a permit of `go`."""
 
     def __init__(self, session: Session, go: threading.Semaphore) -> None:
         self.inputs, self.outputs = session.inputs, session.outputs
@@ -66,11 +62,12 @@ class HeldSession(Session):
 
 
 class Served:
-    """The client's end of a connection, and what its thread ended with."""
+    """The client's end of a connection, and the result or error of the connection's thread."""
 
     def __init__(self, pipeline: Pipeline, switch: ReactorSwitch, frame_bytes_max: int, budget: BufferBudget) -> None:
         self.client, self.server = socket.socketpair()
         self.client.settimeout(WAIT_S_MAX)
+        self._pipeline = pipeline
         self.recorder = WindowRecorder("m")
         self.logged: list[str] = []
         self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget, self.logged.append)
@@ -80,7 +77,7 @@ class Served:
 
     def _serve(self, switch: ReactorSwitch) -> None:
         try:
-            self.result = self.connection.serve(switch)
+            self.result = OwnThread(self.connection, self._pipeline, switch).serve()
         except Exception as error:  # noqa: BLE001  # the test looks at it
             self.result = error
 
@@ -134,7 +131,7 @@ def test_a_request_that_fails_leaves_the_connection_usable(serve: Callable[..., 
 
 
 def test_an_answer_longer_than_a_frame_is_refused(serve: Callable[..., Served]) -> None:
-    served = serve(frame_bytes_max=256)  # with 64 bytes less for the header, the answer's own limit is passed
+    served = serve(frame_bytes_max=256)  # with its header, the answer exceeds this limit
     served.connection.frames.limit(FRAME_BYTES_MAX)
     served.client.sendall(request(1, np.ones((10, 4), np.float32)))
     assert "send fewer items" in wire.error_of(read_frame(served.client)).message
@@ -157,7 +154,7 @@ def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[
     switch = ReactorSwitch()
     served = serve(switch)
     switch.many = True
-    for i in range(REACTOR_REQUESTS_MIN):  # no other is answered meanwhile
+    for i in range(REACTOR_REQUESTS_MIN):  # no other connection is answered meanwhile
         assert switch.last is None, i
         served.client.sendall(request(i))
         read_frame(served.client)
@@ -243,7 +240,7 @@ def test_as_many_requests_share_a_run_as_the_limits_allow(tmp_path: Path, least:
 
 
 def test_requests_that_have_runs_of_their_own_run_at_once_and_their_wait_counts_as_queueing(tmp_path: Path) -> None:
-    """Two threads run the first two requests; the third waits, unread, until one of them ends."""
+    """Two threads run the first two requests. The third request waits unread until one of these runs ends."""
     model, go = loaded(tmp_path), threading.Semaphore(0)
     session = HeldSession(model.session, go)
     pipeline = Pipeline(model, Batcher(session, 1, more_sessions=[session]), PredictionCache(0, 60.0))
@@ -260,7 +257,7 @@ def test_requests_that_have_runs_of_their_own_run_at_once_and_their_wait_counts_
             client.sendall(request(1))
             clients.append(client)
         wait_until(lambda: session.running == 2, "two requests run at once")
-        time.sleep(0.2)  # the third waits for at least half of this
+        time.sleep(0.2)  # the third request waits for at least half of this time
         go.release(3)
         stages = [wire.stage_times(read_frame(client)) for client in clients]
         assert departed == []
@@ -325,7 +322,7 @@ def test_a_connection_leaves_its_memory_to_the_next_one_if_it_ended_between_two_
             connection = Connection(server, pipeline, WindowRecorder("m"), 1 << 20, BufferBudget(), lambda _: None)
             client.sendall(data)
             client.shutdown(socket.SHUT_WR)
-            connection.serve(ReactorSwitch())
+            OwnThread(connection, pipeline, ReactorSwitch()).serve()
             for _ in range(answers):
                 read_frame(client)
             return connection.close() is not None

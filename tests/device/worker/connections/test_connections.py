@@ -1,4 +1,4 @@
-"""The connections of a worker together: who gets one, and how each ends."""
+"""The connections of a worker together: which clients get a connection, and how each connection ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
         2,
         reactor_limits=None,
         areas=AreaBudget(0),
-        sessions=None,  # type: ignore[arg-type]  # no test here begins one
+        sessions=None,  # type: ignore[arg-type]  # no test here begins a session
     )
     yield connections
     connections.stop_reading()
@@ -80,7 +80,7 @@ def test_a_client_that_takes_the_last_file_descriptors_reads_that_there_are_no_m
 
 
 def test_clients_that_follow_each_other_get_their_own_answers(connections: Connections) -> None:
-    """A connection uses the memory of the one before it, wherever that ended."""
+    """A connection uses the memory of an earlier connection, which may have ended inside a frame."""
     for number, last in enumerate((b"", request(9)[:70], b"garbage" * 20, request(9)[:-1], request(9), PING[:10])):
         with accepted(connections) as client:
             assert read_frame(client).kind == wire.WELCOME

@@ -1,4 +1,4 @@
-"""The reactor: few threads serve many clients of a quick model, and slow, greedy or wrong ones delay no other."""
+"""The reactor: few threads serve many clients of a quick model, and no bad client delays the other clients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgert import Client
 from edgert.engines.fault import MAGIC
 from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
-from edgert.worker.connections.connection import REACTOR_FRAME_BYTES_MAX
 from edgert.worker.connections.connections import MANY_MIN
 from edgert.worker.connections.reactor import ALONE_MAX
+from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
@@ -29,14 +29,14 @@ LARGE = (60_000,)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     alone = request.param == "one by one"
     with a_device("[serving]\ncache_mb = 1\n" + "batch_max = 1\ninstances = 2\n" * alone) as device:
-        device.put(delay_s=0.0002 * alone)  # so it has several threads: it is too slow for one
+        device.put(delay_s=0.0002 * alone)  # so the reactor has several threads: the model is too slow for one thread
         device.put(model="large", item_shape=LARGE)
         yield device
 
 
 @pytest.fixture
 def many(device: Device) -> Iterator[list[Client]]:
-    """Clients enough for the reactor to serve them all."""
+    """Connect enough clients for the reactor to serve them all."""
     wait_until(lambda: serving(device)["connections"] == 0, "the clients of the test before are gone")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(device.client()) for _ in range(MANY_MIN + 2)]
@@ -47,7 +47,7 @@ def many(device: Device) -> Iterator[list[Client]]:
 
 
 def serving(device: Device, model: str = "echo") -> dict[str, Any]:
-    """Return the daemon's status of a model with its worker's figures, which a busy machine may delay."""
+    """Return the daemon's status of a model. Wait for its worker's figures, which a busy machine may delay."""
     found = device.serving(model)
     while "reactor_connections" not in found:
         found = device.serving(model)
@@ -123,7 +123,7 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(device: Devic
 
 
 def test_a_client_that_does_not_read_delays_no_other_and_loses_no_answer(device: Device, many: list[Client]) -> None:
-    asked, rows = 0, np.ones((900, 4), np.float32)  # few such answers fill the client's side
+    asked, rows = 0, np.ones((900, 4), np.float32)  # few answers of this size fill the client's receive buffer
     with greeted(device) as greedy:
         while serving(device)["reactor_connections"] <= len(many):
             greedy.sendall(request(0, rows))
@@ -138,9 +138,9 @@ def test_a_client_that_does_not_read_delays_no_other_and_loses_no_answer(device:
                 sent = greedy.send(one)
                 asked += 1
                 if sent < len(one):
-                    asked -= 1  # it has only half of this one
+                    asked -= 1  # the daemon has only a part of this request
                     break
-                answered(many[:1])  # so it was not alone
+                answered(many[:1])  # so the greedy client was not alone
             else:
                 pytest.fail("the daemon takes requests without end")
         answered(many, 20)
@@ -189,7 +189,7 @@ def test_a_run_that_fails_fails_those_that_it_ran(device: Device) -> None:
             failed = 0
             for i in range(400):
                 one = ITEM + 1000 * number + i
-                fails = not number and i > 100  # by then they share a thread
+                fails = not number and i > 100  # by then the clients share a thread
                 try:
                     answer = clients[number].infer("brittle", failing if fails else one, cache=False)["y"]
                     assert answer.tolist() == one.tolist()
@@ -202,7 +202,7 @@ def test_a_run_that_fails_fails_those_that_it_ran(device: Device) -> None:
 
 
 def test_clients_of_large_frames_keep_threads_of_their_own(device: Device) -> None:
-    """Through shared memory, as frames over the socket come in pieces, and those have threads."""
+    """The frames use shared memory: over the socket they come in pieces, and such connections have threads anyway."""
     device.put(model="wide", item_shape=(2**18,), op="zeros")
     large = np.zeros((6, 2**18), np.float32)
     assert large.nbytes > REACTOR_FRAME_BYTES_MAX

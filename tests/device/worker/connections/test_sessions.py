@@ -1,4 +1,4 @@
-"""Sessions of a worker in the test's own process: limits, memory, and what a request that fails leaves."""
+"""Sessions of a worker in the test's own process: limits, memory, and the effect of a failed request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that wait for another job: which they take, and when they end."""
+"""Threads that wait for another job: the jobs that they take, and their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.devices import WAIT_S_MAX, wait_until
 
 
 def ran_in(threads: SpareThreads) -> int:
-    """Run a job; return its thread."""
+    """Run a job; return the thread that ran it."""
     done, found = threading.Event(), list[int]()
 
     def job(number: str) -> None:

@@ -1,4 +1,4 @@
-"""What was learned is kept for equal circumstances; a damaged file counts as none."""
+"""Learned settings are kept for equal circumstances; a damaged file counts as a missing file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning of threads, instances and the batch cap: in limited time, and kept for the next load."""
+"""Learning of threads, instances and the batch cap: it takes limited time, and the next load uses its result."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SAMPLE: list[NDArray[Any]] = [np.zeros((1, 2), np.float32)]
 
 
 class Machine:
-    """A simulated device: `fixed_s` a run and `item_s` an item, shared by `useful` threads at most.
+    """A simulated device with sessions: a run takes `fixed_s`, and `item_s` for each item.
 
-    A load takes `load_s`. `thread_s` is what each further thread costs. It counts what is open, and at most at once.
+    At most `useful` threads share this time, and each further thread costs `thread_s`. A load takes `load_s`. The
+    machine counts its open sessions, and their largest number at once.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Machine:
         self.fixed_s, self.item_s, self.useful, self.thread_s, self.load_s = fixed_s, item_s, useful, thread_s, load_s
         self.now_s = 0.0
         self.open = self.open_max = self.loads = self.runs = 0
-        self.item_mb = self.held_mb = 0.0  # what a session takes for each item of its largest batch
+        self.item_mb = self.held_mb = 0.0  # the memory of a session for each item of its largest batch
 
     def clock(self) -> float:
         return self.now_s

@@ -61,6 +61,6 @@ def test_a_model_with_a_latency_target_has_no_reactor(tmp_path: Path, config: st
 def test_as_many_sessions_are_open_as_are_configured(tmp_path: Path) -> None:
     version, state, config = installed(tmp_path, "[serving]\ninstances = 3\nthreads = 1\nbatch_max = 1\n")
     first = load_model(version, state, config)
-    again = load_model(version, state, config)  # learned before
+    again = load_model(version, state, config)  # an earlier load has learned the settings
     assert len(first.more_sessions) == len(again.more_sessions) == 2
     assert {(each.learned.threads, each.learned.batch_cap) for each in (first, again)} == {(1, 1)}

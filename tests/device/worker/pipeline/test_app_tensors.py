@@ -1,4 +1,4 @@
-"""The tensors that apps send to a model: which are refused, and how large frames and shared memory are."""
+"""The tensors that apps send to a model: refused tensors, and the size of frames and shared memory."""
 
 from __future__ import annotations
 

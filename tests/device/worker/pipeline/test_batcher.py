@@ -1,4 +1,4 @@
-"""The micro-batcher: each request gets its own answer, and batches form of the requests that wait."""
+"""The micro-batcher: each request gets its own answer, and waiting requests form batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.devices import WAIT_S_MAX, wait_until
 
 
 class GatedSession(Session):
-    """Doubles its input; each run waits for a permit, so that a test decides when a batch ends."""
+    """Doubles its input. Each run waits for a permit, so a test decides when a batch ends."""
 
     def __init__(self, batch_axis: int = -1, open_gate: bool = False) -> None:
         self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (batch_axis, 2)),)
@@ -62,7 +62,7 @@ def ask_all(
     deadline_s: float | None = None,
     high: bool = False,
 ) -> list[Future[EngineAnswer]]:
-    """Send requests in this order; each waits before the next is sent."""
+    """Send requests in this order; each request waits in the queue before the next request is sent."""
     futures = []
     for value in values:
         before = batcher.waiting
@@ -264,7 +264,7 @@ def test_a_queue_full_of_low_ones_still_takes_high_ones() -> None:
 
 
 class Patience:
-    """A clock that only lingering moves; `on_sleep` is called with every step."""
+    """A clock that moves only when the leader lingers; `on_sleep` is called at every step."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -280,9 +280,10 @@ class Patience:
 
 
 def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False) -> dict[str, int]:
-    """The reasons counted when, after a batch of two, one request leads and others come late or never.
+    """Return the reasons that close the batch after a batch of two.
 
-    With `time_out` hardly any of the leader's time is left when it leads.
+    One request leads, and other requests come late or never. With `time_out`, hardly any of the leader's time is left
+    when it begins to lead.
     """
     session, patience = GatedSession(), Patience()
     batcher = Batcher(session, cap=3, clock=patience.clock, sleep=patience.sleep)
@@ -337,7 +338,7 @@ def test_two_instances_run_at_once_and_every_request_is_answered() -> None:
 
 
 def open_batcher(cap: int = 8) -> tuple[GatedSession, Batcher]:
-    """A batcher of a model that takes items of any length."""
+    """Return a batcher of a model whose items may have any length."""
     session = GatedSession()
     session.inputs = session.outputs = (TensorSpec("x", "FP32", (-1, -1)),)
     return session, Batcher(session, cap)
@@ -384,7 +385,11 @@ def test_requests_of_other_shapes_keep_their_places_and_high_ones_still_go_first
         session.permits.release(10)
         for future in (first, *rest):
             future.result(WAIT_S_MAX)
-    assert session.first[:3] == [0, 6, 1]  # the high one leads, and takes the first waiting one of its length along
+    assert session.first[:3] == [
+        0,
+        6,
+        1,
+    ]  # the high request leads, and its batch includes the first waiting request of the same length
     assert session.sizes == [1, 2, 2, 1, 1]
     assert session.first[3:] == [3, 5]
 
@@ -395,8 +400,8 @@ def test_requests_of_other_shapes_keep_their_places_and_high_ones_still_go_first
 def simulate(tuner: LatencyTuner, clients: int, fixed_ms: float, item_ms: float, answers: int) -> list[float]:
     """Return the latencies in ms, in order, of a closed loop of `clients` on one engine.
 
-    A batch takes t(b) = fixed + b * item. A client asks again at once and waits for the batch after the next run, as in
-    the batcher.
+    A batch takes t(b) = fixed + b * item. A client sends its next request at once, and waits for the batch after the
+    next run, like in the batcher.
     """
     now_ms = 0.0
     latencies: list[float] = []
@@ -422,7 +427,7 @@ def test_without_load_the_cap_stays_where_learning_put_it() -> None:
 
 
 def test_the_cap_shrinks_until_the_target_holds_and_grows_back_slowly() -> None:
-    """Few of 40 clients are in a run; the others do not wait for it: only the run's own time counts."""
+    """Few of 40 clients are in a run, and the other clients do not wait for it: only the run's own time counts."""
     tuner = LatencyTuner(20.0, 32)
 
     def load(run_ms_of: Callable[[int], float], windows: int) -> list[int]:
@@ -505,10 +510,10 @@ def test_after_large_runs_each_idle_engine_gives_back_their_memory_once() -> Non
     now_s, sessions = 0.0, [GatedSession(open_gate=True) for _ in range(2)]
     batcher = Batcher(sessions[0], cap=8, clock=lambda: now_s, more_sessions=sessions[1:])
     batcher.infer([item(1)], 1)
-    assert not batcher.release_memory(lambda: [item(0)])  # nothing was large
+    assert not batcher.release_memory(lambda: [item(0)])  # no run was large
     batcher.infer([item(1, 4)], 4)
     now_s = RELEASE_AFTER_S - 1
-    assert not batcher.release_memory(lambda: [item(0)])  # a moment ago
+    assert not batcher.release_memory(lambda: [item(0)])  # the large run ended a moment ago
     now_s = RELEASE_AFTER_S
     assert batcher.release_memory(lambda: [item(0)])
     assert not batcher.release_memory(lambda: [item(0)])

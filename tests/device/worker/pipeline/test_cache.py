@@ -1,4 +1,4 @@
-"""The prediction cache: right answers, bounded, coalescing, and off where it does not pay."""
+"""The prediction cache: right answers, limited memory, one run for identical requests, off if it does not pay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def a_cache(max_bytes: int = 10**6, ttl_s: float = 60.0) -> tuple[PredictionCach
 
 
 class Runs:
-    """Counts how often it runs and answers with what it was made for."""
+    """Counts its runs, and returns the answer that it was created with."""
 
     def __init__(self, value: float = 1.0, size: int = 10) -> None:
         self.count, self.value, self.size = 0, value, size
@@ -165,13 +165,13 @@ def test_no_bytes_means_no_cache() -> None:
 
 
 def probed(cache: PredictionCache, hits: int, spent_ns: int = 2000, engine_ns: int = 20_000) -> None:
-    """One round of PROBE_LOOKUPS lookups of which `hits` hit."""
+    """Make one round of PROBE_LOOKUPS lookups, with `hits` hits."""
     for i in range(PROBE_LOOKUPS):
         cache.count_lookup(i < hits, spent_ns=spent_ns, engine_ns=engine_ns)
 
 
 def test_it_pays_exactly_where_hits_save_more_than_lookups_take() -> None:
-    # 2 µs a lookup, 20 µs a run: one hit in ten pays for the others.
+    # 2 µs a lookup, 20 µs a run: one hit in ten lookups pays for all ten.
     for hits, on in ((PROBE_LOOKUPS // 12, False), (PROBE_LOOKUPS // 8, True)):
         cache, _ = a_cache()
         probed(cache, hits)
@@ -188,13 +188,13 @@ def test_it_does_not_flap_where_it_is_worth_about_its_cost() -> None:
     cache, now = a_cache()
     pauses: list[float] = []
     for _ in range(8):
-        probed(cache, PROBE_LOOKUPS // 11)  # a little too few
+        probed(cache, PROBE_LOOKUPS // 11)  # slightly too few hits
         assert not cache.on
         began = now[0]
         while not cache.on:
             now[0] += 1.0
         pauses.append(now[0] - began)
-        probed(cache, PROBE_LOOKUPS // 9)  # a little more than enough: not enough to come back for good
+        probed(cache, PROBE_LOOKUPS // 9)  # slightly more hits than enough: too few to stay on after a pause
         assert not cache.on
         while not cache.on:
             now[0] += 1.0

@@ -37,10 +37,10 @@ def a_frame(seed: int = 0) -> NDArray[Any]:
 
 
 def trusted(cache: NearCache, frame: NDArray[Any], answer: list[NDArray[Any]] = ANSWER) -> None:
-    """Keep `frame` and get the probation over with."""
-    cache.keep(cache.look(frame), answer)
+    """Keep `frame`, and end the probation."""
+    cache.keep(cache.look_up(frame), answer)
     for _ in range(PROBATION):
-        near = cache.look(frame)
+        near = cache.look_up(frame)
         assert near.sampled
         cache.compared(near, answer)
 
@@ -49,7 +49,7 @@ def test_a_frame_like_one_before_gets_its_answer() -> None:
     cache, _ = a_cache()
     frame = a_frame()
     trusted(cache, frame)
-    near = cache.look(np.clip(frame.astype(int) + 2, 0, 255).astype(np.uint8))
+    near = cache.look_up(np.clip(frame.astype(int) + 2, 0, 255).astype(np.uint8))
     assert near.outputs is not None
     assert not near.sampled
     assert near.outputs[0].tolist() == ANSWER[0].tolist()
@@ -63,25 +63,25 @@ def test_a_small_thing_that_changes_is_seen_where_the_mean_would_hide_it() -> No
     trusted(cache, frame)
     changed = frame.copy()
     changed[0, 8:12, 8:12] = 255  # one cell of 256
-    assert cache.look(changed).outputs is None
+    assert cache.look_up(changed).outputs is None
 
 
 def test_a_slow_change_does_not_carry_an_old_answer_along() -> None:
     cache, _ = a_cache()
     frame = np.full((1, 64, 64, 3), 100, np.uint8)
     trusted(cache, frame)
-    found = [cache.look(frame + np.uint8(step)).outputs is not None for step in range(12)]
+    found = [cache.look_up(frame + np.uint8(step)).outputs is not None for step in range(12)]
     assert found == [True] * 6 + [False] * 6  # 5 / 255 is within 0.02, 6 / 255 is not
 
 
 def test_answers_grow_old_and_frames_are_bounded() -> None:
     cache, now = a_cache()
     for seed in range(ENTRIES_MAX + 4):
-        cache.keep(cache.look(a_frame(seed)), ANSWER)
-    assert cache.look(a_frame(0)).outputs is None
-    assert cache.look(a_frame(ENTRIES_MAX)).outputs is not None
+        cache.keep(cache.look_up(a_frame(seed)), ANSWER)
+    assert cache.look_up(a_frame(0)).outputs is None
+    assert cache.look_up(a_frame(ENTRIES_MAX)).outputs is not None
     now[0] += 61.0
-    assert cache.look(a_frame(ENTRIES_MAX)).outputs is None
+    assert cache.look_up(a_frame(ENTRIES_MAX)).outputs is None
 
 
 def test_a_share_of_near_hits_is_computed_and_compared() -> None:
@@ -90,7 +90,7 @@ def test_a_share_of_near_hits_is_computed_and_compared() -> None:
     trusted(cache, frame)
     sampled = 0
     for _ in range(10 * (SAMPLE_EVERY + 1)):
-        near = cache.look(frame)
+        near = cache.look_up(frame)
         if near.sampled:
             sampled += 1
             cache.compared(near, ANSWER)
@@ -101,23 +101,23 @@ def test_a_share_of_near_hits_is_computed_and_compared() -> None:
 def test_it_turns_itself_off_where_the_engine_disagrees_and_begins_anew_later() -> None:
     cache, now = a_cache()
     frame = a_frame()
-    cache.keep(cache.look(frame), ANSWER)
+    cache.keep(cache.look_up(frame), ANSWER)
     while cache.on:
-        near = cache.look(frame)
+        near = cache.look_up(frame)
         assert near.sampled, "before it is trusted nobody gets a wrong answer"
         cache.compared(near, OTHER)
     assert (cache.status().agreement or 0.0) < FLOOR
     assert "on again" in cache.status().why
     now[0] += OFF_S + 1
     assert cache.on
-    assert cache.look(frame).outputs is None, "what was wrong is forgotten"
+    assert cache.look_up(frame).outputs is None, "what was wrong is forgotten"
 
 
 def test_one_disagreement_among_many_is_borne() -> None:
     cache, _ = a_cache()
     frame = a_frame()
     trusted(cache, frame)
-    near = cache.look(frame)
+    near = cache.look_up(frame)
     cache.compared(near, OTHER)
     assert cache.on
 

@@ -21,7 +21,7 @@ def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
     pipeline = pipeline_of(loaded(tmp_path))
     inputs = pipeline.tensors.read(sent(ITEM))
     assert pipeline.is_bare(inputs, 0)
-    answer = pipeline.infer(inputs, 0, came_ns=0, deadline_s=None)
+    answer = pipeline.infer(inputs, 0, arrived_ns=0, deadline_s=None)
     assert (answer.outputs[0].tolist(), answer.numbers, answer.batch, answer.flags) == (ITEM.tolist(), [0], 1, 0)
     assert (answer.stages.preprocess_us, answer.stages.cache_us, answer.stages.postprocess_us) == (0, 0, 0)
     assert answer.stages.decode_us > 0
@@ -50,7 +50,7 @@ def test_the_text_of_ctc_is_a_part_of_the_answer(tmp_path: Path) -> None:
     pipeline = pipeline_of(loaded(tmp_path, item_shape=(5, 3), rules={"ctc": Ctc("y", ("", "ä", "b"))}))
     assert [spec.name for spec in pipeline.tensors.outputs] == ["y", "y_text", "y_probability"]
     steps = 20 * np.eye(3, dtype=np.float32)[[[1, 1, 0, 2, 2], [0, 0, 0, 0, 0]]]
-    answer = pipeline.infer(pipeline.tensors.read(sent(steps)), 0, came_ns=0, deadline_s=None)
+    answer = pipeline.infer(pipeline.tensors.read(sent(steps)), 0, arrived_ns=0, deadline_s=None)
     assert [text_of(row) for row in answer.outputs[1]] == ["äb", ""]
     assert answer.outputs[2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
 
@@ -64,7 +64,7 @@ def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp
     windows = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2, 1]]
 
     def classes(given: NDArray[np.float32]) -> list[int]:
-        answer = pipeline.infer(pipeline.tensors.read(sent(given)), 0, came_ns=0, deadline_s=None)
+        answer = pipeline.infer(pipeline.tensors.read(sent(given)), 0, arrived_ns=0, deadline_s=None)
         return [int(c) for c in answer.outputs[1].ravel()]
 
     assert classes(windows.reshape(1, 18, 1)) == [-1, 0, -1, 1, -1, -1]
@@ -81,7 +81,7 @@ def test_an_answer_without_a_window_can_be_joined_with_those_that_have_some(tmp_
     answers, memory = [], pipeline.memory_form.first
     for length in (2, 4):
         given = pipeline.tensors.read(sent(np.ones((1, length, 1), np.float32)))
-        answer, memory = pipeline.infer_next(given, 0, came_ns=0, deadline_s=None, memory=memory)
+        answer, memory = pipeline.infer_in_session(given, 0, arrived_ns=0, deadline_s=None, memory=memory)
         answers.append(answer.outputs)
     joined = [np.concatenate(each) for each in zip(*answers, strict=True)]
     assert [array.shape for array in joined] == [(2, 3), (2, 2), (2, 2)]

@@ -1,4 +1,4 @@
-"""The latency target, `optimize_for` and the instances in a real daemon: which way they move, not how fast it is."""
+"""The latency target, `optimize_for` and the instances in a real daemon: the direction of changes, not the speed."""
 
 from __future__ import annotations
 

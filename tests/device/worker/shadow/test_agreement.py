@@ -1,4 +1,4 @@
-"""When two answers agree."""
+"""The conditions for the agreement of two answers."""
 
 from __future__ import annotations
 

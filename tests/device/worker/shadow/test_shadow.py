@@ -1,4 +1,4 @@
-"""The shadow: sampled answers are compared with the reference, no request waits for it, and it raises an alarm."""
+"""The shadow compares sampled answers with the reference, delays no request, and raises an alarm."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GOOD, BAD = Agreement(True, 1.0), Agreement(False, 0.5)
 
 
 class FixedReference:
-    """Returns `answer`; comparisons wait for `limits`, and the next `fails` of them fail."""
+    """Returns `answer`. Comparisons wait for `gate`, and the next `fails` comparisons fail."""
 
     def __init__(self) -> None:
         self.answer = GOOD
         self.fails = self.opened = self.closed = self.asked = 0
-        self.limits: threading.Event | None = None
+        self.gate: threading.Event | None = None
 
     def open(self) -> FixedReference:
         self.opened += 1
@@ -36,8 +36,8 @@ class FixedReference:
 
     def compare(self, inputs: list[NDArray[Any]], outputs: list[NDArray[Any]]) -> Agreement:
         self.asked += 1
-        if self.limits is not None:
-            assert self.limits.wait(WAIT_S_MAX)
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S_MAX)
         if self.fails:
             self.fails -= 1
             raise Unavailable("gone")
@@ -68,14 +68,14 @@ def test_only_sampled_requests_are_compared() -> None:
 
 def test_a_busy_reference_delays_no_request_and_dropped_ones_are_counted() -> None:
     shadow, reference, _, _ = a_shadow()
-    reference.limits = threading.Event()
+    reference.gate = threading.Event()
     shadow.start()
     shadow.offer([ITEM], [ITEM])
     wait_until(lambda: reference.asked == 1, "the reference is busy")
     for _ in range(10):
-        shadow.offer([ITEM], [ITEM])  # returns: that is the test
+        shadow.offer([ITEM], [ITEM])  # the test is that this call returns
     assert shadow.dropped == 9
-    reference.limits.set()
+    reference.gate.set()
     wait_until(lambda: shadow.sampled == 2, "the one that waited is compared")
 
 

@@ -1,0 +1,239 @@
+"""The assembly of a worker: creates its parts and connects them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgert.checks import golden_samples as golden
+from edgert.config import DeviceConfig
+from edgert.errors import EdgeRTError
+from edgert.log import log
+from edgert.protocol import wire
+from edgert.state_dir import StateDir
+from edgert.telemetry.alarms import Alarms
+from edgert.telemetry.messages import Topics, release_id
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.reporter import Reporter, ReporterSettings, machine_facts
+from edgert.telemetry.spool import Spool
+from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
+from edgert.worker.connections.connections import Connections
+from edgert.worker.connections.reactor import RunLimits
+from edgert.worker.connections.sessions import Sessions
+from edgert.worker.loading.learning import QUICK_US_MAX, REACTOR_US_MAX
+from edgert.worker.loading.model import LoadedModel, may_have_reactor
+from edgert.worker.pipeline.batcher import Batcher
+from edgert.worker.pipeline.cache import PredictionCache
+from edgert.worker.pipeline.near_cache import NearCache, image_axes
+from edgert.worker.pipeline.pipeline import Pipeline
+from edgert.worker.shadow.agreement import scores_output
+from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
+from edgert.worker_link.load_order import LoadOrder
+
+PAIR_US_MIN = 20.0  # with at least this engine time for one item, two requests gain from a shared run (decision 17)
+TRIAL_SHARE = 0.25  # the previous version also answers this share of the requests on trial, at idle priority
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """The parts of one worker.
+
+    Attributes:
+        near: The near cache; None if it is off.
+        shadow: The comparison with the reference artifact; None if it is off.
+        previous: The comparison with the previous version; None without a trial that limits the agreement.
+        recorder: The recorder for requests of apps.
+        probes: The recorder for requests of checks, which telemetry counts separately.
+        reporter: The thread that reports; None if the spool cannot be opened.
+        areas: The shared memory of all clients.
+    """
+
+    model: LoadedModel
+    batcher: Batcher
+    cache: PredictionCache
+    near: NearCache | None
+    shadow: Shadow | None
+    previous: Shadow | None
+    recorder: WindowRecorder
+    probes: WindowRecorder
+    reporter: Reporter | None
+    areas: AreaBudget
+    sessions: Sessions
+    connections: Connections
+
+    @property
+    def shadows(self) -> list[Shadow]:
+        return [shadow for shadow in (self.shadow, self.previous) if shadow is not None]
+
+
+def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
+    """Create the parts that serve `model`, and connect them. `Worker.start` starts their threads."""
+    serving, name = config.serving, model.version.manifest.model
+    recorder = WindowRecorder(name)
+    probes = WindowRecorder(name)
+
+    def notify(event: str, fields: Mapping[str, float]) -> None:
+        log(f"{name}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
+        if reporter is not None:  # assigned below, before the shadow starts
+            reporter.event(event, **fields)
+
+    batcher = _batcher(model, config)
+    cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
+    near = _near_cache(model, config)
+    shadow = _shadow(order, config, model, notify)
+    previous = _previous_version(order)
+    shadows = [each for each in (shadow, previous) if each is not None]
+    pipeline = Pipeline(model, batcher, cache, near=near, shadows=shadows)
+    reporter = _reporter(
+        order.boot, state, config, model, recorder, lambda: _facts(probes, shadow, near), pipeline.release_memory
+    )
+    frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
+    areas = AreaBudget(areas_bytes_max(serving))
+    sessions = Sessions(pipeline, model.version.manifest, model.version.digest, serving, frame_bytes_max)
+    connections = Connections(
+        pipeline,
+        recorder,
+        probes,
+        _welcome(model, pipeline, frame_bytes_max),
+        frame_bytes_max,
+        serving.connections_max,
+        reactor_limits=reactor_limits(model, config, batcher, len(os.sched_getaffinity(0))),
+        areas=areas,
+        sessions=sessions,
+    )
+    return WorkerParts(
+        model, batcher, cache, near, shadow, previous, recorder, probes, reporter, areas, sessions, connections
+    )
+
+
+def reactor_limits(model: LoadedModel, config: DeviceConfig, batcher: Batcher, cpus: int) -> RunLimits | None:
+    """Return the limits of the reactor; None if each connection has a thread.
+
+    If batches gain nothing, or less than runs of one thread, each request has its own run. With a very quick engine,
+    two requests also run one by one if a processor is left for the clients: the first client continues while the second
+    request runs.
+    """
+    learned = model.learned
+    run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
+    if not may_have_reactor(model.version.manifest, config):
+        return None
+    if model.reactor_sessions or (batcher.cap == 1 and QUICK_US_MAX < run_us <= REACTOR_US_MAX):
+        return RunLimits(2, 1, batcher.instances)
+    if batcher.instances > 1 or run_us > QUICK_US_MAX:
+        return None
+    return RunLimits(3 if cpus > 1 and run_us <= PAIR_US_MIN else 2, batcher.cap)
+
+
+def _batcher(model: LoadedModel, config: DeviceConfig) -> Batcher:
+    return Batcher(
+        model.session,
+        model.batch_cap,
+        config.serving.queue_max,
+        more_sessions=model.more_sessions,
+        reactor_sessions=model.reactor_sessions,
+        p95_ms=config.model(model.version.manifest.model).p95_ms,
+    )
+
+
+def _welcome(model: LoadedModel, pipeline: Pipeline, frame_bytes_max: int) -> bytes:
+    """Return the frame that greets each client: the model and its tensors."""
+    manifest = model.version.manifest
+    welcome = {
+        "model": manifest.model,
+        "release": manifest.release,
+        "engine": model.artifact.engine,
+        "artifact": model.artifact.id,
+        "frame_bytes_max": frame_bytes_max,
+        **pipeline.tensors.welcome(),
+    }
+    return wire.json_frame(wire.WELCOME, welcome)
+
+
+def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
+    """Return the near cache; None if it is not configured, or if the model does not take one image."""
+    manifest = model.version.manifest
+    distance = config.model(manifest.model).near
+    if not distance:
+        return None
+    if len(manifest.inputs) != 1 or image_axes(manifest.inputs[0]) is None:
+        log(
+            f"{manifest.model}: near is set, but the model does not take one image of a fixed size: the near cache stays off"
+        )
+        return None
+    samples = [sample[0] for sample in golden.samples(model.version)]
+    span = float(max(map(np.max, samples))) - float(min(map(np.min, samples)))
+    value_range = 255.0 if manifest.inputs[0].datatype == "UINT8" else span
+    return NearCache(manifest.inputs[0], distance, value_range, config.serving.cache_ttl_s, scores_output(manifest))
+
+
+def _shadow(
+    order: LoadOrder, config: DeviceConfig, model: LoadedModel, notify: Callable[[str, Mapping[str, float]], None]
+) -> Shadow | None:
+    """Return the shadow; None if it is not configured, or if the bundle has no reference artifact."""
+    settings = config.model(order.model)
+    if not settings.shadow:
+        return None
+    if model.version.reference is None:
+        log(f"{order.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference")
+        return None
+    return Shadow(lambda: ReferenceProcess(order), settings.shadow, settings.shadow_alarm, notify)
+
+
+def _previous_version(order: LoadOrder) -> Shadow | None:
+    """Return the comparison with the previous version; None unless a trial has a limit on agreement.
+
+    The previous version answers a share of the requests too, at idle priority.
+    """
+    if order.previous is None:
+        return None
+    folder, digest = order.previous
+    before = replace(order, folder=folder, digest=digest)
+    return Shadow(lambda: ReferenceProcess(before, as_served=True), TRIAL_SHARE, 0.0, lambda event, fields: None)
+
+
+def _reporter(
+    boot: str,
+    state: StateDir,
+    config: DeviceConfig,
+    model: LoadedModel,
+    recorder: WindowRecorder,
+    facts: Callable[[], Mapping[str, object]],
+    window_ended: Callable[[], None],
+) -> Reporter | None:
+    """Return the thread that reports; None without a spool, because a full disk must not stop serving.
+
+    The thread calls `window_ended` once per window, to release the memory of large runs: their clients may be silent
+    now.
+    """
+    try:
+        return Reporter(
+            recorder,
+            Spool(state.spool, log=log),
+            ReporterSettings(
+                Topics(config.site, config.device),
+                boot,
+                release_id(model.version.manifest.release),
+                config.serving.window_s,
+            ),
+            alarms=Alarms.of(
+                config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
+            ),
+            facts=facts,
+            window_ended=window_ended,
+            log=log,
+        )
+    except EdgeRTError as error:
+        log(f"telemetry: no reports are written: {error.message}")
+        return None
+
+
+def _facts(probes: WindowRecorder, shadow: Shadow | None, near: NearCache | None) -> dict[str, object]:
+    """Return the number of probes, the figures of the parts that are on, and the facts of the machine."""
+    facts: dict[str, object] = {"probe_total": probes.snapshot().totals.requests}
+    for part in (shadow, near):
+        if part is not None:
+            facts |= part.figures()
+    return facts | machine_facts()

@@ -1,0 +1,125 @@
+"""Serves one connection in a thread of its own, which may wait for the client."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+
+from edgert.errors import Moved, ProtocolError, SessionLost
+from edgert.protocol import wire
+from edgert.worker.connections.connection import STALL_S, Connection, deadline_of, pong
+from edgert.worker.connections.reactor_switch import ReactorSwitch
+from edgert.worker.pipeline.pipeline import Pipeline
+
+
+class OwnThread:
+    """Serves `connection` with `pipeline` in the thread that calls `serve`.
+
+    `switch` decides when the connection should move to the reactor.
+    """
+
+    def __init__(self, connection: Connection, pipeline: Pipeline, switch: ReactorSwitch) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+        self._switch = switch
+        self._infer = pipeline.infer if connection.session is None else connection.session.infer
+        self._came_ns = time.perf_counter_ns()  # when the last frame arrived
+
+    def serve(self) -> bool:
+        """Answer requests until the client has gone or reading stops.
+
+        Returns True, between two frames, if the connection should move to the reactor. Raises ProtocolError,
+        SessionLost, OSError, and Moved if another worker serves the model.
+        """
+        connection, switch, budget = self._connection, self._switch, self._connection.budget
+        # The first bytes of a frame may have arrived in the reactor.
+        request = self._rest_of_frame() if connection.frames.missing() else self._next_frame()
+        while request is not None:
+            if request.kind != wire.INFER:
+                self._handle_other(request)
+            elif self._answer(request) and switch.last is not connection and switch.count_turn(connection, request):
+                return True
+            if budget.scarce:
+                connection.shrink()
+            request = self._next_frame()
+        return False
+
+    def _answer(self, request: wire.Frame) -> bool:
+        """Answer a request; return False if its answer is an error."""
+        connection, arrived_ns = self._connection, self._came_ns
+        try:
+            answer = self._infer(connection.inputs_of(request), request.flags, arrived_ns, deadline_of(request))
+            encoding_ns = time.perf_counter_ns()
+            parts = connection.encode(answer, request)
+        except Moved:
+            raise
+        except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
+            connection.sock.sendall(connection.refuse(request, error, arrived_ns))
+            return False
+        sock = connection.sock
+        try:
+            if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != connection.reply.sent_bytes:
+                raise OSError("the client does not read its answer")
+        except OSError:
+            connection.count_missed(arrived_ns)
+            raise
+        connection.count_answered(answer, arrived_ns, encoding_ns)
+        return True
+
+    def _handle_other(self, frame: wire.Frame) -> None:
+        """Handle a frame that is not a request. Raises ProtocolError, SessionLost."""
+        session = self._connection.session
+        if frame.kind == wire.RESUME and session is not None:
+            session.resume(frame)
+        else:
+            self._connection.sock.sendall(pong(frame))
+
+    def _next_frame(self) -> wire.Frame | None:
+        """Return the next frame, and note the time of its arrival; None if the client has gone."""
+        connection, frames = self._connection, self._connection.frames
+        if frames.more:
+            request = frames.feed(0)
+            self._came_ns = time.perf_counter_ns()
+            if request is not None:
+                return request
+        while True:
+            try:
+                count = connection.sock.recv_into(frames.room)
+                break
+            except BlockingIOError:  # an idle client may stay, and its thread sleeps
+                connection.shrink()
+                self._pipeline.release_memory()
+                self._wait_until_readable()
+        self._came_ns = time.perf_counter_ns()
+        return (frames.feed(count) or self._rest_of_frame()) if count else None
+
+    def _rest_of_frame(self) -> wire.Frame | None:
+        """Return the frame whose first bytes have arrived; None if the client closes inside the frame."""
+        sock, frames = self._connection.sock, self._connection.frames
+        while True:
+            try:
+                count = sock.recv_into(frames.room[: frames.missing()], 0, socket.MSG_WAITALL)
+            except BlockingIOError as error:
+                raise ProtocolError(f"the client stopped inside a frame for {STALL_S:.0f} s") from error
+            if not count:
+                return None
+            request = frames.feed(count)
+            if request is not None:
+                return request
+
+    def _wait_until_readable(self) -> None:
+        """Sleep until bytes arrive or the client closes. The socket's own time-out is for pauses in a frame.
+
+        Raises SessionLost if a session's client sent nothing for too long.
+        """
+        poll = select.poll()
+        poll.register(self._connection.sock, select.POLLIN)
+        session = self._connection.session
+        if session is None:
+            poll.poll()
+        elif not poll.poll(max(0.0, session.idle_s - STALL_S) * 1000):
+            raise SessionLost(
+                f"the session had no request for {session.idle_s:g} s, the limit ([serving] session_idle_s): "
+                "start a new session"
+            )
