@@ -27,7 +27,9 @@ class Backoff:
         self, pauses_s: Sequence[float], stable_s: float = math.inf, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.failures = 0
-        self._pauses_s, self._stable_s, self._clock = pauses_s, stable_s, clock
+        self._pauses_s = pauses_s
+        self._stable_s = stable_s
+        self._clock = clock
         self._started_s = clock()
 
     def started(self) -> None:

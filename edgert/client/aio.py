@@ -165,7 +165,8 @@ class AsyncSession:
     """
 
     def __init__(self, client: AsyncClient, model: str) -> None:
-        self._client, self._model = client, model
+        self._client = client
+        self._model = model
         self._connection: Connection | None = None
 
     @overload

@@ -116,7 +116,9 @@ class Connection:
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
         self.parting: Exception = session_late()  # the reason of the end, if no request received the reason
-        self._sock, self.conversation, self._pool = sock, conversation, pool
+        self._sock = sock
+        self.conversation = conversation
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
         self._sending = False  # True while the daemon cannot have all bytes of the request

@@ -38,7 +38,8 @@ class BaseClient:
             raise RequestError(f"transport {transport!r} is not known; give one of {', '.join(TRANSPORTS)}")
         check_timeout(timeout_s)
         self.path = Path(path) if path is not None else default_socket()
-        self.timeout_s, self.transport = timeout_s, transport
+        self.timeout_s = timeout_s
+        self.transport = transport
         self._share = transport == "auto"
         self._closed = False
 

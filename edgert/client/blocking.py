@@ -208,7 +208,9 @@ class Session:
     """
 
     def __init__(self, client: Client, connection: Connection, model: str) -> None:
-        self._client, self._connection, self._model = client, connection, model
+        self._client = client
+        self._connection = connection
+        self._model = model
         self._closed = False
         _open.add(self)
 

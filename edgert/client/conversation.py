@@ -68,10 +68,14 @@ class Conversation:
         self.welcome: dict[str, Any] = {}
         self.over = False
         self.size_bytes = 0
-        self._model, self._share, self._probe = model, share and model is not None, probe
-        self._may_share, self.outgrown = may_share and not share, False
+        self._model = model
+        self._share = share and model is not None
+        self._probe = probe
+        self._may_share = may_share and not share
+        self.outgrown = False
         self.is_session = session
-        self.resume, self.moved = b"", False
+        self.resume = b""
+        self.moved = False
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
         # The last request: the shapes and dtypes of the app's arrays, if they needed no conversion.

@@ -22,7 +22,8 @@ class ModelInterface:
     """The description of `model` in a WELCOME."""
 
     def __init__(self, model: str, welcome: dict[str, Any]) -> None:
-        self.model, self.release = model, int(welcome.get("release", 0))
+        self.model = model
+        self.release = int(welcome.get("release", 0))
         self.inputs = tuple(TensorSpec.from_json(v) for v in welcome.get("inputs", ()))
         self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
         self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))

@@ -51,7 +51,8 @@ class Admission:
     """The places and the memory of one server. Any thread may call every method."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits, clock
+        self._limits = limits
+        self._clock = clock
         self._lock = threading.Lock()
         self._places: set[Place] = set()
         self._leaving: set[Place] = set()

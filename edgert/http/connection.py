@@ -46,8 +46,12 @@ class HttpConnection:
         place: Place,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock, self._handle, self._limits, self._clock = sock, handle, limits, clock
-        self._admission, self._place = admission, place
+        self._sock = sock
+        self._handle = handle
+        self._limits = limits
+        self._clock = clock
+        self._admission = admission
+        self._place = place
         self._parser = RequestParser()
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._kept = memoryview(b"")

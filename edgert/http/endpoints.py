@@ -52,7 +52,9 @@ class Endpoints:
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:
-        self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
+        self._client = client
+        self._control_socket = control_socket
+        self._host_checked = host_checked
         self._inferences_max = inferences_max
         self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
         self._inferred = False  # whether a request inferred since the last call of `release_memory`

@@ -64,7 +64,10 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(message)
         self.closes = closes
-        self.status, self.message, self.retry_after_s, self.allow = status, message, retry_after_s, allow
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.allow = allow
 
     @classmethod
     def of(cls, error: EdgeRTError) -> HttpError:

@@ -40,7 +40,8 @@ class RequestParser:
 
     def __init__(self) -> None:
         self.requests: deque[ParsedRequest] = deque()
-        self._kept_head, self._kept = b"", ParsedRequest()
+        self._kept_head = b""
+        self._kept = ParsedRequest()
         self.skip_body()
 
     def feed(self, data: memoryview) -> None:
@@ -61,7 +62,8 @@ class RequestParser:
         from httptools import HttpRequestParser
 
         self._parser: HttpRequestParser = HttpRequestParser(self)
-        self._last, self._unparsed_bytes = ParsedRequest(complete=True), 0
+        self._last = ParsedRequest(complete=True)
+        self._unparsed_bytes = 0
 
     def _keep(self, data: memoryview) -> None:
         """Keep the head in `data`, if only bytes of a body with a stated length follow the head."""
@@ -73,7 +75,8 @@ class RequestParser:
             and "transfer-encoding" not in request.headers
             and head.find(b"\r\n\r\n") == len(head) - 4
         ):
-            self._kept_head, self._kept = head, replace(request, parts=[])
+            self._kept_head = head
+            self._kept = replace(request, parts=[])
 
     def _came_again(self, data: memoryview) -> bool:
         """Use `data` if it begins with the kept head and goes on with body bytes; otherwise return False."""

@@ -35,7 +35,10 @@ class HttpServer:
     def __init__(
         self, listener: socket.socket, handle: Handler, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._listener, self._handle, self._limits, self._clock = listener, handle, limits, clock
+        self._listener = listener
+        self._handle = handle
+        self._limits = limits
+        self._clock = clock
         self._admission = Admission(limits, clock)
 
     def run(self, stop: Readable, release_memory: Callable[[], bool] = lambda: True) -> None:

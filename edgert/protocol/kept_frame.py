@@ -32,7 +32,9 @@ class KeptFrame:
     """
 
     def __init__(self, kind: int, model_id: int = 0, shared: memoryview | None = None) -> None:
-        self._kind, self._model_id, self._shared = kind, model_id, shared
+        self._kind = kind
+        self._model_id = model_id
+        self._shared = shared
         self.frame_bytes = self.sent_bytes = 0
         self._signature: tuple[Any, ...] | None = None  # None: no frame is kept
         self._numbers: Sequence[int] = ()
@@ -89,7 +91,9 @@ class KeptFrame:
         self._shared_flag = 0
         if header is not None:
             assert self._shared is not None  # the kept header says that the arrays are in shared memory
-            self._head, self._shared_flag, self.sent_bytes = bytearray(header), wire.FLAG_SHARED, len(header)
+            self._head = bytearray(header)
+            self._shared_flag = wire.FLAG_SHARED
+            self.sent_bytes = len(header)
             self._places = _places(arrays, self._shared)
             parts = (self._head,)
         elif self.frame_bytes <= KEPT_BYTES_MAX:
@@ -97,7 +101,8 @@ class KeptFrame:
             self._places = _places(arrays, self._head)
         else:
             self._head, self._places = bytearray(b"".join(parts[:2])), None  # header and descriptors
-        self._signature, self._numbers = signature_of(arrays), numbers
+        self._signature = signature_of(arrays)
+        self._numbers = numbers
         return parts
 
     def _with_arrays(self, arrays: Arrays) -> list[wire.Buffer]:

@@ -323,7 +323,8 @@ class _Content:
     """The bytes to send; each iteration starts at the first byte. Reports each piece."""
 
     def __init__(self, source: Path | bytes, on_bytes: OnBytes) -> None:
-        self._source, self._on_bytes = source, on_bytes
+        self._source = source
+        self._on_bytes = on_bytes
         self._sent_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:

@@ -143,7 +143,10 @@ class _Stretch:
             return None
         ended = replace(self)
         # Without a request, the stretch does not start again: each further window gives a reading.
-        self.windows, self.requests, self.failed, self.latency = (0 if self.requests else self.windows), 0, 0, Sketch()
+        self.windows = 0 if self.requests else self.windows
+        self.requests = 0
+        self.failed = 0
+        self.latency = Sketch()
         return ended
 
 

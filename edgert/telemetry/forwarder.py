@@ -91,8 +91,12 @@ class Forwarder:
         clock: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._settings, self._topics, self._spool = settings, settings.topics, spool
-        self._sys_fields, self._on_hint, self._hint = sys_fields, on_hint, b""
+        self._settings = settings
+        self._topics = settings.topics
+        self._spool = spool
+        self._sys_fields = sys_fields
+        self._on_hint = on_hint
+        self._hint = b""
         self._backoff = Backoff(settings.retry_pauses_s, STABLE_AFTER_S, clock)
         self._clock = clock
         self._log = log
@@ -216,13 +220,16 @@ class Forwarder:
         if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
             raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")
         if self._refused_at is not None and now - self._refused_at > REFUSED_RETRY_S:
-            self._refused_at, self._last_id = None, 0
+            self._refused_at = None
+            self._last_id = 0
         return self._send(now)
 
     def _send_retained(self) -> None:
         retained = self._spool.retained(self._retained_version)
         if self._spool.file_id != self._file:
-            self._file, self._last_id, self._retained_version = self._spool.file_id, 0, 0
+            self._file = self._spool.file_id
+            self._last_id = 0
+            self._retained_version = 0
             retained = self._spool.retained()
         for each in retained:
             self._retained_version = each.version
@@ -269,7 +276,8 @@ class Forwarder:
                 self._acknowledged_ids.append(message_id)
                 self._held.acknowledged(message_id)
         elif self._refused_at is None:
-            self._refused_at, self._refused = self._clock(), True
+            self._refused_at = self._clock()
+            self._refused = True
             self._note(
                 REFUSED,
                 f"the broker {self._address} refuses messages ({refused_because}); they stay on disk and are sent "

@@ -285,7 +285,8 @@ class Connection:
         self.packet_bytes_max = getattr(said, "MaximumPacketSize", PACKET_BYTES_END)
         # paho does not allow this change after the connection; nothing was sent yet.
         client._max_inflight_messages = min(IN_FLIGHT_MAX, getattr(said, "ReceiveMaximum", IN_FLIGHT_MAX))
-        self._client, self._opened_at = client, time.monotonic()
+        self._client = client
+        self._opened_at = time.monotonic()
 
     def _new_client(self, protocol: str) -> paho.Client:
         client = paho.Client(

@@ -67,9 +67,13 @@ class Reporter:
         self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
         self._readings = Readings()
-        self._recorder, self._spool, self._settings = recorder, spool, settings
-        self._clock, self._wall_clock = clock, wall_clock
-        self._facts, self._window_ended = facts, window_ended
+        self._recorder = recorder
+        self._spool = spool
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._facts = facts
+        self._window_ended = window_ended
         self._log = log
         self._refused = False
         self._window_ends_at = clock() + settings.window_s

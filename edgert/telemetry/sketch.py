@@ -97,7 +97,9 @@ class Sketch:
     def of_counts(cls, buckets: dict[int, int], zero: int) -> Sketch:
         """Return the sketch of counts alone; it estimates `sum`, `min` and `max` from the buckets' middles."""
         sketch = cls()
-        sketch.buckets, sketch.zero, sketch.count = buckets, zero, zero + sum(buckets.values())
+        sketch.buckets = buckets
+        sketch.zero = zero
+        sketch.count = zero + sum(buckets.values())
         sketch.sum = sum(count * middle_ms(index) for index, count in buckets.items())
         if buckets:
             sketch.min, sketch.max = 0.0 if zero else middle_ms(min(buckets)), middle_ms(max(buckets))

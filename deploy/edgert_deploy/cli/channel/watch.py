@@ -99,8 +99,13 @@ class _Watching:
     ) -> None:
         self.found: list[Progress] = []
         self.halted: list[str] = []
-        self._channels, self._name, self._model, self._store = channels, name, model, store_url
-        self._limit, self._key, self._lasts_s = limit, key, lasts_s
+        self._channels = channels
+        self._name = name
+        self._model = model
+        self._store = store_url
+        self._limit = limit
+        self._key = key
+        self._lasts_s = lasts_s
         self._said: list[str] = []
 
     def check(self) -> bool:

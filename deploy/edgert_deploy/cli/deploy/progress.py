@@ -45,7 +45,9 @@ class RolloutProgress:
     """Shows a rollout in a `with` block; any thread calls `progress(device, line)`, `sent` and `done`."""
 
     def __init__(self, title: str, devices: int, stop: UserStop, *, verbose: bool = False) -> None:
-        self._title, self._devices, self._stop = title, devices, stop
+        self._title = title
+        self._devices = devices
+        self._stop = stop
         self._each = verbose or devices == 1
         self._console = Console(stderr=True)
         self._rows: dict[str, _Row] = {}

@@ -140,8 +140,11 @@ class _Pushes:
     """
 
     def __init__(self, push: Callable[[], None], every_s: float, consequence: str) -> None:
-        self._push, self._every_s, self._consequence = push, every_s, consequence
-        self._at, self._failure = time.monotonic(), ""
+        self._push = push
+        self._every_s = every_s
+        self._consequence = consequence
+        self._at = time.monotonic()
+        self._failure = ""
 
     def when_due(self) -> None:
         if time.monotonic() - self._at >= self._every_s:
