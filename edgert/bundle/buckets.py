@@ -67,8 +67,8 @@ class Buckets(Closed):
             if 1 <= length <= size:
                 return size
         raise RequestError(
-            f"the request has {length} along axis {self.axis!r}; the model was built for 1 to {self.largest}: "
-            "send less, or build it with a larger bucket"
+            f"the request has length {length} along axis {self.axis!r}; the model was built for 1 to {self.largest}: "
+            "send a length within this range, or build the model with a larger bucket"
         )
 
     def spec_at(self, spec: TensorSpec, length: int) -> TensorSpec:
@@ -87,14 +87,18 @@ def check_buckets(buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tup
     """Raise BundleError unless `buckets` fits a model of these inputs and outputs."""
     sizes = buckets.sizes
     if not 1 <= len(sizes) <= SIZES_MAX or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1]:
-        raise BundleError(f"buckets {list(sizes)}: give 1 to {SIZES_MAX} lengths, ascending")
+        raise BundleError(
+            f"buckets {list(sizes)}: give 1 to {SIZES_MAX} different lengths from 1 up, in ascending order"
+        )
     if sizes[-1] > LENGTH_MAX:
         raise BundleError(f"bucket {sizes[-1]}: a bucket has at most {LENGTH_MAX} elements")
     for kind, specs, places in (("input", inputs, buckets.inputs), ("output", outputs, buckets.outputs)):
         stated = sorted((place.name, place.axis) for place in places)
         if stated != sorted((s.name, axis) for s in specs for axis, n in enumerate(s.shape) if n == -1 and axis):
             raise BundleError(f"the buckets of {buckets.axis!r} do not name the open axis of every {kind}")
-    if any(cut.divisor < 1 for cut in buckets.outputs):
-        raise BundleError("an output's divisor is at least 1")
-    if any(not 1 <= length <= sizes[-1] for length in buckets.golden_lengths):
-        raise BundleError("a golden sample is longer than the largest bucket")
+    for cut in buckets.outputs:
+        if cut.divisor < 1:
+            raise BundleError(f"output {cut.name!r} has the divisor {cut.divisor}; give at least 1")
+    for length in buckets.golden_lengths:
+        if not 1 <= length <= sizes[-1]:
+            raise BundleError(f"a golden sample has length {length}; the buckets allow 1 to {sizes[-1]}")

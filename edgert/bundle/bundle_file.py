@@ -149,13 +149,13 @@ def _naming(path: Path) -> Iterator[None]:
 def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:
     head = file.read(_BLOCK)
     if len(head) < _BLOCK or not head.startswith(ENVELOPE_NAME.encode() + b"\0"):
-        raise BundleCorrupt("this is not an .edgert bundle")
+        raise BundleCorrupt("this is not a bundle: give the .edgert file that edgert build wrote")
     try:
         size = int(head[124:135], 8)
     except ValueError:
         size = -1
     if not 0 < size <= ENVELOPE_BYTES_MAX or head != _header(ENVELOPE_NAME, size):
-        raise BundleCorrupt("the bundle's first header is damaged")
+        raise BundleCorrupt("the bundle's first header is damaged: copy the bundle again from where it was built")
     data = file.read(size)
     if len(data) != size:
         raise BundleCorrupt("the bundle ends inside its manifest: the copy is incomplete, send it again")
@@ -178,7 +178,9 @@ def _padding(size: int) -> bytes:
 
 def _expect(file: BinaryIO, want: bytes, what: str) -> None:
     if file.read(len(want)) != want:
-        raise BundleCorrupt(f"{what} is damaged or missing: the bundle was changed or its copy is incomplete")
+        raise BundleCorrupt(
+            f"{what} is damaged or missing, so the bundle was changed or its copy is incomplete: copy it again"
+        )
 
 
 def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
@@ -192,7 +194,9 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
         write(chunk)
         bytes_left -= len(chunk)
     if digest.hexdigest() != entry.sha256:
-        raise BundleCorrupt(f"{entry.path} does not match its signed SHA-256: the bundle was changed or damaged")
+        raise BundleCorrupt(
+            f"{entry.path} does not match its signed SHA-256, so the bundle was changed or damaged: copy it again"
+        )
 
 
 @contextmanager

@@ -145,7 +145,9 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     before you follow the statement.
     """
     if len(data) > STATEMENT_BYTES_MAX:
-        raise ChannelInvalid(f"the channel exceeds {STATEMENT_BYTES_MAX} bytes: the registry contains something else")
+        raise ChannelInvalid(
+            f"the registry's content for channel {channel} exceeds {STATEMENT_BYTES_MAX} bytes, so it is not a statement: publish again"
+        )
     try:
         envelope = parse_envelope(data, CHANNEL_PAYLOAD_TYPE)
     except BundleCorrupt as error:
@@ -155,7 +157,9 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     if signed_by.key_id in statement.revoked:
         raise SignatureInvalid(f"the channel revokes key {signed_by.key_id}, which signed it: sign with another key")
     if statement.channel != channel:
-        raise ChannelInvalid(f"the registry sent the statement of channel {statement.channel} for channel {channel}")
+        raise ChannelInvalid(
+            f"the registry sent the statement of channel {statement.channel} for channel {channel}: publish again"
+        )
     return statement
 
 
@@ -169,7 +173,8 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
     name = f"channel {statement.channel}"
     if statement.counter < counter:
         raise ChannelTooOld(
-            f"{name} has counter {statement.counter}, and {counter} was seen before: the registry sent an older statement"
+            f"{name} has counter {statement.counter}, and {counter} was seen before, so the registry sent an older "
+            f"statement. If the registry was restored from a backup, sign again: edgert channel renew {statement.channel}"
         )
     if statement.expired(now_s):
         raise ChannelExpired(
@@ -177,7 +182,10 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
             f"edgert channel renew {statement.channel}"
         )
     if statement.not_before and now_s < expiry_time(statement.not_before):
-        raise ChannelInvalid(f"{name} starts at {statement.not_before}, and it is {time_text(now_s)}: wait")
+        raise ChannelInvalid(
+            f"{name} starts at {statement.not_before}, and it is {time_text(now_s)}: wait until that time, or set this "
+            "machine's clock if the clock is wrong"
+        )
 
 
 def position(device: ChannelDevice, model: str, release: int) -> float:
@@ -217,14 +225,20 @@ def _check_entry(entry: Entry) -> None:
     if not (1 <= entry.release < _COUNTER_MAX and 1 <= entry.attempt < _COUNTER_MAX):
         raise ChannelInvalid(f"{name}, attempt {entry.attempt}: give whole numbers from 1 up")
     if not all(map(_SHA256.fullmatch, (entry.digest, entry.envelope, entry.manifest))):
-        raise ChannelInvalid(f"{name} has no SHA-256 of its bundle")
+        raise ChannelInvalid(
+            f"{name} needs the SHA-256 of its bundle, envelope and OCI manifest, each in 64 hex digits"
+        )
     if not 0 <= entry.share <= 1:
         raise ChannelInvalid(f"{name} has the share {entry.share:g}: give 0 to 1")
     for selected in (entry.sites, entry.profiles, entry.tags):
         if len(selected) > SELECTED_MAX or any(not 0 < len(text) <= TEXT_LENGTH_MAX for text in selected):
-            raise ChannelInvalid(f"{name} selects by too many or too long names; at most {SELECTED_MAX} are allowed")
+            raise ChannelInvalid(
+                f"{name} selects by too many or too long names: give at most {SELECTED_MAX}, of 1 to {TEXT_LENGTH_MAX} characters"
+            )
     if len(entry.limits) > LIMITS_MAX or not all(math.isfinite(v) and v >= 0 for v in entry.limits.values()):
-        raise ChannelInvalid(f"{name} has trial limits that are not numbers from 0 up, or more than {LIMITS_MAX}")
+        raise ChannelInvalid(
+            f"{name} has trial limits that cannot be used: give at most {LIMITS_MAX}, each a number from 0 up"
+        )
     if entry.model == RUNTIME and entry.limits:
         raise ChannelInvalid(f"{name} has trial limits: a runtime is tried with the golden samples of the models alone")
     if not 0 < entry.watch_s <= TRIAL_S_MAX:

@@ -129,7 +129,9 @@ class Delta:
             if part.encoding == "patch":
                 with _open_held(held, part.base, f"the base of {entry.path}") as file:
                     if os.fstat(file.fileno()).st_size > PATCH_BYTES_MAX:
-                        raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
+                        raise BundleCorrupt(
+                            f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes: send the whole bundle"
+                        )
                     base = file.read()
             _copy_zstd(packed, base, entry, write)
         if packed.read(1):
@@ -185,7 +187,7 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
         header = json.loads(file.read(size))
         envelope_bytes = header["envelope"]
         if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
-            raise ValueError("the envelope's size")
+            raise ValueError(f"an envelope of {str(envelope_bytes)[:40]} bytes")
         return envelope_bytes, [_read_part(value) for value in header["parts"]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleCorrupt(f"the delta's header cannot be read ({error}): send it again") from error
@@ -196,27 +198,32 @@ def _read_part(value: Mapping[str, object]) -> Part:
     if not (
         isinstance(sha256, str) and isinstance(base, str) and type(size) is int and size >= 0 and encoding in ENCODINGS
     ):
-        raise ValueError("a part")
+        raise ValueError("a part has a value of the wrong type")
     if len(sha256) != _SHA256_DIGITS or len(base) not in (0, _SHA256_DIGITS):
-        raise ValueError("a part's digest")
+        raise ValueError("a digest of a part is not 64 hex digits")
     return Part(sha256, str(encoding), size, base)
 
 
 def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:
     path = held.get(sha256)
+    if path is None:
+        raise BundleCorrupt(f"the delta needs {what}, which no slot of this device contains: send the whole bundle")
     try:
-        if path is None:
-            raise FileNotFoundError(None, "no slot has it", sha256)
         return path.open("rb")
     except OSError as error:
-        raise BundleCorrupt(f"the delta lacks {what}, and {error.strerror} here: send the whole bundle") from error
+        raise BundleCorrupt(
+            f"the delta needs {what}, which cannot be read on this device: {error.strerror}. Send the whole bundle"
+        ) from error
 
 
 def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[[bytes], object]) -> None:
     try:
         import zstandard
     except ImportError as error:
-        raise BundleCorrupt("the delta needs the package zstandard, which is missing here: bootstrap again") from error
+        raise BundleCorrupt(
+            "the delta is compressed, and this device has no package zstandard to unpack it: run edgert bootstrap DEVICE "
+            "--upgrade on the host, or send the whole bundle"
+        ) from error
     dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
     unpacker = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=WINDOW_BYTES_MAX)
     try:
@@ -232,7 +239,8 @@ class _Range:
     """The next `left` bytes of a file."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
-        self._file, self._left = file, left
+        self._file = file
+        self._left = left
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(self._left if size < 0 else min(size, self._left))

@@ -53,7 +53,9 @@ class Envelope:
         known = ", ".join(key.key_id for key in trusted) or "none"
         named = ", ".join(self.key_ids) or "none"
         if any(key.key_id in self.key_ids for key in trusted):
-            raise SignatureInvalid(f"the signature of key {named} does not match: the {what} was changed")
+            raise SignatureInvalid(
+                f"the signature of key {named} does not match, so the {what} was changed: send it again"
+            )
         raise SignatureInvalid(
             f"the {what} is signed by key {named}, and only these are trusted here: {known}. Sign with a trusted key "
             "(--key), or trust this one: edgert bootstrap DEVICE --key FILE, or edgert bundle verify --key FILE"
@@ -81,7 +83,7 @@ def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
     # Base64 and JSON have several forms of one value. The parser accepts only one form, to detect each changed byte.
     if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
         what = _WHAT[payload_type]
-        raise BundleCorrupt(f"the {what}'s envelope is not in canonical form: the {what} was changed")
+        raise BundleCorrupt(f"the {what}'s envelope is not in canonical form, so the {what} was changed: send it again")
     return envelope
 
 

@@ -191,8 +191,8 @@ def _check(manifest: Manifest) -> None:
         _check_times(manifest)
     if manifest.downgrade_from and not (manifest.release < manifest.downgrade_from < 2**53 and manifest.expires):
         raise BundleError(
-            f"a downgrade of release {manifest.downgrade_from} to {manifest.release}: "
-            "it must replace a higher release, and expire"
+            f"release {manifest.release} is signed as a downgrade from release {manifest.downgrade_from}: a downgrade must "
+            "replace a higher release, and have an expiry"
         )
     if not 1 <= manifest.release < 2**53:
         raise BundleError(f"release {manifest.release}: give a whole number from 1 up")
@@ -239,7 +239,7 @@ def _check_processing(manifest: Manifest, paths: set[str]) -> None:
     check_smoothing(manifest.classify, manifest.sound or manifest.series)
     check_state(manifest.state, manifest.state_id, manifest.inputs, manifest.outputs)
     if manifest.state and manifest.buckets is not None:
-        raise BundleError("a model with state has no buckets: fix the axis to the length of a chunk")
+        raise BundleError("a model with state cannot have buckets: give the axis the length of a chunk")
 
 
 def _check_times(manifest: Manifest) -> None:

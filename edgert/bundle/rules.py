@@ -213,14 +213,16 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
     )
     if pre.resize is not None and not (height in (-1, pre.resize.height) and width in (-1, pre.resize.width)):
         raise BundleError(
-            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {height} x {width}"
+            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {height} x {width}: set height and width to these sizes"
         )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
         raise BundleError(
-            f"preprocessing gives {pre.colour} images, input {pre.input!r} needs {counted(channels, 'channel')}"
+            f"preprocessing gives {pre.colour} images, input {pre.input!r} needs {counted(channels, 'channel')}: set colour"
         )
     if pre.decode and pre.resize is None and -1 in (height, width):
-        raise BundleError(f"input {pre.input!r} has an open size: decoding images needs a resize rule")
+        raise BundleError(
+            f"input {pre.input!r} has an open size, and images to decode may have any: add a rule [resize]"
+        )
 
 
 def _check_resize(resize: Resize) -> None:
@@ -248,7 +250,9 @@ def check_classify(classify: Classify, outputs: tuple[TensorSpec, ...]) -> None:
             f"classification has {len(classify.threshold)} thresholds; give one finite number, or {classes}, one per class"
         )
     if unknown := sorted(set(classify.none) - set(classify.labels)):
-        raise BundleError(f"classification has none = {unknown[0][:80]!r}, which is not one of the labels")
+        raise BundleError(
+            f"classification: the key none has {unknown[0][:80]!r}, which is not a label: give labels of the model only"
+        )
     if (smooth := classify.smooth) is not None:
         check_choice("smoothing", "rule", smooth.rule, SMOOTH_RULES)
         if not 2 <= smooth.windows <= SMOOTH_WINDOWS_MAX:
@@ -265,11 +269,13 @@ def check_ctc(ctc: Ctc, outputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError(f"ctc needs class scores [N, steps, classes]; output {spec.name!r} is {spec.form}")
     classes = spec.shape[2 if ctc.time_axis == "first" else 1]
     if not 2 <= len(ctc.labels) <= LABELS_MAX or classes not in (-1, len(ctc.labels)):
-        raise BundleError(f"ctc has the texts of {len(ctc.labels)} classes, and output {spec.name!r} has {classes}")
+        raise BundleError(
+            f"ctc has {len(ctc.labels)} labels, and output {spec.name!r} has {classes} classes: give one label per class"
+        )
     if not 0 <= ctc.blank < len(ctc.labels):
         raise BundleError(f"ctc has blank = {ctc.blank}; give a class from 0 to {len(ctc.labels) - 1}")
     if any("\0" in label for label in ctc.labels):
-        raise BundleError("ctc has a label with the character NUL, which ends a text")
+        raise BundleError("ctc has a label with the character NUL, which ends a text: remove the character")
 
 
 def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
@@ -286,9 +292,15 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
     values = [shapes[name][1 if detect.form == "channels_first" else 2] for name in detect.outputs]
     least = 4 if detect.scores else 5 + detect.objectness
     if values[0] != -1 and (values[0] != 4 if detect.scores else values[0] < least):
-        raise BundleError(f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {least}")
+        needed = "4" if detect.scores else f"at least {least}"
+        raise BundleError(
+            f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {needed}: set form to the "
+            "layout of the output"
+        )
     if detect.scores and detect.objectness:
-        raise BundleError("detection has objectness only if boxes and scores are in one output")
+        raise BundleError(
+            "detection reads objectness only from an output with both boxes and scores: leave objectness or scores out"
+        )
 
 
 def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:

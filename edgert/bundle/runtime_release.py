@@ -81,7 +81,7 @@ class RuntimeRelease(Closed):
         had = "; ".join(f"Python {t.python} on {t.machine} with {', '.join(t.engines)}" for t in self.targets)
         raise NotCompatible(
             f"runtime {self.release} is for {had[:300]}; this device has Python {python} on {machine}, glibc {glibc} and "
-            f"{', '.join(sorted(engines | extras)) or 'no engine'}: publish one for its profile and its Python"
+            f"{', '.join(sorted(engines | extras)) or 'no engine'}: publish a runtime for this device (edgert publish-runtime)"
         )
 
     def to_bytes(self) -> bytes:
@@ -124,7 +124,9 @@ def _check_target(target: RuntimeTarget) -> None:
     if not (
         _RUNTIME_ID.fullmatch(target.id) and _NUMBERS.fullmatch(target.python) and _NUMBERS.fullmatch(target.glibc)
     ):
-        raise BundleError(f"{what} has no valid id, Python or glibc")
+        raise BundleError(
+            f"{what} has id {target.id[:20]!r}, glibc {target.glibc[:20]!r}: an id is 16 hex digits, a version is two numbers"
+        )
     for kind, names in words.items():
         if len(names) > TARGETS_MAX or not all(map(_WORD.fullmatch, names)):
             raise BundleError(f"{what} has an {kind} whose name is not allowed")

@@ -72,14 +72,18 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
                 f"{path} exists, and keys are never overwritten: use it, give another --name, or move it away"
             ) from error
         except OSError as error:
-            raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
+            raise ConfigInvalid(
+                f"cannot write {path}: {error.strerror}; check the folder's rights and its free space"
+            ) from error
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
         except OSError as error:  # remove an incomplete file: it would block the next attempt
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
+            raise ConfigInvalid(
+                f"cannot write {path}: {error.strerror}; check the folder's rights and its free space"
+            ) from error
 
 
 def read_signing_key(path: Path) -> SigningKey:

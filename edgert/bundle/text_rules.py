@@ -130,13 +130,13 @@ def _open_length(rule: Text, buckets: Buckets | None) -> int:
     pads = {place.name: place.value for place in buckets.inputs}
     if set(pads) != set(rule.inputs):
         raise BundleError(
-            f"the buckets of {buckets.axis!r} are those of {', '.join(pads)}, and a text becomes {', '.join(rule.inputs)}: "
-            "they must be the same inputs"
+            f"axis {buckets.axis!r} of --buckets is open in {', '.join(pads)}, but [text] gives {', '.join(rule.inputs)}: "
+            "name exactly the inputs with this axis in [text]"
         )
     wanted = {name: rule.pad_id if name == rule.input else 0 for name in rule.inputs}
     for name, value in wanted.items():
         if pads[name] != value:
             raise BundleError(
-                f"input {name!r} is padded with {value} in a text, and with {pads[name]:g} in a bucket: give --pad {name}={value}"
+                f"[text] pads input {name!r} with {value}, and --buckets pads it with {pads[name]:g}: give --pad {name}={value}"
             )
     return buckets.largest

@@ -48,12 +48,12 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 
     check_model_name(model)
     config = read_config(state)
-    taken = Claims(state, config.device).take(model, by[:200], for_s, instead_of)
+    new = Claims(state, config.device).take(model, by[:200], for_s, instead_of)
     # Read the status after the claim, because an earlier status may be out of date.
-    answer = {"token": taken.token, "status": device_status(state, config).as_json()}
+    answer = {"token": new.token, "status": device_status(state, config).as_json()}
     with contextlib.suppress(EdgeRTError, OSError):  # damaged slots: `list-files` reports the reason if a host needs it
         answer["here"] = files_here(state, model)
-    emit(answer, taken.token, as_json)
+    emit(answer, new.token, as_json)
 
 
 @click.command(hidden=True)

@@ -73,16 +73,16 @@ class AsyncClient(BaseClient):
         flags = request_flags(cache, priority)
         deadline = time.monotonic() + self.timeout_of(timeout_s)
         pool = self._pool(model)
-        await pool.enter(deadline)
+        await pool.acquire(deadline)
         try:
             while True:
-                connection = pool.idle_one() or await self._connected(model, deadline)
+                connection = pool.pop_idle() or await self._connected(model, deadline)
                 try:
-                    return await connection.ask(inputs, deadline, flags, trace)
+                    return await connection.request(inputs, deadline, flags, trace)
                 except Retry as retry:
                     await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
         finally:
-            pool.leave()
+            pool.release()
 
     def session(self, model: str) -> AsyncSession:
         """Return a session of `model`, as `Client.session`: `async with client.session("vad") as stream`."""
@@ -101,13 +101,13 @@ class AsyncClient(BaseClient):
         """Return the description of `model`: release, inputs, outputs, labels."""
         deadline = time.monotonic() + self.timeout_s
         pool = self._pool(model)
-        await pool.enter(deadline)
+        await pool.acquire(deadline)
         try:
             connection = await self._connected(model, deadline)
             pool.give_back(connection)
             return dict(connection.conversation.welcome)
         finally:
-            pool.leave()
+            pool.release()
 
     async def labels(self, model: str) -> list[str]:
         """Return the names of the model's classes by index; empty if its bundle has none.
@@ -153,7 +153,7 @@ class AsyncClient(BaseClient):
         while True:
             self._check_open()
             try:
-                return await Connection.opened(self.path, model, pool, deadline, share=self._share, session=session)
+                return await Connection.open(self.path, model, pool, deadline, share=self._share, session=session)
             except Retry as retry:
                 await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
 
@@ -192,11 +192,11 @@ class AsyncSession:
             resume = b""
             try:
                 if connection.closed and not connection.conversation.moved:
-                    raise connection.parting
+                    raise connection.end_error
                 if connection.closed:
                     resume = connection.conversation.resume
                     connection = self._connection = await self._client._connected(self._model, deadline, session=True)
-                return await connection.ask(inputs, deadline, flags, trace, resume)
+                return await connection.request(inputs, deadline, flags, trace, resume)
             except (Retry, WorkerLost) as error:
                 if not connection.conversation.moved:
                     raise session_lost(error) from error

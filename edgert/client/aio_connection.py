@@ -22,7 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX
-from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Event, Outputs, Retry, session_late, timeout_us
+from edgert.client.conversation import (
+    OVERLOADED,
+    RETRY_PAUSE_S,
+    SESSION_UNANSWERED,
+    Conversation,
+    Event,
+    Outputs,
+    Retry,
+    session_ended,
+    timeout_us,
+)
 from edgert.client.model_interface import Inputs
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError
 from edgert.protocol import wire
@@ -38,37 +48,37 @@ class Pool:
 
     def __init__(self, requests_max: int) -> None:
         self._free = requests_max
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._idle: list[Connection] = []
         self._closed = False
 
-    async def enter(self, deadline: float) -> None:
-        """Wait for a turn; `leave` ends it. Raises DeadlineExceeded."""
+    async def acquire(self, deadline: float) -> None:
+        """Wait until one more request may run; `release` ends it. Raises DeadlineExceeded."""
         if self._free:
             self._free -= 1
             return
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        self._turns.append(turn)
+        self._waiters.append(turn)
         timer = loop.call_later(max(0.0, deadline - time.monotonic()), _time_out, turn)
         try:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave()  # the turn and the cancellation arrived together
+                self.release()  # the turn and the cancellation arrived together
             raise
         finally:
             timer.cancel()
 
-    def leave(self) -> None:
-        while self._turns:
-            turn = self._turns.popleft()
+    def release(self) -> None:
+        while self._waiters:
+            turn = self._waiters.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
         self._free += 1
 
-    def idle_one(self) -> Connection | None:
+    def pop_idle(self) -> Connection | None:
         return self._idle.pop() if self._idle else None
 
     def give_back(self, connection: Connection) -> None:
@@ -77,7 +87,7 @@ class Pool:
         else:
             self._idle.append(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def discard(self, connection: Connection) -> None:
         """Remove a connection that ended, if it was idle."""
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
@@ -101,7 +111,7 @@ class Connection:
     """One connection, which its hello binds to one model (None: to the daemon). One request at a time."""
 
     @classmethod
-    async def opened(
+    async def open(
         cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
         """Connect and exchange hello and WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
@@ -115,7 +125,9 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
-        self.parting: Exception = session_late()  # the reason of the end, if no request received the reason
+        self.end_error: Exception = session_ended(
+            SESSION_UNANSWERED
+        )  # the reason of the end, if no request received it
         self._sock = sock
         self.conversation = conversation
         self._pool = pool
@@ -127,9 +139,9 @@ class Connection:
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    async def ask(
+    async def request(
         self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
     ) -> Outputs | InferResponse:
         """Send one request and return its answer; give the connection back to the pool.
@@ -166,7 +178,7 @@ class Connection:
             self._timer.cancel()
             self._timer = None
         if self._pool is not None:
-            self._pool.forget(self)
+            self._pool.discard(self)
 
     def _give_back(self) -> None:
         if self._sending or (self._pool is None and not self.conversation.is_session):
@@ -184,7 +196,7 @@ class Connection:
         self._outcome, self._sending, self._deadline = outcome, True, deadline
         if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED has its memory
             # The daemon closed before it had the whole request. It may have sent an error: wait for that.
-            self._loop.call_later(RETRY_PAUSE_S, self._settle, outcome)
+            self._loop.call_later(RETRY_PAUSE_S, self._fail_if_unanswered, outcome)
         elif self._timer is None or deadline < self._timer_at:
             self._set_timer()
         try:
@@ -195,7 +207,7 @@ class Connection:
             raise event
         return event
 
-    def _settle(self, outcome: asyncio.Future[Event | Exception]) -> None:
+    def _fail_if_unanswered(self, outcome: asyncio.Future[Event | Exception]) -> None:
         if not outcome.done():
             outcome.set_result(self.conversation.ended(sent=False))
 
@@ -204,16 +216,16 @@ class Connection:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline
-        self._timer = self._loop.call_later(max(0.0, self._deadline - time.monotonic()), self._time_is_up)
+        self._timer = self._loop.call_later(max(0.0, self._deadline - time.monotonic()), self._on_timer)
 
-    def _time_is_up(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._outcome is None or self._outcome.done():
             return
         if time.monotonic() < self._deadline:
             self._set_timer()
         else:
-            self._ended(self.conversation.late(sent=not self._sending))
+            self._fail(self.conversation.timed_out(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
         """Send what the kernel accepts now, and the rest by a callback. False if the connection is closed."""
@@ -249,7 +261,7 @@ class Connection:
 
         self._loop.add_writer(self._sock.fileno(), writable)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         """Receive bytes from the daemon. The event loop calls this with or without a request in progress."""
         conversation, frames = self.conversation, self.conversation.frames
         try:
@@ -257,10 +269,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._ended(conversation.ended(not self._sending, error))
+            self._fail(conversation.ended(not self._sending, error))
             return
         if not count:
-            self._ended(conversation.ended(not self._sending))
+            self._fail(conversation.ended(not self._sending))
             return
         try:
             frame = frames.feed(count)
@@ -268,32 +280,32 @@ class Connection:
                 self._received(frame)
                 frame = frames.feed(0) if frames.more and not self.closed else None
         except EdgeRTError as error:
-            self._ended(error)
+            self._fail(error)
 
     def _receive_first(self, room: memoryview) -> int:
         """Receive the start of the WELCOME, and the shared memory that may arrive with it."""
         count, descriptor = receive_with_descriptor(self._sock, room)
         self._receive = self._sock.recv_into
-        self.conversation.take_memory(descriptor)
+        self.conversation.map_memory(descriptor)
         return count
 
     def _received(self, frame: wire.Frame) -> None:
         outcome = self._outcome
         if outcome is None or outcome.done():
             event = self.conversation.received(frame)
-            self._ended(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
+            self._fail(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
             return
         outcome.set_result(self.conversation.received(frame))
         if self.conversation.over:
             self.close()
 
-    def _ended(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Close the connection, and end the request in progress with `error`."""
         self.close()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(error)
         else:
-            self.parting = error
+            self.end_error = error
 
 
 def _unsent(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
@@ -317,9 +329,7 @@ async def _dial(path: Path, deadline: float) -> socket.socket:
             if not isinstance(error.__cause__, BlockingIOError):
                 raise
             if time.monotonic() + DIAL_PAUSE_S >= deadline:
-                raise DeadlineExceeded(
-                    "the daemon did not accept the connection in time; it may be overloaded"
-                ) from error
+                raise DeadlineExceeded(f"the daemon did not accept the connection in time; {OVERLOADED}") from error
             await asyncio.sleep(DIAL_PAUSE_S)
             continue
         sock.setblocking(False)

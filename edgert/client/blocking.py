@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX, BaseClient, CallOptions, Priority, SessionOptions, request_flags
 from edgert.client.blocking_connection import Connection
-from edgert.client.conversation import Conversation, Outputs, Retry, session_late, session_lost
+from edgert.client.conversation import (
+    SESSION_CLOSED,
+    SESSION_INHERITED,
+    SESSION_UNANSWERED,
+    Conversation,
+    Outputs,
+    Retry,
+    session_ended,
+    session_lost,
+)
 from edgert.client.model_interface import Inputs
 from edgert.errors import WorkerLost
 from edgert.protocol.sharing import SHARE_BYTES_MIN
@@ -30,12 +39,12 @@ if TYPE_CHECKING:
 _open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # the open clients and sessions of this process
 
 
-def _leave_to_the_parent() -> None:
+def _close_inherited_connections() -> None:
     for each in list(_open):
         each._close_inherited()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_close_inherited_connections)
 
 
 class Client(BaseClient):
@@ -103,7 +112,7 @@ class Client(BaseClient):
                 connection = self._connected(model, deadline, share=model in self._large or _may_be_large(inputs))
                 timeout_s = max(0.001, deadline - time.monotonic())
             try:
-                return connection.ask(inputs, timeout_s, deadline, flags, trace)
+                return connection.request(inputs, timeout_s, deadline, flags, trace)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
             finally:
@@ -211,7 +220,7 @@ class Session:
         self._client = client
         self._connection = connection
         self._model = model
-        self._closed = False
+        self._end_reason = ""  # why this client has ended the session; "" while the session may continue
         _open.add(self)
 
     @overload
@@ -235,16 +244,17 @@ class Session:
             if self._connection.closed:
                 self._move(deadline)
             try:
-                return self._connection.ask(inputs, timeout_s, deadline, flags, trace)
+                return self._connection.request(inputs, timeout_s, deadline, flags, trace)
             except (Retry, WorkerLost) as error:
                 if not self._connection.conversation.moved:
                     raise session_lost(error) from error
 
     def close(self) -> None:
-        self._closed = True
+        self._end_reason = SESSION_CLOSED
         self._connection.close()
 
     def _close_inherited(self) -> None:
+        self._end_reason = SESSION_INHERITED
         self._connection.close()
 
     def __enter__(self) -> Session:
@@ -256,7 +266,7 @@ class Session:
     def _move(self, deadline: float) -> None:
         """Connect to the worker that continues the session. Raises SessionLost if no worker does."""
         before = self._connection
-        if self._closed or not before.conversation.moved:
-            raise session_late()
+        if self._end_reason or not before.conversation.moved:
+            raise session_ended(self._end_reason or SESSION_UNANSWERED)
         self._connection = self._client._connected(self._model, deadline, share=True, session=True)
         self._connection.send_resume(before.conversation.resume)

@@ -43,7 +43,7 @@ class Connection:
             self.close()
             raise
 
-    def ask(
+    def request(
         self, inputs: Inputs, timeout_s: float, deadline: float, flags: int, trace: bool
     ) -> Outputs | InferResponse:
         """Send one request and return its answer. Raises the daemon's error, WorkerLost, Retry."""
@@ -58,9 +58,9 @@ class Connection:
                 if sent != conversation.size_bytes:  # a signal interrupted the call
                     sock.sendall(b"".join(parts)[sent:])
             except BlockingIOError as error:
-                raise conversation.late(sent=False) from error
+                raise conversation.timed_out(sent=False) from error
             except OSError as error:
-                raise self._refusal(deadline) from error
+                raise self._early_error(deadline) from error
             event = conversation.received(self._receive(deadline))
         except BaseException:  # the next request must not receive a late answer
             self.close()
@@ -90,10 +90,10 @@ class Connection:
         try:
             count, descriptor = receive_with_descriptor(self._sock, conversation.frames.room)
         except BlockingIOError as error:
-            raise conversation.late(sent=True) from error
+            raise conversation.timed_out(sent=True) from error
         except OSError as error:
             raise conversation.ended(True, error) from error
-        conversation.take_memory(descriptor)
+        conversation.map_memory(descriptor)
         if not count:
             raise conversation.ended(True)
         event = conversation.received(conversation.frames.feed(count) or self._receive(deadline))
@@ -114,7 +114,7 @@ class Connection:
                     raise BlockingIOError
                 count = self._sock.recv_into(frames.room)
             except BlockingIOError as error:
-                raise self.conversation.late(sent=True) from error
+                raise self.conversation.timed_out(sent=True) from error
             except OSError as error:
                 raise self.conversation.ended(True, error) from error
             if not count:
@@ -125,7 +125,7 @@ class Connection:
                 return frame
             self._set_timeout(deadline - time.monotonic())
 
-    def _refusal(self, deadline: float) -> Exception:
+    def _early_error(self, deadline: float) -> Exception:
         """Return the error of a daemon that closed before it had the whole request; a Retry if there is none."""
         if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
             deadline = time.monotonic() + RETRY_PAUSE_S

@@ -17,12 +17,18 @@ from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, Sess
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, signature_of
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.sharing import SHARE_BYTES_MIN, SharedArea
 from edgert.tensors import InferResponse
 
+OVERLOADED = "the device may be overloaded: try again later, or give a longer timeout_s"
 TIMEOUT_US_MAX = 2**32 - 1
 RETRY_PAUSE_S = 0.05
+
+# The reasons why this client has ended a session.
+SESSION_CLOSED = "the session is closed"
+SESSION_INHERITED = "the session belongs to the parent process"
+SESSION_UNANSWERED = "an earlier request of the session got no answer, so its memory is not known"
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -89,12 +95,14 @@ class Conversation:
 
     def hello(self) -> bytes:
         """Return the first frame of the connection; it requests shared memory if the client wants it."""
-        asked = {"shared": self._share, "probe": self._probe, "session": self.is_session}
-        return wire.json_frame(wire.HELLO, {"model": self._model, **{name: True for name in asked if asked[name]}})
+        settings = {"shared": self._share, "probe": self._probe, "session": self.is_session}
+        return wire.json_frame(
+            wire.HELLO, {"model": self._model, **{name: True for name in settings if settings[name]}}
+        )
 
-    def take_memory(self, descriptor: int | None) -> None:
+    def map_memory(self, descriptor: int | None) -> None:
         """Use the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""
-        if descriptor is not None and (area := SharedArea.opened(descriptor)) is not None:
+        if descriptor is not None and (area := SharedArea.open(descriptor)) is not None:
             self._area, self.frames.shared = area, area.response
 
     def request(self, inputs: Inputs, flags: int, timeout_us: int, trace: bool = False) -> Sequence[wire.Buffer]:
@@ -113,10 +121,10 @@ class Conversation:
         if type(inputs) is np.ndarray:
             given, signature = (inputs,), (inputs.shape, inputs.dtype)  # as `signature_of`
         else:
-            given = self._by_name(inputs)
+            given = self._arrays_by_name(inputs)
             signature = signature_of(given)
         if signature == self._signature:
-            return frame.again(given, flags, request_id, timeout_us)
+            return frame.update(given, flags, request_id, timeout_us)
         self._signature = self._tensors = None  # answers to this request may have another axis
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
@@ -161,14 +169,19 @@ class Conversation:
             self.over = False
             self._greeted(frame)
             return self.welcome
-        return EdgeRTError(f"the daemon answered with frame {frame.kind} for request {frame.request_id}")
+        return EdgeRTError(
+            f"the daemon answered request {frame.request_id} with an unexpected frame of kind {frame.kind}: please report "
+            "this fault"
+        )
 
     def ended(self, sent: bool, cause: OSError | None = None) -> Exception:
         """Return the error for a lost connection; `sent` means that the daemon may have the whole request."""
         self.over = True
         error: Exception
         if self._interface is None and cause is not None:
-            error = DaemonUnreachable(f"the daemon closed the connection during the hello: {cause}")
+            error = DaemonUnreachable(
+                f"the daemon closed the connection before it answered: {cause}; try again, or check edgertd status"
+            )
         elif self._interface is None:
             error = _restarting()
         elif not sent:  # no engine saw the request
@@ -180,22 +193,24 @@ class Conversation:
         error.__cause__ = cause
         return error
 
-    def late(self, sent: bool) -> DeadlineExceeded:
+    def timed_out(self, sent: bool) -> DeadlineExceeded:
         """Return the error of a time-out that has passed; `sent` has the same meaning as in `ended`."""
         self.over = True
         if self._interface is None:
-            return DeadlineExceeded("the daemon did not answer the hello in time; it may be overloaded")
+            return DeadlineExceeded(f"the daemon did not accept the connection in time; {OVERLOADED}")
         if not sent:
-            return DeadlineExceeded("the daemon did not accept the request in time; it may be overloaded")
-        return DeadlineExceeded("no answer arrived in time; give a longer timeout_s or check edgertd status")
+            return DeadlineExceeded(f"the daemon did not accept the request in time; {OVERLOADED}")
+        return DeadlineExceeded(
+            "no answer arrived in time; give a longer timeout_s, or check the model's latency with edgertd status"
+        )
 
     def _greeted(self, frame: wire.Frame) -> None:
         self.welcome = frame.json()
         self._interface = ModelInterface(self._model or "", self.welcome)
-        self._frame = KeptFrame(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
+        self._frame = FrameBuilder(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
         self.frames.limit(self._interface.frame_bytes_max)
 
-    def _by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
+    def _arrays_by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
         """Return a dict's arrays in the model's order; none unless names and types are those of the model."""
         assert self._interface is not None  # the caller has checked
         specs = self._interface.inputs
@@ -222,12 +237,9 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
     return SessionLost(f"{why}, and the memory of the session is lost: start a new session")
 
 
-def session_late() -> SessionLost:
-    """Return the error of a session that its client ended."""
-    return SessionLost(
-        "the session is closed, one of its requests got no answer in time, or it belongs to the parent process: "
-        "start a new one"
-    )
+def session_ended(reason: str) -> SessionLost:
+    """Return the error for a request of a session that this client has ended, with one of the reasons above."""
+    return SessionLost(f"{reason}: start a new session")
 
 
 def timeout_us(timeout_s: float) -> int:
@@ -236,7 +248,8 @@ def timeout_us(timeout_s: float) -> int:
 
 
 def _restarting() -> Retry:
-    return Retry(Unavailable("the daemon is restarting this model", retry_after_s=RETRY_PAUSE_S))
+    message = "the daemon is restarting this model: try again, or give a longer timeout_s"
+    return Retry(Unavailable(message, retry_after_s=RETRY_PAUSE_S))
 
 
 def _response(interface: ModelInterface, frame: wire.Frame, outputs: Outputs) -> InferResponse:

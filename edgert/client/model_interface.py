@@ -54,9 +54,11 @@ class ModelInterface:
             specs = specs if len(names) == 1 else self._with_text
             given = [_array(inputs)]
         elif not self.model:
-            raise RequestError("the request names no model: give the name of one instead of None")
+            raise RequestError("the request names no model: give a model's name instead of None (models() lists them)")
         else:
-            raise RequestError(f"model {self.model} takes inputs {names}: give a dict by name")
+            raise RequestError(
+                f"model {self.model} takes inputs {names}, got one array: give a dict of arrays by these names"
+            )
         fitted = [self._fit(array, spec) for array, spec in zip(given, specs, strict=True)]
         added = {was_added for _, was_added in fitted}
         if len(added) > 1 and not self._has_windows:
@@ -65,7 +67,8 @@ class ModelInterface:
         size = sum(array.nbytes for array in arrays)
         if size + FRAME_OVERHEAD_BYTES > self.frame_bytes_max:
             raise RequestError(
-                f"the inputs have {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once"
+                f"the inputs have {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once, or raise "
+                "frame_mb in [serving] on the device"
             )
         return arrays, added == {True}
 
@@ -134,4 +137,6 @@ def _bytes(value: Any) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"the text is not valid Unicode: {error.reason} at character {error.start}") from error
+        raise RequestError(
+            f"the text is not valid Unicode: {error.reason} at character {error.start}; send text that UTF-8 can encode"
+        ) from error

@@ -24,6 +24,10 @@ from typing import Any
 from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
 from edgert.http.messages import HttpError
 
+# The reasons why a connection must end before its request is complete.
+EVICTED = "the request arrived too slowly, and another client needs this connection's place"
+STOPPING = "the server is stopping"
+
 
 class Place:
     """The state of one connection for the admission. `due_s` is None while a request is handled."""
@@ -31,20 +35,22 @@ class Place:
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address
         self.due_s: float | None = now_s
-        self.was_answered = self.sends = self.must_end = False
-        self.taken_bytes = 0
+        self.end_reason = ""  # why the connection must end; "" while it may continue
+        self.was_answered = False
+        self.is_sending = False
+        self.body_bytes = 0
         self._sock = sock
 
-    def moved(self, size_bytes: int, now_s: float) -> None:
+    def note_progress(self, size_bytes: int, now_s: float) -> None:
         """Note that bytes of a body or an answer were transferred."""
         due_s = now_s if self.due_s is None else self.due_s
         self.due_s = min(due_s + size_bytes / BODY_BYTES_PER_S_MIN, now_s + STILL_S_MAX)
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """Accept no further bytes from the client; end an answer that the client reads too slowly."""
-        self.must_end = True
+        self.end_reason = reason
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR if self.sends else socket.SHUT_RD)
+            self._sock.shutdown(socket.SHUT_RDWR if self.is_sending else socket.SHUT_RD)
 
 
 class Admission:
@@ -56,7 +62,7 @@ class Admission:
         self._lock = threading.Lock()
         self._places: set[Place] = set()
         self._leaving: set[Place] = set()
-        self._taken_bytes = 0
+        self._body_bytes = 0
 
     def admit(self, place: Place) -> bool:
         """Admit a new connection with `place`; return False if all places are taken and no client is late."""
@@ -68,7 +74,7 @@ class Admission:
             return True
 
     def leave(self, place: Place) -> None:
-        self.give_back(place)
+        self.release_bytes(place)
         with self._lock:
             self._places.discard(place)
             self._leaving.discard(place)
@@ -77,28 +83,26 @@ class Admission:
         """Let each connection end after its current request."""
         with self._lock:
             for place in self._places:
-                place.end()
+                place.end(STOPPING)
 
     @property
     def is_empty(self) -> bool:
         return not self._places and not self._leaving
 
-    def take(self, place: Place, size_bytes: int) -> None:
+    def add_bytes(self, place: Place, size_bytes: int) -> None:
         """Count a body's bytes. Raises HttpError (503) if there are too many and no other client is late."""
         with self._lock:
-            while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
+            while self._body_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
-                    raise busy(
-                        f"requests of {self._taken_bytes} bytes are in progress, and there is no memory for more"
-                    )
-            self._taken_bytes += size_bytes
-            place.taken_bytes += size_bytes
+                    raise busy(f"requests of {self._body_bytes} bytes are in progress, and there is no memory for more")
+            self._body_bytes += size_bytes
+            place.body_bytes += size_bytes
 
-    def give_back(self, place: Place) -> None:
+    def release_bytes(self, place: Place) -> None:
         """Subtract the bytes of an answered request."""
         with self._lock:
-            self._taken_bytes -= place.taken_bytes
-            place.taken_bytes = 0
+            self._body_bytes -= place.body_bytes
+            place.body_bytes = 0
 
     def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
         """End the connection whose place a new one may take; return False if there is none."""
@@ -112,16 +116,16 @@ class Admission:
             and place.due_s <= now_s
             # An address never takes a place from an address with fewer places.
             and by_address[place.address] >= by_address[newcomer.address]
-            and (place.taken_bytes or not only_with_bytes)
+            and (place.body_bytes or not only_with_bytes)
         ]
         if not late:
             return False
         place = max(late, key=lambda each: each[:2])[2]
         self._places.discard(place)
         self._leaving.add(place)
-        self._taken_bytes -= place.taken_bytes
-        place.taken_bytes = 0
-        place.end()
+        self._body_bytes -= place.body_bytes
+        place.body_bytes = 0
+        place.end(EVICTED)
         return True
 
 

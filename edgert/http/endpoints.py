@@ -19,7 +19,7 @@ from edgert.http import metrics
 from edgert.http.admission import busy
 from edgert.http.browsers import address_of, from_another_site, host_name
 from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpError, HttpRequest, HttpResponse, json_response
-from edgert.http.oip import LENGTH_HEADER, answer, read_question
+from edgert.http.oip import LENGTH_HEADER, answer, read_request
 from edgert.http.statistics import model_statistics
 from edgert.machine import return_free_memory
 from edgert.tensors import TensorSpec, batchable
@@ -85,7 +85,10 @@ class Endpoints:
                     "this server answers to localhost and addresses only: send such a Host, also from a proxy",
                 )
             if from_another_site(request.method, request.headers):
-                raise HttpError(HTTPStatus.FORBIDDEN, "requests that a browser makes for another site are refused")
+                raise HttpError(
+                    HTTPStatus.FORBIDDEN,
+                    "requests that a browser makes for a page of another site are refused: send the request from an app",
+                )
             response = self._route(request)
         except EdgeRTError as error:
             response = HttpError.of(error).response()
@@ -144,16 +147,16 @@ class Endpoints:
         if kind in FORM_TYPES:
             message = f"Content-Type {kind} is refused, as web forms send it: set it to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
             raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
-        question = read_question(request.body, request.headers.get(_LENGTH_HEADER))
-        timeout_s = None if question.timeout_s is None else min(question.timeout_s, TIMEOUT_S_MAX)
+        inference = read_request(request.body, request.headers.get(_LENGTH_HEADER))
+        timeout_s = None if inference.timeout_s is None else min(inference.timeout_s, TIMEOUT_S_MAX)
         if version:
             self._served(model, version)
-        priority: Priority = "high" if question.priority == HIGHEST_PRIORITY else "normal"
-        result = self._client.infer(model, question.inputs, timeout_s=timeout_s, priority=priority, trace=True)
+        priority: Priority = "high" if inference.priority == HIGHEST_PRIORITY else "normal"
+        result = self._client.infer(model, inference.inputs, timeout_s=timeout_s, priority=priority, trace=True)
         labels: tuple[str, ...] = ()
-        if question.outputs is not None and any(want.classes for want in question.outputs):
+        if inference.outputs is not None and any(output.classes for output in inference.outputs):
             labels = self._labels_of(model, result.release)
-        return answer(question, model, result.release, result.outputs, labels)
+        return answer(inference, model, result.release, result.outputs, labels)
 
     def _labels_of(self, model: str, release: int) -> tuple[str, ...]:
         cached = self._labels.get(model)

@@ -51,8 +51,12 @@ def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
 
 
 def _unreachable(path: Path, error: OSError) -> DaemonUnreachable:
+    if isinstance(error, BlockingIOError):
+        return DaemonUnreachable(
+            f"the daemon at {path} has too many new connections and did not accept this one in time: try again later"
+        )
     if isinstance(error, FileNotFoundError):
-        return DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start, or give its path")
+        return DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start, or give its socket's path")
     if isinstance(error, PermissionError):
         return DaemonUnreachable(f"no permission for {path}: run as its owner or a member of its group")
     return DaemonUnreachable(

@@ -39,7 +39,7 @@ class SharedArea:
         return 2 * mmap.PAGESIZE * -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE)
 
     @classmethod
-    def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
+    def create(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
         """Return a new area with halves of `half_bytes` or more, and its descriptor; None if memory is short."""
         size_bytes = cls.bytes_for(half_bytes)
         try:
@@ -55,7 +55,7 @@ class SharedArea:
             return None
 
     @classmethod
-    def opened(cls, descriptor: int) -> SharedArea | None:
+    def open(cls, descriptor: int) -> SharedArea | None:
         """Return the area of a received descriptor; close the descriptor. None if the size could change."""
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:

@@ -135,7 +135,9 @@ class Connection:
                 yield
         except RegistryUnreachable as error:
             if late.is_set():
-                raise RegistryUnreachable(f"{_host(url)} did not answer within {seconds:g} s") from error
+                raise RegistryUnreachable(
+                    f"{_host(url)} did not answer within {seconds:g} s: check the network and the registry, then try again"
+                ) from error
             raise
         finally:
             timer.cancel()
@@ -165,7 +167,7 @@ def translated(url: str) -> Iterator[None]:
     try:
         yield
     except LocationParseError as error:
-        raise RegistryError(f"{_host(url)} is not an address: {error}") from error
+        raise RegistryError(f"{_host(url)} is not an address: {error}. Correct the address of the registry") from error
     except (HTTPError, OSError, ValueError) as error:
         raise RegistryUnreachable(_reason(url, error)) from error
 
@@ -183,9 +185,13 @@ def checked_location(url: str, location: str) -> str:
         target = urljoin(url, location)
         scheme = urlsplit(target).scheme
     except ValueError as error:
-        raise RegistryError(f"{_host(url)} points to {location[:80]!r}, which is not an address") from error
+        raise RegistryError(
+            f"{_host(url)} points to {location[:80]!r}, which is no address: correct the settings of the registry or its proxy"
+        ) from error
     if scheme not in ("http", "https"):
-        raise RegistryError(f"{_host(url)} points to {target[:80]!r}, which is not an address of HTTP")
+        raise RegistryError(
+            f"{_host(url)} points to {target[:80]!r}, which is no HTTP address: correct the settings of the registry or its proxy"
+        )
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise RegistryError(
             f"{_host(url)} points to {target[:80]!r}, which is without TLS: nothing was sent there. If a "
@@ -248,11 +254,10 @@ def _reason(url: str, error: BaseException) -> str:
             advice = f"This machine's clock says {time_text(time.time())}: set it, or renew the certificate"
         return f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. {advice}"
     if isinstance(inner, (ssl.SSLError, SSLError)):
-        return f"no TLS with {_host(url)}: {text}. Check that the port speaks TLS"
+        return f"no TLS with {_host(url)}: {text}. Check that the port speaks TLS, or use oci+http:// without TLS"
     if isinstance(inner, socket.gaierror):
         return f"cannot find the address of {_host(url)}: {inner.strerror}. Check its name and this machine's DNS"
     if isinstance(inner, OSError) and inner.errno is not None:
-        return (
-            f"cannot reach {_host(url)}: {os.strerror(inner.errno).lower()}. Check the address, and that it runs there"
-        )
-    return f"the connection with {_host(url)} broke: {text[:200]}"
+        reason = os.strerror(inner.errno).lower()
+        return f"cannot reach {_host(url)}: {reason}. Check the address, and that the registry runs there"
+    return f"the connection with {_host(url)} broke: {text[:200]}. Check the network, then try again"

@@ -100,7 +100,7 @@ class Readings:
     def __init__(self) -> None:
         self._before = Totals()
         self._silent_s = 0.0
-        self._answered, self._asked = _Stretch(), _Stretch()
+        self._answered, self._requests = _Stretch(), _Stretch()
 
     def of(self, report: WindowReport, facts: Mapping[str, object]) -> dict[str, float | None]:
         """Return the readings for the alarms. `facts` may hold temp_c, throttled and rss_bytes."""
@@ -111,7 +111,7 @@ class Readings:
         # A model that never had a request does not count as silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         answered = self._answered.add(report.latency.count, latency=report.latency)
-        recent = self._asked.add(requests, failed)
+        recent = self._requests.add(requests, failed)
         return {
             "p99_ms": None if answered is None else answered.latency.quantile(0.99),
             "error_share": None if recent is None else recent.failed / max(recent.requests, 1),

@@ -198,7 +198,9 @@ class Connection:
         gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
         while code == paho.MQTT_ERR_SUCCESS and message_id not in self._granted:
             if time.monotonic() > gives_up_at:
-                raise BrokerUnreachable(f"the broker {self._settings.address} did not answer SUBSCRIBE")
+                raise BrokerUnreachable(
+                    f"the broker {self._settings.address} did not answer SUBSCRIBE; try again, or check its log"
+                )
             self.pump(0.1)
         if not self._granted.pop(message_id or 0, False):
             raise BrokerRefused(
@@ -265,20 +267,22 @@ class Connection:
             raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
             raise BrokerUnreachable(
-                f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check host, port and firewall, and that it runs"
+                f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check that the broker runs, "
+                "and check host, port and firewall"
             ) from error
         code, gives_up_at = paho.MQTT_ERR_SUCCESS, time.monotonic() + timeout_s
         while not answer and code == paho.MQTT_ERR_SUCCESS and time.monotonic() < gives_up_at:
             code = client.loop(0.1)
         if not answer:
             # A broker without MQTT 5 may close the connection on a CONNECT of MQTT 5.
-            asks = self._settings.tls and not self._settings.cert
-            also = "; or it wants a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
+            advice = "check the port, and whether the port speaks TLS"
+            if self._settings.tls and not self._settings.cert:
+                advice += "; if the broker requires a client certificate, set mqtt.cert and mqtt.key"
             if self._will is not None and protocol == "3.1.1":  # 3.1.1 gives no reason
-                also += "; or it accepts no retained message of QoS 1 (mosquitto: retain_available true, max_qos 1)"
-            raise _UnsupportedProtocol(
-                f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
-            )
+                advice += (
+                    "; let the broker accept retained messages of QoS 1 (mosquitto: retain_available true, max_qos 1)"
+                )
+            raise _UnsupportedProtocol(f"{address} answers, but not as an MQTT {protocol} broker; {advice}")
         reason, said = answer[0]
         if reason.is_failure:
             raise self._refusal(reason)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
 from edgert.protocol.sharing import SharedArea, send_with_descriptor
 from edgert.telemetry.recorder import WindowRecorder
@@ -77,7 +77,7 @@ class SpareBuffers(NamedTuple):
     """
 
     frames: FrameBuffer
-    reply: KeptFrame
+    reply: FrameBuilder
     tensors: tuple[wire.WireTensor, ...] | None = None  # the source of `inputs`
     inputs: ModelInputs | None = None
 
@@ -103,7 +103,7 @@ class Connection:
         budget.resize(0, FIRST_BUFFER_BYTES)
         if spare is None:
             spare = SpareBuffers(
-                FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), KeptFrame(wire.RESULT)
+                FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), FrameBuilder(wire.RESULT)
             )
         self.frames, self.reply, self._tensors, self._inputs = spare
         self.area: SharedArea | None = None
@@ -127,7 +127,7 @@ class Connection:
         area, descriptor = shared
         self.area = area
         self.frames.shared = area.request
-        self.reply = KeptFrame(wire.RESULT, shared=area.response)
+        self.reply = FrameBuilder(wire.RESULT, shared=area.response)
         try:
             send_with_descriptor(self.sock, welcome, descriptor)
         finally:

@@ -99,7 +99,12 @@ def test_errors_name_the_file_also_where_two_bundles_are_open(
     with pytest.raises(SignatureInvalid, match=f"^{path}: the bundle is signed by"), open_bundle(path, ()):
         pass
     other.write_bytes(b"hello")
-    with pytest.raises(BundleCorrupt, match=f"^{other}: this is not an .edgert bundle$"), open_bundle(other, None):
+    with (
+        pytest.raises(
+            BundleCorrupt, match=f"^{other}: this is not a bundle: give the .edgert file that edgert build wrote$"
+        ),
+        open_bundle(other, None),
+    ):
         pass
 
 

@@ -675,7 +675,7 @@ def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])
 def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sealed: bool) -> None:
     """The answer is in that memory, with a MOVED right behind its header: C takes both, or neither."""
-    made = SharedArea.made(65536)
+    made = SharedArea.create(65536)
     assert made is not None
     area, descriptor = made
     if not sealed:

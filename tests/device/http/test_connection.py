@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import termios
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 
 import pytest
 
-from edgert.http.admission import Admission, Place
+from edgert.http.admission import EVICTED, STOPPING, Admission, Place
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
-from tests.support.devices import WAIT_S_MAX
+from tests.support.devices import WAIT_S_MAX, wait_until
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
@@ -60,7 +63,7 @@ def served(
         yield ours
     thread.join(WAIT_S_MAX)
     assert not thread.is_alive()
-    assert not place.taken_bytes
+    assert not place.body_bytes
 
 
 def all_of(sock: socket.socket) -> bytes:
@@ -145,7 +148,7 @@ def test_bodies_of_all_connections_together_are_limited() -> None:
     admission, other = Admission(limits), Place(socket.socket(), "", 0.0)
     assert admission.admit(other)
     other.due_s = None  # its request is handled
-    admission.take(other, 90)
+    admission.add_bytes(other, 90)
     with served(limits, admission) as sock:
         sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + bytes(20))
         sock.shutdown(socket.SHUT_WR)
@@ -155,6 +158,20 @@ def test_bodies_of_all_connections_together_are_limited() -> None:
         sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + bytes(20))
         sock.shutdown(socket.SHUT_WR)
         assert all_of(sock).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("reason", [EVICTED, STOPPING])
+@pytest.mark.parametrize(
+    "sent", [b"GET /echo HTTP/1.1\r\nHo", HEAD + b"Content-Length: 900\r\n\r\n"], ids=["head", "body"]
+)
+def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str) -> None:
+    admission = Admission(PATIENT)
+    with served(PATIENT, admission, sent=sent) as sock:
+        unread = partial(fcntl.ioctl, sock, termios.TIOCOUTQ, bytes(4))
+        wait_until(lambda: not any(unread()), "the connection receives the bytes", pause_s=0.001)
+        (place,) = admission._places
+        place.end(reason)
+        assert reason.encode() in all_of(sock)
 
 
 def test_a_length_that_is_only_stated_takes_no_memory() -> None:

@@ -120,7 +120,7 @@ def test_shared_memory_without_having_asked_is_a_protocol_error(device: Device) 
 
 def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
     """A client cannot change its request while it runs: the descriptor is read from the copy."""
-    made = SharedArea.made(2**20)
+    made = SharedArea.create(2**20)
     assert made is not None
     area, descriptor = made
     os.close(descriptor)
@@ -162,7 +162,7 @@ def test_a_frame_behind_an_answer_in_shared_memory_is_not_lost() -> None:
 def test_memory_that_is_not_sealed_is_not_used() -> None:
     descriptor = os.memfd_create("plain", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 2 * mmap.PAGESIZE)
-    assert SharedArea.opened(descriptor) is None
+    assert SharedArea.open(descriptor) is None
     reader, writer = os.pipe()
     os.close(writer)
-    assert SharedArea.opened(reader) is None
+    assert SharedArea.open(reader) is None

@@ -106,7 +106,7 @@ class _Watching:
         self._limit = limit
         self._key = key
         self._lasts_s = lasts_s
-        self._said: list[str] = []
+        self._lines: list[str] = []
 
     def check(self) -> bool:
         """Check once, and halt releases with too many failures; return whether nothing is left to watch."""
@@ -136,9 +136,9 @@ class _Watching:
         """Print a line for each release whose progress changed."""
         lines = [_line(release) for release in releases if not release.entry.halted]
         for line in lines:
-            if line not in self._said:
+            if line not in self._lines:
                 say("", line)
-        self._said = lines
+        self._lines = lines
 
 
 def read_progress(statement: Statement, store_url: str) -> list[Progress]:

@@ -84,18 +84,18 @@ def forget(
 def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
     """Return the device's retained messages by topic: at any site if `site` is None."""
     retained_by_topic: dict[str, bytes] = {}
-    heard_at = time.monotonic()
+    last_message_at = time.monotonic()
 
     def received(topic: str, payload: bytes, retained: bool) -> None:
-        nonlocal heard_at
+        nonlocal last_message_at
         if retained and payload:
-            retained_by_topic[topic], heard_at = payload, time.monotonic()
+            retained_by_topic[topic], last_message_at = payload, time.monotonic()
 
     def listen(topic_filter: str) -> None:
-        nonlocal heard_at
+        nonlocal last_message_at
         connection.subscribe((topic_filter,), 1)
-        heard_at = time.monotonic()
-        while time.monotonic() - heard_at < SETTLE_S:
+        last_message_at = time.monotonic()
+        while time.monotonic() - last_message_at < SETTLE_S:
             connection.pump(0.1)
 
     with closing(Connection(settings, on_message=received)) as connection:

@@ -134,9 +134,9 @@ def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
     """Yield warnings about missing, unsynchronized and old reports."""
     missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronized", "newest_ms"))
     if missing:
-        lost, came = sum(missing.values()), answer["windows"]
+        lost, received = sum(missing.values()), answer["windows"]
         yield (
-            f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) missing, from "
+            f"{lost} of {lost + received} reports ({lost / (lost + received):.1%}) missing, from "
             f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"
         )
     if unsynced:

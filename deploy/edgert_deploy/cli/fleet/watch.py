@@ -232,8 +232,8 @@ def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | 
         cells = dict(zip(COLUMNS, _cells(row), strict=True))
         table.add_row(*(cells[name] for name in shown), style="bold" if row.device is None else None)
     if not rows:
-        heard = state.rows(time.monotonic())
-        table.add_row("(no line fits the options)" if heard else "(nothing heard yet)")
+        any_rows = state.rows(time.monotonic())
+        table.add_row("(no line fits the options)" if any_rows else "(no message received yet)")
     elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
         table.caption = f"{len(waiting)} online, no report yet: the first comes within a window (60 s by default)"
     if left_out:

@@ -24,7 +24,7 @@ Arrays = Sequence[NDArray[Any]]
 _write_varying, _write_stages = wire.VARYING.pack_into, wire.STAGES.pack_into
 
 
-class KeptFrame:
+class FrameBuilder:
     """Builds frames of one `kind`. Send each frame before you build the next one.
 
     `shared` is the half of the shared memory that this end writes. After each call, `frame_bytes` is the size of the
@@ -40,7 +40,7 @@ class KeptFrame:
         self._numbers: Sequence[int] = ()
         self._head = bytearray()
         self._shared_flag = 0
-        self._places: list[NDArray[Any]] | None = None  # the targets of the arrays' copies; None: there are no copies
+        self._targets: list[NDArray[Any]] | None = None  # the targets of the arrays' copies; None: there are no copies
 
     def parts(
         self,
@@ -53,10 +53,10 @@ class KeptFrame:
     ) -> Sequence[wire.Buffer]:
         """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`. Do not change `numbers` later."""
         if self._signature == signature_of(arrays) and numbers is self._numbers:
-            return self.again(arrays, flags, request_id, arg, stages)
+            return self.update(arrays, flags, request_id, arg, stages)
         return self._compose(arrays, numbers, flags, request_id, arg, stages)
 
-    def again(
+    def update(
         self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] | None = None
     ) -> Sequence[wire.Buffer]:
         """Return the buffers of the next frame; the dtypes and shapes of `arrays` are those of the last frame."""
@@ -64,10 +64,10 @@ class KeptFrame:
         _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
         if stages is not None:
             _write_stages(head, wire.STAGES_OFFSET, *stages)
-        if self._places is None:
+        if self._targets is None:
             return self._with_arrays(arrays)
-        for place, array in zip(self._places, arrays):  # noqa: B905  # as many places as arrays
-            place[...] = array
+        for target, array in zip(self._targets, arrays):  # noqa: B905  # as many targets as arrays
+            target[...] = array
         return (head,)
 
     def _compose(
@@ -94,13 +94,13 @@ class KeptFrame:
             self._head = bytearray(header)
             self._shared_flag = wire.FLAG_SHARED
             self.sent_bytes = len(header)
-            self._places = _places(arrays, self._shared)
+            self._targets = _targets(arrays, self._shared)
             parts = (self._head,)
         elif self.frame_bytes <= KEPT_BYTES_MAX:
             self._head = bytearray(b"".join(parts))
-            self._places = _places(arrays, self._head)
+            self._targets = _targets(arrays, self._head)
         else:
-            self._head, self._places = bytearray(b"".join(parts[:2])), None  # header and descriptors
+            self._head, self._targets = bytearray(b"".join(parts[:2])), None  # header and descriptors
         self._signature = signature_of(arrays)
         self._numbers = numbers
         return parts
@@ -115,10 +115,10 @@ class KeptFrame:
         return parts
 
 
-def _places(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
-    """Return a view of each array's place in `memory`, which contains a frame of these arrays."""
-    places, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
+def _targets(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
+    """Return a view of each array in `memory`, which contains a frame of these arrays."""
+    targets, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
     for array in arrays:
-        places.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
+        targets.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
         at += wire.aligned(array.nbytes)
-    return places
+    return targets
