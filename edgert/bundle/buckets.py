@@ -18,7 +18,7 @@ LENGTH_MAX = 2**24
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """An input that is padded. Along `axis`, `value` fills the input `name` up to the bucket."""
+    """An input that the worker pads: along `axis`, `value` fills the input `name` up to the bucket."""
 
     name: str
     axis: int
@@ -27,7 +27,7 @@ class PaddedInput:
 
 @dataclass(frozen=True)
 class CutOutput:
-    """An output that is cut. Along `axis`, it has one element per `divisor` input elements, rounded up."""
+    """An output that the worker cuts: along `axis`, it has one element per `divisor` input elements, rounded up."""
 
     name: str
     axis: int
@@ -40,9 +40,14 @@ class CutOutput:
 
 @dataclass(frozen=True)
 class Buckets(Closed):
-    """The `sizes` of the open axis, ascending. `axis` is the axis's name in messages.
+    """The lengths of one open axis that a model is built for.
 
-    `golden_lengths` holds the length of each golden sample. The arrays of golden samples have the largest size.
+    Args:
+        axis: The name of the axis in messages.
+        sizes: The lengths, in ascending order.
+        inputs: The inputs with this axis.
+        outputs: The outputs with this axis.
+        golden_lengths: The length of each golden sample. The arrays of golden samples have the largest size.
     """
 
     axis: str
@@ -62,7 +67,7 @@ class Buckets(Closed):
         return f"{self.axis}: {', '.join(map(str, self.sizes))}" + (f"; pads {', '.join(pads)}" if pads else "")
 
     def size_for(self, length: int) -> int:
-        """Return the smallest size that holds `length`. Raises RequestError."""
+        """Return the smallest size of at least `length`. Raises RequestError if there is none."""
         for size in self.sizes:
             if 1 <= length <= size:
                 return size
@@ -72,7 +77,7 @@ class Buckets(Closed):
         )
 
     def spec_at(self, spec: TensorSpec, length: int) -> TensorSpec:
-        """Return the spec of an input or output for inputs of `length`."""
+        """Return the spec of an input or output when the inputs have `length`."""
         shape = list(spec.shape)
         for place in self.inputs:
             if place.name == spec.name:

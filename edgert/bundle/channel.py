@@ -33,7 +33,7 @@ _COUNTER_MAX = 2**53
 
 @dataclass(frozen=True)
 class ChannelDevice:
-    """The properties of a device by which an entry of a statement selects it."""
+    """The properties by which an entry of a statement selects a device."""
 
     site: str
     device: str
@@ -47,12 +47,23 @@ class Entry(Closed):
 
     If a model has several entries, a device uses the first entry that selects it.
 
-    `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
-    manifest; the registry uses these hashes as names. Empty selectors select every device; `rack` also selects a device
-    with the tag `rack=3`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for
-    `watch_s` seconds. A device does not start the trial of a `halted` release. A device that rolled a release back
-    tries it again if the limits, `watch_s` or the number `attempt` change. The entry of a runtime has no limits: a new
-    runtime has `watch_s` seconds to serve every model with the right answers.
+    A device that rolled a release back tries the release again if `limits`, `watch_s` or `attempt` change. The entry of
+    a runtime has no limits: a new runtime has `watch_s` seconds to serve every model with the right answers.
+
+    Args:
+        model: The name of the model, or `edgert.runtime`.
+        release: The number of the release.
+        digest: The digest of the bundle.
+        envelope: The SHA-256 of the bundle's envelope, which is its name in the registry.
+        manifest: The SHA-256 of the OCI manifest, which is its name in the registry.
+        share: The share of all devices that the entry selects, from 0 to 1.
+        sites: The sites of the selected devices; empty for all sites.
+        profiles: The profiles of the selected devices; empty for all profiles.
+        tags: The tags of the selected devices; empty for all devices. `rack` also selects the tag `rack=3`.
+        limits: The trial limits.
+        watch_s: The time for which a device watches the limits.
+        halted: Whether devices do not start the trial of this release.
+        attempt: A number that the host raises to let devices try the release again.
     """
 
     model: str
@@ -87,9 +98,15 @@ class Entry(Closed):
 class Statement(Closed):
     """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
-    `counter` only rises. It is max(last + 1, seconds since 1970), so it rises even in a new registry, which lacks the
-    last counter. The statement applies from the time `not_before` on. `revoked` are ids of keys that devices no longer
-    trust; the key that signs the statement is never among them.
+    Args:
+        channel: The name of the channel.
+        counter: A number that only rises: max(last + 1, seconds since 1970). So the counter rises even in a new
+            registry, which lacks the last counter.
+        issued: The time of the signature.
+        expires: The time at which the statement expires.
+        entries: The releases of all models.
+        not_before: The time from which the statement applies; "" for `issued`.
+        revoked: The ids of keys that devices no longer trust, never of the key that signs the statement.
     """
 
     channel: str
@@ -167,7 +184,8 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
     """Raise unless `statement` may follow a statement with `counter` (0: none yet) at the time `now_s`.
 
     The clock of a device may be late, but the signed time of issue has certainly passed. Raises ChannelTooOld if the
-    counter is lower, ChannelExpired if the statement has expired, and ChannelInvalid if `not_before` is later.
+    statement's counter is lower, ChannelExpired if the statement has expired, and ChannelInvalid if `not_before` is in
+    the future.
     """
     now_s = max(now_s, expiry_time(statement.issued))
     name = f"channel {statement.channel}"

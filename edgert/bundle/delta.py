@@ -4,12 +4,12 @@
     the bundle's signed envelope, and each sent file, identified by its SHA-256.
 
 The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes", "base"}]}. `encoding` is "raw",
-"zstd", or "patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the
-device.
+"zstd" or "patch". A patch is a zstd frame whose dictionary is the raw content of the file `base`, given by its SHA-256.
+A version on the device contains this file.
 
-Only the envelope is signed, so nothing else is trusted. The signed manifest determines the files, their sizes and
-hashes; a part must give exactly those bytes. If a file has no part, the reader searches the versions in the slots for a
-file with its hash, and checks the hash again.
+Only the envelope is signed, so the reader trusts nothing else. The signed manifest determines the files, their sizes
+and hashes; a part must give exactly the bytes of its file. If a file has no part, the reader searches the versions in
+the slots for a file with this hash, and checks the hash again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Part:
 
 
 def has_zstd() -> bool:
-    """Return whether this machine can read "zstd" and "patch"."""
+    """Return whether this machine can read the encodings "zstd" and "patch"."""
     return importlib.util.find_spec("zstandard") is not None
 
 
@@ -80,7 +80,7 @@ def parts_of(path: Path) -> list[Part]:
 
 @dataclass(frozen=True)
 class Delta:
-    """An open delta whose envelope was verified. `held` returns the files on the device."""
+    """An open delta with a verified envelope. `_held` returns the files that are already on the device."""
 
     manifest: Manifest
     envelope: Envelope
@@ -161,7 +161,7 @@ def _is_delta(path: Path) -> bool:
 
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
-    """Read the file after the magic. Check each size before its use; the parts must fill the file exactly."""
+    """Read the file after the magic. Check each size before use; the parts must fill the file exactly."""
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)

@@ -30,7 +30,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Wheel(Closed):
-    """One wheel; `unpacked_bytes` is the size of its files."""
+    """One wheel; `unpacked_bytes` is the size of the files in the wheel."""
 
     name: str
     size_bytes: int
@@ -40,9 +40,16 @@ class Wheel(Closed):
 
 @dataclass(frozen=True)
 class RuntimeTarget(Closed):
-    """The runtime of one kind of device: its Python (`3.11`), `uname -m`, and oldest glibc (`2.28`).
+    """The runtime of one kind of device.
 
-    `id` identifies the content.
+    Args:
+        id: The id of the content.
+        python: The version of Python, such as `3.11`.
+        machine: The processor, as `uname -m` names it.
+        glibc: The oldest glibc that the wheels support, such as `2.28`.
+        engines: The engines in the runtime.
+        extras: The extras of edgert in the runtime.
+        wheels: All wheels of the runtime.
     """
 
     id: str

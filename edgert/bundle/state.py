@@ -18,14 +18,14 @@ STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State(Closed):
-    """Output `output` becomes input `input` of the session's next item; the first item gets zeros."""
+    """A pair: the `output` of an item becomes the `input` of the session's next item. The first item gets zeros."""
 
     input: str
     output: str
 
 
 class Stateful:
-    """The tensors of a model: those that apps see, and those that are state."""
+    """The tensors of a model: the tensors that apps see, and the tensors that are state."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

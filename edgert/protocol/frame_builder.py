@@ -1,9 +1,9 @@
-"""The frames that one end of a connection sends, one after the other.
+"""Builds the frames that one end of a connection sends, one after the other.
 
-Theory of operation: the requests of a connection usually have the same shapes, and so have its answers. So the last
-frame is kept, and only the different fields are written for the next frame. A short frame is kept whole, with copies of
-its arrays. The arrays of a long frame are copied into shared memory, if there is any. Else they are sent from their own
-memory, after a kept head.
+Theory of operation: the requests of a connection usually have the same shapes, and so have the answers. So the builder
+stores the last frame, and writes only the different fields for the next frame. It stores a short frame whole, with
+copies of the arrays. It copies the arrays of a long frame into shared memory, if the connection has shared memory.
+Otherwise the arrays are sent from their own memory, after the stored head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert.protocol import wire
 from edgert.protocol.arrays import bytes_of, signature_of, to_wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
-KEPT_BYTES_MAX = 16 * 1024  # up to this size, a copy is cheaper than more buffers in the system call
+KEPT_BYTES_MAX = 16 * 1024  # up to this frame size, a copy is cheaper than more buffers in the system call
 
 Arrays = Sequence[NDArray[Any]]
 _write_varying, _write_stages = wire.VARYING.pack_into, wire.STAGES.pack_into
@@ -28,7 +28,7 @@ class FrameBuilder:
     """Builds frames of one `kind`. Send each frame before you build the next one.
 
     `shared` is the half of the shared memory that this end writes. After each call, `frame_bytes` is the size of the
-    whole frame, and `sent_bytes` is the number of its bytes for the socket.
+    whole frame, and `sent_bytes` is the number of bytes to send through the socket.
     """
 
     def __init__(self, kind: int, model_id: int = 0, shared: memoryview | None = None) -> None:
@@ -51,7 +51,7 @@ class FrameBuilder:
         arg: int,
         stages: Sequence[int] = wire.NO_STAGES,
     ) -> Sequence[wire.Buffer]:
-        """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`. Do not change `numbers` later."""
+        """Return the buffers to send: `arrays[i]` as tensor `numbers[i]`. Do not change `numbers` later."""
         if self._signature == signature_of(arrays) and numbers is self._numbers:
             return self.update(arrays, flags, request_id, arg, stages)
         return self._compose(arrays, numbers, flags, request_id, arg, stages)
@@ -59,7 +59,7 @@ class FrameBuilder:
     def update(
         self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] | None = None
     ) -> Sequence[wire.Buffer]:
-        """Return the buffers of the next frame; the dtypes and shapes of `arrays` are those of the last frame."""
+        """Return the buffers of the next frame, whose `arrays` have the dtypes and shapes of the last frame."""
         head = self._head
         _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
         if stages is not None:

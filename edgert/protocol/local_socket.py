@@ -19,7 +19,7 @@ _TIMEVAL = "qq" if socket.SO_RCVTIMEO == 66 else "ll"
 
 
 def timeval(seconds: float) -> bytes:
-    """Return a time-out for SO_RCVTIMEO and SO_SNDTIMEO, at least a millisecond: 0 would mean no limit."""
+    """Return `seconds` for SO_RCVTIMEO and SO_SNDTIMEO, at least a millisecond, because 0 means no limit."""
     microseconds = max(1000, int(min(WAIT_S_MAX, seconds) * 1e6))
     return struct.pack(_TIMEVAL, microseconds // 1_000_000, microseconds % 1_000_000)
 
