@@ -1,6 +1,6 @@
-"""The asyncio client of the local socket: like `Client`, without blocking the event loop.
+"""The asyncio client of the daemon's local socket. It works like `Client`, but does not block the event loop.
 
-A cancelled or timed-out call closes its connection, so that no other request can receive its late answer.
+A cancelled or timed-out call closes the connection, so that no other request can receive the late answer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ CONNECTIONS_MAX = 64
 
 
 class AsyncClient(BaseClient):
-    """Sends requests to the daemon at `path`; `path`, `timeout_s` and `transport` are those of `Client`.
+    """Sends requests to the daemon at `path`.
 
-    One client serves any number of tasks of one event loop. Each request in progress has its own connection, at most
-    `connections_max` for a model. Further requests wait, and this wait counts towards their time-out. A cancelled call
-    closes its connection and does not change the client.
+    One client serves any number of tasks of one event loop. Each request in progress has its own connection. A
+    cancelled call closes its connection and does not change the client.
+
+    Args:
+        path: As for `Client`.
+        timeout_s: As for `Client`.
+        connections_max: The largest number of requests in progress for one model. Further requests wait; this wait
+            counts towards their time-out.
+        transport: As for `Client`.
     """
 
     def __init__(
@@ -66,7 +72,7 @@ class AsyncClient(BaseClient):
         priority: Priority = "normal",
         trace: bool = False,
     ) -> Outputs | InferResponse:
-        """Send one batch and return the answer. Arguments, result and errors are those of `Client.infer`.
+        """Send one batch and return the answer. Arguments, result and errors are the same as those of `Client.infer`.
 
         Do not change the inputs before the call returns.
         """
@@ -85,7 +91,7 @@ class AsyncClient(BaseClient):
             pool.release()
 
     def session(self, model: str) -> AsyncSession:
-        """Return a session of `model`, as `Client.session`: `async with client.session("vad") as stream`."""
+        """Return a session of `model`, like `Client.session`: `async with client.session("vad") as stream`."""
         return AsyncSession(self, model)
 
     def _settings(self) -> dict[str, Any]:
@@ -148,7 +154,7 @@ class AsyncClient(BaseClient):
         self._loop = loop
 
     async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
-        """Return a new connection once the daemon accepts it. The connection of a session is in no pool."""
+        """Return a new connection once the daemon accepts the connection. A session's connection is in no pool."""
         pool = None if model is None or session else self._pools[model]
         while True:
             self._check_open()
@@ -159,9 +165,9 @@ class AsyncClient(BaseClient):
 
 
 class AsyncSession:
-    """Requests of `model` that continue each other, as `Session`, in an `async with` block.
+    """Requests of `model` that continue each other, like `Session`, in an `async with` block.
 
-    `AsyncClient.session` creates it. It accepts one request at a time; a cancelled call ends the session.
+    `AsyncClient.session` creates an AsyncSession. Send one request at a time; a cancelled call ends the session.
     """
 
     def __init__(self, client: AsyncClient, model: str) -> None:
@@ -182,7 +188,7 @@ class AsyncSession:
     async def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Send the next chunk and return the answer. Arguments and errors are those of `Session.infer`."""
+        """Send the next chunk and return the answer. Arguments and errors are the same as those of `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + self._client.timeout_of(timeout_s)
         connection = self._connection

@@ -1,14 +1,16 @@
 """The asyncio client's connections, each with one request at a time, and their pool.
 
-Theory of operation: each connection keeps one reader callback on the loop while it is open. The callback receives into
-the frame buffer. It copies the tensors of an answer at once, because the next bytes may arrive before the waiting task
-runs. So a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle
-connection moves, the connection closes when the daemon sends MOVED, not at the next request.
+Theory of operation: each open connection has one reader callback on the loop. The callback receives into the frame
+buffer, and copies the tensors of an answer at once, because the next bytes may arrive before the waiting task runs. So
+a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle connection
+moves, the connection closes when the daemon sends MOVED, not at the next request.
 
-These are medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB, measured on one core with the daemon. This client
-takes 71 / 138 / 637. Bare loops without its checks and time-outs take 70 / 144 / 1,125 over BufferedProtocol, 104 / 172
-/ 714 over `loop.sock_recv_into`, and 104 (55 in another run) / 143 / 1,220 over streams. The blocking client on a
-socket takes 44 / 94 / 496. With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
+Measured medians in us for tensors of 4 KB / 150 KB / 1.2 MB, in interleaved runs on one core with the daemon:
+- this client: 71 / 138 / 637
+- bare loops without checks and time-outs: 70 / 144 / 1,125 over BufferedProtocol, 104 / 172 / 714 over
+  `loop.sock_recv_into`, 104 (55 in another run) / 143 / 1,220 over streams
+- the blocking client on a socket: 44 / 94 / 496
+With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
 """
 
 from __future__ import annotations
@@ -108,13 +110,13 @@ def _time_out(turn: asyncio.Future[None]) -> None:
 
 
 class Connection:
-    """One connection, which its hello binds to one model (None: to the daemon). One request at a time."""
+    """One connection to one model, or to the daemon (model None), with one request at a time."""
 
     @classmethod
     async def open(
         cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
-        """Connect and exchange hello and WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
+        """Connect, send the hello, and receive the WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
         connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
         try:
             await connection._exchange([connection.conversation.hello()], deadline)
@@ -146,8 +148,8 @@ class Connection:
     ) -> Outputs | InferResponse:
         """Send one request and return its answer; give the connection back to the pool.
 
-        `resume` is a frame to send before the first request of a session that moved to this connection. Raises the
-        daemon's error, WorkerLost, Retry.
+        If a session moved to this connection, `resume` is the frame to send before the session's first request. Raises
+        the daemon's error, WorkerLost, Retry.
         """
         try:
             left_s = deadline - time.monotonic()
@@ -189,13 +191,13 @@ class Connection:
             self._pool.give_back(self)
 
     async def _exchange(self, parts: Sequence[wire.Buffer], deadline: float) -> Outputs | InferResponse:
-        """Send one frame and return the answer to it."""
+        """Send one frame and return the daemon's answer."""
         if self.closed:  # the connection ended after it left the pool
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
         if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED has its memory
-            # The daemon closed before it had the whole request. It may have sent an error: wait for that.
+            # The daemon closed before it had the whole request. It may have sent an error: wait for this error.
             self._loop.call_later(RETRY_PAUSE_S, self._fail_if_unanswered, outcome)
         elif self._timer is None or deadline < self._timer_at:
             self._set_timer()
@@ -212,7 +214,7 @@ class Connection:
             outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
-        """Set one timer for many requests: deadlines usually only grow, so a timer that fires is set again."""
+        """Set one timer for many requests. Deadlines usually only grow, so a timer that fires is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline
@@ -228,7 +230,7 @@ class Connection:
             self._fail(self.conversation.timed_out(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
-        """Send what the kernel accepts now, and the rest by a callback. False if the connection is closed."""
+        """Send the bytes that the kernel accepts now, and the rest by a callback. False if the socket is closed."""
         try:
             sent = self._sock.sendmsg(parts)
         except BlockingIOError:
@@ -262,7 +264,7 @@ class Connection:
         self._loop.add_writer(self._sock.fileno(), writable)
 
     def _on_readable(self) -> None:
-        """Receive bytes from the daemon. The event loop calls this with or without a request in progress."""
+        """Receive bytes from the daemon. The event loop calls this method, also without a request in progress."""
         conversation, frames = self.conversation, self.conversation.frames
         try:
             count = self._receive(frames.room)
@@ -283,7 +285,7 @@ class Connection:
             self._fail(error)
 
     def _receive_first(self, room: memoryview) -> int:
-        """Receive the start of the WELCOME, and the shared memory that may arrive with it."""
+        """Receive the start of the WELCOME, and the shared memory that may arrive with the WELCOME."""
         count, descriptor = receive_with_descriptor(self._sock, room)
         self._receive = self._sock.recv_into
         self.conversation.map_memory(descriptor)

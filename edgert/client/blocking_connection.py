@@ -21,7 +21,7 @@ from edgert.tensors import InferResponse
 
 
 class Connection:
-    """One connection, which its hello binds to one model (None: to the daemon itself)."""
+    """One connection to one model, or to the daemon (model None)."""
 
     def __init__(self, path: Path, conversation: Conversation, deadline: float) -> None:
         self.closed = False
@@ -33,7 +33,7 @@ class Connection:
             self._sock.sendall(hello)  # sent early, so that the daemon reads it during the rest of this set-up
         self._watched = select.poll()
         self._watched.register(self._sock, select.POLLIN)
-        # In a process with several threads, each system call releases Python's lock, so a poll costs more than it
+        # In a process with several threads, each system call releases Python's lock. So a poll costs more time than it
         # saves.
         self._one_thread = threading.active_count() == 1
         self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
@@ -72,7 +72,7 @@ class Connection:
         return event
 
     def send_resume(self, frame: bytes) -> None:
-        """Send a session's memory to its new worker. The worker answers only if it refuses the memory."""
+        """Send a session's memory to the new worker. The worker answers only if it refuses the memory."""
         self.conversation.resume = frame  # until the worker sends a newer one
         with contextlib.suppress(OSError):  # the next request reports the reason
             self._sock.sendall(frame)
@@ -101,7 +101,7 @@ class Connection:
             raise event
 
     def _receive(self, deadline: float) -> wire.Frame:
-        """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
+        """Return the next frame. Raises DeadlineExceeded, or the reason why the connection ended.
 
         When the daemon reads the request, the kernel wakes a thread that sleeps in `recv`, but not a thread that sleeps
         in `poll`. So a poll is faster if the client would otherwise take processor time from the daemon or from other
@@ -126,7 +126,7 @@ class Connection:
             self._set_timeout(deadline - time.monotonic())
 
     def _early_error(self, deadline: float) -> Exception:
-        """Return the error of a daemon that closed before it had the whole request; a Retry if there is none."""
+        """Return the error of a daemon that closed before it had the whole request; a Retry if it sent no error."""
         if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())

@@ -1,7 +1,7 @@
 """One connection of a client, without its socket: bytes to send, and the meaning of received frames.
 
 Both clients only move bytes. They send the bytes that `hello` and `request` return, receive into `frames`, and pass
-each frame to `received`. It returns the answer or the error to raise.
+each frame to `received`. `received` returns the answer, or the error to raise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Outputs = dict[str, NDArray[Any]]
 
 
 class Retry(Exception):
-    """The request reached no engine. Send it again over a new connection, after the pause of `error`."""
+    """The request reached no engine. Send the request again over a new connection, after the pause of `error`."""
 
     def __init__(self, error: Unavailable | None = None) -> None:
         super().__init__()
@@ -60,11 +60,18 @@ Event = Outputs | InferResponse | EdgeRTError | Retry
 class Conversation:
     """A hello to `model` (None: to the daemon), then requests and their answers, one after the other.
 
-    `over` tells that the connection must be closed. After `request`, `size_bytes` is the number of bytes to send. With
-    `session`, the requests continue each other. If the daemon `moved` the session, `resume` is the frame to send after
-    the next connection's hello; it is empty if there is nothing to continue yet. With `may_share`, a conversation
-    without shared memory is `outgrown` once a frame is large enough for shared memory: the next connection should
-    request it.
+    Read these attributes: `over` tells that the connection must be closed. After `request`, `size_bytes` is the number
+    of bytes to send. If the daemon `moved` the session, `resume` is the frame to send after the next connection's
+    hello; it is empty if the session has no memory yet. If the conversation is `outgrown`, the next connection should
+    request shared memory.
+
+    Args:
+        model: The name of the model; None for the daemon.
+        share: Whether to request shared memory.
+        may_share: Whether a conversation without shared memory becomes `outgrown` at a frame that is large enough for
+            shared memory.
+        probe: Whether the requests are those of a check or a benchmark, not of an app.
+        session: Whether the requests continue each other.
     """
 
     def __init__(
@@ -94,19 +101,19 @@ class Conversation:
         self._views: list[tuple[str, NDArray[Any]]] = []
 
     def hello(self) -> bytes:
-        """Return the first frame of the connection; it requests shared memory if the client wants it."""
+        """Return the first frame of the connection, which may request shared memory and a session."""
         settings = {"shared": self._share, "probe": self._probe, "session": self.is_session}
         return wire.json_frame(
             wire.HELLO, {"model": self._model, **{name: True for name in settings if settings[name]}}
         )
 
     def map_memory(self, descriptor: int | None) -> None:
-        """Use the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""
+        """Map the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""
         if descriptor is not None and (area := SharedArea.open(descriptor)) is not None:
             self._area, self.frames.shared = area, area.response
 
     def request(self, inputs: Inputs, flags: int, timeout_us: int, trace: bool = False) -> Sequence[wire.Buffer]:
-        """Return the buffers of an INFER frame; send them before the next call. Raises RequestError.
+        """Return the buffers of an INFER frame; send the buffers before the next call. Raises RequestError.
 
         With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
         first large request of a conversation without shared memory, if the next conversation may get it.
@@ -139,8 +146,8 @@ class Conversation:
     def received(self, frame: wire.Frame) -> Event:
         """Return the meaning of `frame` for the hello or the current request: an answer, an error or a Retry.
 
-        The answer to a hello is the content of the WELCOME. Raises ProtocolError and EdgeRTError: then close the
-        connection.
+        The answer to a hello is the content of the WELCOME. Raises ProtocolError and EdgeRTError: close the connection
+        after such an error.
         """
         interface = self._interface
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
@@ -194,7 +201,7 @@ class Conversation:
         return error
 
     def timed_out(self, sent: bool) -> DeadlineExceeded:
-        """Return the error of a time-out that has passed; `sent` has the same meaning as in `ended`."""
+        """Return the error of a time-out that has passed. `sent` has the same meaning as for `ended`."""
         self.over = True
         if self._interface is None:
             return DeadlineExceeded(f"the daemon did not accept the connection in time; {OVERLOADED}")
@@ -211,7 +218,7 @@ class Conversation:
         self.frames.limit(self._interface.frame_bytes_max)
 
     def _arrays_by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
-        """Return a dict's arrays in the model's order; none unless names and types are those of the model."""
+        """Return a dict's arrays in the model's order; empty unless the dict has exactly the model's inputs."""
         assert self._interface is not None  # the caller has checked
         specs = self._interface.inputs
         if type(inputs) is not dict or len(inputs) != len(specs):
@@ -243,7 +250,7 @@ def session_ended(reason: str) -> SessionLost:
 
 
 def timeout_us(timeout_s: float) -> int:
-    """Return a time-out for an INFER frame: microseconds, at least one."""
+    """Return a time-out for an INFER frame: at least one microsecond."""
     return min(int(min(TIMEOUT_US_MAX, timeout_s * 1e6)) + 1, TIMEOUT_US_MAX)
 
 

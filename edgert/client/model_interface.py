@@ -38,7 +38,7 @@ class ModelInterface:
         self._has_windows = bool(pre.get("step"))  # one signal may become several items
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
-        """Return C-contiguous arrays in the model's order, and whether this function added a batch axis."""
+        """Return C-contiguous arrays in the model's order, and whether this method added a batch axis."""
         names, names_with_text = ([spec.name for spec in specs] for specs in (self.inputs, self._with_text))
         specs = self.inputs
         if isinstance(inputs, Mapping):
@@ -101,7 +101,7 @@ class ModelInterface:
 
 
 def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
-    """Return advice for a refused file, text or frame; "" if there is none."""
+    """Return advice for a refused file, text or frame; "" for no advice."""
     frames = [spec for spec in accepted if spec.datatype == "UINT8" and len(spec.shape) == 4]
     if frames and array.ndim > 2:
         return "; frames of another size or order of axes need [resize] and `layout` in the build's --preprocess file"
@@ -118,7 +118,7 @@ def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array. Files or texts become UINT8; several become rows padded with 0."""
+    """Return `value` as an array. A file or text becomes UINT8, several become rows padded with 0."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, bytes | str):
