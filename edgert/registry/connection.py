@@ -1,8 +1,8 @@
 """HTTP requests with limits on every wait, answer and redirect; failures become EdgeRT errors.
 
 The registry and the network are not trusted. If a server sends single bytes now and then, a socket's time-out never
-ends the wait. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. The reader of a
-large blob counts the time that it waits (client.py).
+ends the wait. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. For a large blob,
+client.py adds up the waiting time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Body = bytes | Iterable[bytes]
 
 
 class Connection:
-    """Requests to one host and to hosts that it redirects to. One thread at a time may use it.
+    """Requests to one host, and to the hosts of its redirects. One thread at a time may use a Connection.
 
     `ca` is a file with the authorities of the servers' certificates; None means the system's authorities.
     """
@@ -67,9 +67,10 @@ class Connection:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request and yield its answer with an unread body; follow the redirects of a GET.
 
-        A server may close a kept connection just before the next request. Then the request is sent once more, if its
-        body can be sent again. A redirect to another host drops the login; a redirect from https to http is refused.
-        `answer_s` replaces the time for the answer's head. Raises RegistryUnreachable and RegistryError.
+        A server may close an idle connection just before the next request. Then this method sends the request once
+        more, if the body can be sent again. A redirect to another host drops the login. A redirect from https to http
+        is refused. `answer_s` is the time limit for the answer's head; 0 for the limit of this Connection. Raises
+        RegistryUnreachable and RegistryError.
         """
         for _ in range(REDIRECTS_MAX + 1):
             try:
@@ -118,7 +119,7 @@ class Connection:
 
     @contextmanager
     def limited(self, url: str, seconds: float) -> Iterator[None]:
-        """Shut the sockets if the block takes longer, and translate HTTP errors to EdgeRT errors."""
+        """Shut the sockets if the block takes longer than `seconds`, and translate HTTP errors to EdgeRT errors."""
         late = threading.Event()
 
         def shut() -> None:
@@ -173,7 +174,7 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _closed_before_answer(error: RegistryUnreachable) -> bool:
-    """Return whether the server closed the connection without an answer, as servers do with idle ones."""
+    """Return whether the server closed the connection without an answer, as for an idle connection."""
     cause = error.__cause__
     closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
     return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)

@@ -45,7 +45,8 @@ class Credentials:
 def read_credentials(file: Path | None, host: str) -> Credentials | None:
     """Return the credentials for `host` in a file of Docker's format; None if the file has none.
 
-    If the file names a credential helper for the host, this function runs it, like Docker. Raises ConfigInvalid.
+    If the file names a credential helper for the host, this function runs the helper, like Docker. Raises
+    ConfigInvalid.
     """
     if file is None:
         return None
@@ -107,7 +108,7 @@ def _identity_token(source: str, host: str) -> str:
 
 
 class Login:
-    """Answers the challenges of one registry; later requests reuse the answer."""
+    """Answers the challenges of one registry. Later requests send the same answer."""
 
     def __init__(self, connection: Connection, host: str, credentials: Credentials | None) -> None:
         self.header = ""

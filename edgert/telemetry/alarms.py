@@ -4,9 +4,9 @@ Theory of operation: an alarm is raised when its reading is above its limit in R
 cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A missing reading changes
 nothing.
 
-A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until it contains
-REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX windows
-without a request, each further window gives a reading of 0: a model without requests has no more failures.
+A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until the stretch
+contains REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX
+windows without a request, each further window gives a reading of 0: a model without requests has no more failures.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Alarms:
 
 
 class Readings:
-    """Turns windows into readings; some of them need the previous window."""
+    """Turns windows into readings; some readings need the previous window."""
 
     def __init__(self) -> None:
         self._before = Totals()
@@ -132,7 +132,7 @@ class _Stretch:
     latency: Sketch = field(default_factory=Sketch)
 
     def add(self, requests: int, failed: int = 0, latency: Sketch | None = None) -> _Stretch | None:
-        """Add a window. If this window ends the stretch, return it and start the next."""
+        """Add a window. If the stretch ends with this window, return the stretch and start the next one."""
         if requests and not self.requests:
             self.windows = 0  # drop earlier windows without requests
         self.windows += 1
