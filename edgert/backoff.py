@@ -18,7 +18,7 @@ def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
 
 
 class Backoff:
-    """Counts failures in a row. Each failure selects the next of `pauses_s`; the last pause repeats.
+    """Counts failures in a row. Each failure selects the next pause of `pauses_s`; the last pause repeats.
 
     After an attempt that lasted longer than `stable_s`, earlier failures no longer count.
     """

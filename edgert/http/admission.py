@@ -1,12 +1,12 @@
-"""Selects the connections to end when all places are taken, or bodies fill the memory for them.
+"""Selects the connections to end when all places are taken, or when bodies fill the memory for bodies.
 
-Theory of operation: a connection waits for its client while the client must send a request or the rest of it, or read
-an answer. A connection does not wait while its request is handled. From `due_s` on, the client is late. A body or an
-answer that moves at BODY_BYTES_PER_S_MIN is never late, and faster bytes allow a pause of at most STILL_S_MAX. A new
-connection takes the place of a late client. Among the late clients at the address with the most places, this is the
-client that is late for longest. Earlier answers give a client no advantage, because an attacker also gets answers. So
-slow heads and bodies of an attacker end before a good request, even if there are many of them. Only received bytes
-count as memory, never the length that a request states.
+Theory of operation: a connection waits for its client while the client must send a request or the rest of a request, or
+must read an answer. A connection does not wait while its request is handled. From `due_s` on, the client is late. A
+client whose body or answer moves at BODY_BYTES_PER_S_MIN is never late, and faster bytes allow a pause of at most
+STILL_S_MAX. A new connection takes the place of a late client. The server first selects the address with the most
+places, and then the client at this address that is late for longest. Earlier answers give a client no advantage,
+because an attacker also gets answers. So slow heads and bodies of an attacker end before a good request, even if the
+attacker sends many. Only received bytes count as memory, never the length that a request states.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STOPPING = "the server is stopping"
 
 
 class Place:
-    """The state of one connection for the admission. `due_s` is None while a request is handled."""
+    """The state of one connection. From `due_s` on, the client is late; None while a request is handled."""
 
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address
@@ -90,7 +90,7 @@ class Admission:
         return not self._places and not self._leaving
 
     def add_bytes(self, place: Place, size_bytes: int) -> None:
-        """Count a body's bytes. Raises HttpError (503) if there are too many and no other client is late."""
+        """Count a body's bytes. Raises HttpError (503) if memory is short and no other client is late."""
         with self._lock:
             while self._body_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
@@ -105,7 +105,7 @@ class Admission:
             place.body_bytes = 0
 
     def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
-        """End the connection whose place a new one may take; return False if there is none."""
+        """End the connection whose place `newcomer` may take; return False if no client is late."""
         now_s = self._clock()
         by_address = Counter(place.address for place in self._places if place is not newcomer)
         late = [
@@ -132,7 +132,7 @@ class Admission:
 def busy(reason: str) -> HttpError:
     """Return the answer for a lack of places or memory: `reason`, and the advice to try again.
 
-    It closes the connection, which frees its place.
+    The answer closes the connection, which frees the connection's place.
     """
     return HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again", retry_after_s=1.0, closes=True)
 

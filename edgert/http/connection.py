@@ -1,9 +1,9 @@
 """One HTTP/1.1 connection: receives requests and sends answers, in the connection's own thread.
 
-Theory of operation: the parser reads every head and every chunked body. A body with a stated length is read directly
-into its buffer instead, so a large tensor is copied once. The connection reads the next request only after it has
-answered the last one, so a client cannot queue work. Every wait has a limit. The connection notes in its `Place` when
-it waits for the client, because a connection that waits can lose its place (edgert/http/admission.py).
+Theory of operation: the parser reads every head and every chunked body. The connection reads a body with a stated
+length directly into a buffer, so a large tensor is copied once. The connection reads the next request only after it has
+answered the last request, so a client cannot queue work. Every wait has a limit. The connection notes in its `Place`
+when it waits for the client, because a waiting connection can lose its place (edgert/http/admission.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Handler = Callable[[HttpRequest], HttpResponse]
 
 
 class HttpConnection:
-    """Serves `sock`, which has `place`, with `handle`. `clock` is monotonic seconds."""
+    """Answers the requests on `sock` with `handle`. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class HttpConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def serve(self) -> None:
-        """Answer requests until the client closes, must leave, or breaks the protocol. Raises OSError."""
+        """Answer requests until the client closes, must end, or breaks the protocol. Raises OSError."""
         keep = True
         while keep and not self._place.end_reason:
             try:
@@ -255,7 +255,7 @@ class HttpConnection:
             self._send_rest(parts, sent)
 
     def _send_rest(self, parts: Sequence[bytes | memoryview], sent: int) -> None:
-        """Send the rest of `parts` after their first `sent` bytes, as the client reads them."""
+        """Send `parts` without the first `sent` bytes, at the rate at which the client reads."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
         place.due_s, place.is_sending = began_s, True  # bytes in the kernel's buffer do not count as read by the client
@@ -273,7 +273,7 @@ class HttpConnection:
         place.is_sending = False
 
     def _linger(self) -> None:
-        """Give the client time to read the answer: a close with unread bytes makes the kernel drop the answer."""
+        """Let the client read the answer: at a close with unread bytes, the kernel drops the answer."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)

@@ -1,6 +1,6 @@
 """The Open Inference Protocol and Triton's extensions, answered through the local client.
 
-The endpoints use the daemon like an app: its socket for inference. They use its control socket for figures.
+For inference, the endpoints use the daemon's socket like an app. For figures, they use the daemon's control socket.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 class Endpoints:
     """Answers requests.
 
-    `client` and `control_socket` connect to the daemon. With `host_checked`, foreign Host fields are refused. At most
-    `inferences_max` requests infer at once.
-
     If only this machine can connect, a request with a foreign name as its Host comes from a web page whose name
-    resolves to this address (DNS rebinding). Such a request must be refused.
+    resolves to this address (DNS rebinding). The endpoints must refuse this request.
+
+    Args:
+        client: The client of the daemon.
+        control_socket: The path of the daemon's control socket.
+        host_checked: Whether to refuse requests with a foreign name as their Host.
+        inferences_max: The largest number of inference requests at once.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:
@@ -77,7 +80,7 @@ class Endpoints:
         }
 
     def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request; many threads may call this at once. Raises no error of the request."""
+        """Answer one request, also a wrong request. Many threads may call this at once."""
         try:
             if self._host_checked and not is_local_name(request.headers.get("host", "")):
                 raise HttpError(

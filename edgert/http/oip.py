@@ -4,12 +4,12 @@ https://github.com/kserve/open-inference-protocol (JSON) and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes
 first, `Inference-Header-Content-Length` is its length, and the tensors' bytes follow in the order of the JSON.
 
-Numbers from JSON need many times their own size as Python objects. So their count is limited, and only one thread at a
-time works on long JSON. This costs no time, because Python runs one thread at a time anyway. A shape in a request
-allocates no memory until its values are counted.
+Numbers from JSON need many times their own size as Python objects. So the number of values is limited, and only one
+thread at a time reads or writes long JSON. This costs no time, because Python runs one thread at a time anyway. A shape
+in a request allocates no memory until the values are counted.
 
-The client of a camera or a sensor sends the same JSON with each tensor. So short JSON before binary data is kept with
-its parsed form, and so is the JSON of a binary answer.
+The client of a camera or a sensor sends the same JSON with each tensor. So a cache has the parsed form of short JSON
+before binary data. Another cache has the JSON of binary answers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # values in one answer
-SHORT_JSON = 16 * 1024  # up to so many bytes to read, or values to write, no lock is needed
-CACHED_JSON_BYTES_MAX, CACHED_MAX = 2048, 64  # the longest kept JSON, and how many are kept of requests, and of answers
+SHORT_JSON = 16 * 1024  # up to this number of bytes to read, or of values to write, no lock is needed
+CACHED_JSON_BYTES_MAX, CACHED_MAX = 2048, 64  # the longest cached JSON, and the entries of each of the two caches
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
@@ -58,7 +58,7 @@ _long_json = threading.Lock()
 
 
 class RequestedOutput(NamedTuple):
-    """One requested output. If `classes` is above 0, so many of the largest values replace the tensor."""
+    """One requested output. With `classes` above 0, this number of the largest values replaces the tensor."""
 
     name: str
     binary: bool
@@ -66,7 +66,7 @@ class RequestedOutput(NamedTuple):
 
 
 class BinaryInput(NamedTuple):
-    """An input among the binary data: `dtype` None means BYTES."""
+    """An input in the binary data, from byte `begin` to byte `end`. `dtype` None means BYTES."""
 
     name: str
     dtype: np.dtype[Any] | None
@@ -83,9 +83,15 @@ class BinaryInput(NamedTuple):
 
 
 class InferRequest(NamedTuple):
-    """One inference request. `outputs` None means all; `timeout_s` None means the server's default.
+    """One inference request.
 
-    `priority` is a priority of Triton: 0 is the default, 1 the highest.
+    Args:
+        inputs: The values of the inputs by name.
+        id: The client's id of the request, for the response; "" for no id.
+        outputs: The requested outputs; None for all outputs.
+        binary: Whether outputs are sent as binary data by default.
+        priority: A priority of Triton: 0 is the default, 1 the highest.
+        timeout_s: The time-out of the request; None for the server's default.
     """
 
     inputs: dict[str, InputValues]
@@ -170,7 +176,7 @@ _cached_request = lru_cache(CACHED_MAX)(_request)
 def answer(
     request: InferRequest, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
 ) -> HttpResponse:
-    """Return the response. `labels` name the classes of outputs with as many classes. Raises RequestError."""
+    """Return the response. `labels` name the classes of outputs with this number of classes. Raises RequestError."""
     requested = request.outputs
     if requested is None:
         requested = tuple([RequestedOutput(name, request.binary) for name in outputs])
@@ -234,7 +240,7 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
 
 
 def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, InputValues | BinaryInput]:
-    """Return an input's name and its values, or its place from byte `offset` of the binary data."""
+    """Return an input's name, and its values or its range from byte `offset` of the binary data."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or (datatype not in NUMPY_NAMES and datatype != "BYTES"):
@@ -318,7 +324,7 @@ def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape:
 
 
 def _flat(data: list[Any], shape: list[int]) -> list[Any] | None:
-    """Return the values of lists that are nested like `shape`, None if they are not."""
+    """Return the values of lists that are nested like `shape`; None if `data` is nested in another way."""
     level: list[Any] = [data]
     for length in shape:
         if not all(type(row) is list and len(row) == length for row in level):
@@ -350,7 +356,7 @@ def _requested_outputs(entries: Any, binary: bool) -> tuple[RequestedOutput, ...
 def _output_json(
     output: RequestedOutput, array: NDArray[Any], labels: Sequence[str]
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
-    """Return the JSON of an output, and its binary data if it has any."""
+    """Return the JSON of an output, and its binary data; None if the JSON has the values."""
     if output.classes:
         return _classified(output, array, labels)
     if output.binary:
@@ -391,7 +397,7 @@ def _classified(
 
 
 def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """Return the JSON object at `key` of `value`; empty if there is none."""
+    """Return the JSON object at `key` of `value`; an empty object if `value` has no such key."""
     member = value.get(key, {})
     _check(isinstance(member, dict), f"{key!r} of {where} must be an object")
     return dict(member)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """The arrived parts of a request. httptools calls the methods of `RequestParser` that fill it."""
+    """The arrived parts of a request. The callbacks of `RequestParser` add the parts."""
 
     method: str = ""
     url: str = ""
@@ -58,7 +58,7 @@ class RequestParser:
         return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
 
     def skip_body(self) -> None:
-        """Expect the next request; the caller itself reads the rest of the current request's body."""
+        """Expect the next request, because the caller itself reads the rest of the current request's body."""
         from httptools import HttpRequestParser
 
         self._parser: HttpRequestParser = HttpRequestParser(self)
