@@ -34,10 +34,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 @json_option
 @click.pass_obj
 def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
-    """Claim MODEL for one deployment: nobody else can claim it until you release it or it expires.
+    """Claim MODEL for one deployment: nobody else can claim the model until you release the claim or it expires.
 
-    `edgert deploy` runs this. Give the printed token to the next commands as --claim. A claim prevents other claims
-    only: a command without --claim still works.
+    `edgert deploy` runs this command. Give the printed token to the next commands as --claim. A claim prevents other
+    claims only: a command without --claim still works.
 
     \b
     Example:
@@ -61,7 +61,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 @json_option
 @click.pass_obj
 def unclaim(state: StateDir, token: str, as_json: bool) -> None:
-    """Release a claim. Does nothing if it has ended.
+    """Release a claim. Does nothing if the claim has ended.
 
     \b
     Example:

@@ -34,7 +34,7 @@ EXIT_NO_READER = 141  # a shell's exit code for a program that SIGPIPE ended
 
 
 class BrokenPipe(Exception):
-    """Replaces a BrokenPipeError of a command or a connection: click would end without a message."""
+    """Replaces a BrokenPipeError, because click would end without a message at a BrokenPipeError."""
 
 
 @contextlib.contextmanager
@@ -68,9 +68,12 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group whose commands are imported when they are called.
 
-    `commands_by_name` maps a name to ("module:attribute", the command's line in --help). So --help imports no command,
-    and a broken command does not break the others. A command without a line is hidden. `extra` is the extra of edgert
-    that installs the packages of these commands.
+    So --help imports no command, and a broken command does not break the other commands.
+
+    Args:
+        commands_by_name: Maps a name to ("module:attribute", the command's line in --help). A command with the line ""
+            is hidden.
+        extra: The extra of edgert that installs the packages of these commands.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ def list_(state: StateDir, as_json: bool) -> None:
 def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     """Remove KEY, given as its id or as the name of a file in the key folder.
 
-    The device then refuses bundles signed with it. Installed versions continue to serve: if the key was stolen, deploy
-    another release.
+    The device then refuses bundles that this key signed. Installed versions continue to serve: if the key was stolen,
+    deploy another release.
 
     \b
     Examples:
@@ -69,7 +69,9 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
         known = ", ".join(sorted({trusted.key_id for trusted in ring.keys.values()})) or "none"
         raise ConfigInvalid(f"unknown key {key[:80]!r}; this device trusts: {known}")
     if ring.keys and not remaining and not force:
-        raise TransitionRefused(f"{key} is the only trusted key: add another (edgert bootstrap --key), or use --force")
+        raise TransitionRefused(
+            f"{key} is the only trusted key: add another key (edgert bootstrap --key), or use --force"
+        )
     with storing(f"cannot remove {key} from {state.keys}"):
         # Root may run this, and another user may replace the folder by a link. O_NOFOLLOW refuses a link.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)

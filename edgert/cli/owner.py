@@ -1,7 +1,7 @@
 """Commands of root act as the owner of the state folder, or of the folder of keys.
 
-The daemon may run as another user, and must be able to change the files that a command writes. Also, root then never
-writes in a place where a less trusted user could have put a link.
+The daemon may run as another user, and must be able to change the files that a command writes. This also prevents that
+root writes to a path where a less trusted user has put a link.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
-    """Return the array of an .npy file, or the arrays of an .npz by name.
+    """Return the array of an .npy file, or the arrays of an .npz file by name.
 
-    Never unpickles. Raises InputError. A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for
-    a model with `decode`. A CSV file becomes FP32 [lines, columns], and a .txt file becomes its text, UINT8 [bytes].
+    A JPEG, PNG or WAV file becomes an array of its bytes, UINT8 [bytes], for a model with `decode`. A CSV file becomes
+    FP32 [lines, columns], and a .txt file becomes UINT8 [bytes]. The function unpickles nothing. Raises InputError.
     """
     advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV, CSV or .txt file"
     try:
@@ -61,7 +61,7 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         with contextlib.suppress(InputError):
             return read_csv(source)
-        # Do not use NumPy's own message: it is about pickles and headers.
+        # Do not use NumPy's own message, which is about pickles and headers.
         raise InputError(f"{source} contains no arrays: {advice}") from error
 
 
