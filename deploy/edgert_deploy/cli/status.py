@@ -1,4 +1,4 @@
-"""`edgert status`: the live releases on devices, and their drift from the wanted ones."""
+"""`edgert status`: the live releases on devices, and their drift from the wanted releases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_STATUS = {
 
 @dataclass(frozen=True)
 class _DeviceReport:
-    """A device's status, whether it `drifts`, its own `drift`, and that of its `models`."""
+    """A device's status, whether the device `drifts`, the `drift` of the device itself, and its `models`."""
 
     drifts: bool
     drift: tuple[Drift, ...]
@@ -50,11 +50,11 @@ class _DeviceReport:
 @inventory_option
 @json_option
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
-    """Show the releases that devices serve, and mark drift from the wanted ones.
+    """Show the releases that devices serve, and mark drift from the wanted releases.
 
-    If the device follows a channel, the channel's release is wanted; WANTED shows the channel's name, too. Otherwise
-    the newest rollout of the project that names the device decides. Without SELECTOR, the devices are those of the
-    project's `selector`, else all.
+    If the device follows a channel, the wanted release is that of the channel, and WANTED also shows the channel's
+    name. Otherwise the wanted release is that of the newest rollout of the project to this device. Without SELECTOR,
+    the devices are those of the project's `selector`, else all.
 
     \b
     Drift means one of these:

@@ -44,7 +44,7 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt when more devices rolled it back than this number (3), or share (5%) of the devices that tried it.",
+    help="Halt when more devices rolled back than this number (3), or share (5%) of the devices that tried the release.",
 )
 @click.option(
     "--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="Time between two checks."
@@ -67,9 +67,9 @@ def watch(
 ) -> None:
     """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices roll it back.
 
-    Devices report their progress, and `edgert fleet record` writes it to the store. Every device that rolled a release
-    back counts, at any time. The command ends when each device has decided, or after --for. It does not wait for a
-    stale device, which sent no report for 15 minutes.
+    Devices report their progress, and `edgert fleet record` writes the reports to the store. Every device that rolled a
+    release back counts, at any time. The command ends when each device has decided, or after --for. The command does
+    not wait for a stale device, which sent no report for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 
@@ -92,7 +92,7 @@ def watch(
 
 
 class _Watching:
-    """One watch; `found` is the last progress of the other releases, `halted` names the halted ones."""
+    """One watch. `found` is the last progress of the releases; `halted` names the models whose release was halted."""
 
     def __init__(
         self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
@@ -164,7 +164,7 @@ def progress_json(releases: Sequence[Progress]) -> dict[str, Any]:
 
 
 def progress_table(releases: Sequence[Progress]) -> str:
-    """Return how many devices of each release are in each state, and why devices rolled it back."""
+    """Return the number of each release's devices in each state, and the reasons of rollbacks."""
     rows = [("MODEL", "RELEASE", "DEVICES", *(_words(state).upper() for state in ReleaseState))]
     for release in releases:
         state = ", halted" if release.entry.halted else ""

@@ -1,7 +1,7 @@
 """The progress of a deployment to devices, on stderr.
 
-One device, or --verbose: a line for each step. Many devices: on a terminal a live table of those in progress, elsewhere
-a line for each tenth of them.
+For one device, or with --verbose, the progress is a line for each step. For many devices, it is a live table of the
+devices in progress on a terminal, else a line for each tenth of the devices.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RolloutProgress:
                 say("", SECOND if self._stop.abandoned else FIRST)
 
     def __call__(self, device: str, line: str) -> None:
-        """Report a line about a device, or about all of them if `device` is ""."""
+        """Report a line about a device, or about all devices if `device` is ""."""
         if self._each or not device:
             say(device, line)
         else:
