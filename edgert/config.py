@@ -44,7 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerLogin(Closed):
-    """The login at an MQTT broker. Files are given as paths. A field is "" if the broker does not need the field."""
+    """The login at an MQTT broker. Files are given as paths. "" means that the broker needs no value."""
 
     tls: bool = False
     ca: str = ""

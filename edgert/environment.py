@@ -345,7 +345,7 @@ def _pip_install(run: Run, new: Environment) -> None:
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load, and the reasons of the other engines. A crash ends only one engine's test."""
+    """Return the engines that load, and the reasons of the other engines. Test each engine in a process."""
     # This also writes the byte code of the engine's SDK. It uses no -I, because the SDK may be in this user's packages.
     program = (
         "import sys; sys.dont_write_bytecode = False; "

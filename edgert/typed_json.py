@@ -41,7 +41,7 @@ class UnknownKey(Mistyped):
 
 
 class Closed:
-    """A dataclass without unknown keys, because people write the JSON, or an ignored key would change a result."""
+    """A dataclass without unknown keys: people write the JSON, or an ignored key would change a result."""
 
 
 def to_json(value: Any) -> Any:

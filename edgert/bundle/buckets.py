@@ -27,7 +27,7 @@ class PaddedInput:
 
 @dataclass(frozen=True)
 class CutOutput:
-    """An output that the worker cuts: along `axis`, it has one element per `divisor` input elements, rounded up."""
+    """An output that the worker cuts: `axis` has one element per `divisor` input elements, rounded up."""
 
     name: str
     axis: int

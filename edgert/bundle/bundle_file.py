@@ -51,7 +51,7 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle. `signed_by` is None if nobody checked the signature. Error messages start with `path`."""
+    """An open bundle. `signed_by` is None if the signature is unchecked. Error messages start with `path`."""
 
     manifest: Manifest
     envelope: Envelope
@@ -62,7 +62,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The manifest's SHA-256, which identifies the whole content: the manifest has the hashes of all files."""
+        """The manifest's SHA-256. It identifies the whole content: the manifest has the hashes of all files."""
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:

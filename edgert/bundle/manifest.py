@@ -150,7 +150,7 @@ class Manifest(Stateful):
 
     @property
     def sent_inputs(self) -> tuple[str, ...]:
-        """The inputs in a request for preprocessing. One text in a request becomes several inputs of the model."""
+        """The inputs in a request that devices preprocess. One text becomes several inputs of the model."""
         from_text = self.text.inputs[1:] if self.text is not None else ()
         return tuple(spec.name for spec in self.app_inputs if spec.name not in from_text)
 

@@ -1,4 +1,4 @@
-"""Ed25519 keys. A signature proves which key signed a manifest, and that the manifest did not change later.
+"""Ed25519 keys. A signature proves which key signed a manifest, and that the manifest is unchanged.
 
 A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 """
@@ -59,7 +59,7 @@ def new_key() -> SigningKey:
 
 
 def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> None:
-    """Write both keys as PEM; only the owner may read the private key. Raises ConfigInvalid if a file exists."""
+    """Write both keys as PEM; only the owner may read the private key. Raises ConfigInvalid."""
     private_pem = key.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @json_option
 @click.pass_obj
 def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
-    """Claim MODEL for one deployment: nobody else can claim the model until you release the claim or it expires.
+    """Claim MODEL for one deployment. Until the claim is released or expires, nobody else can claim MODEL.
 
     `edgert deploy` runs this command. Give the printed token to the next commands as --claim. A claim prevents other
     claims only: a command without --claim still works.

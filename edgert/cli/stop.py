@@ -48,7 +48,7 @@ def stop(state: StateDir, as_json: bool) -> None:
 
 
 def stop_daemon(state: StateDir) -> int | None:
-    """Stop the daemon and wait for its end; return its process id; None without a daemon. Raises DeviceError."""
+    """Stop the daemon and wait for its end; return its process id, or None without a daemon."""
     try:
         pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:
@@ -79,7 +79,7 @@ def _end_monitor(state: StateDir) -> None:
 
 
 def _wait_for_the_end(pid: int) -> None:
-    """Wait for the end of process `pid` if its lock file cannot be opened. Raises BlockingIOError after STOP_S_MAX."""
+    """Wait for the end of process `pid` without its lock file. Raises BlockingIOError after STOP_S_MAX."""
     until = time.monotonic() + STOP_S_MAX
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() >= until:

@@ -1,4 +1,4 @@
-"""The asyncio client of the daemon's local socket. It works like `Client`, but does not block the event loop.
+"""The asyncio client of the daemon's local socket: like `Client`, but it never blocks the event loop.
 
 A cancelled or timed-out call closes the connection, so that no other request can receive the late answer.
 """
@@ -72,7 +72,7 @@ class AsyncClient(BaseClient):
         priority: Priority = "normal",
         trace: bool = False,
     ) -> Outputs | InferResponse:
-        """Send one batch and return the answer. Arguments, result and errors are the same as those of `Client.infer`.
+        """Send one batch and return the answer. Arguments, result and errors are those of `Client.infer`.
 
         Do not change the inputs before the call returns.
         """
@@ -154,7 +154,7 @@ class AsyncClient(BaseClient):
         self._loop = loop
 
     async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
-        """Return a new connection once the daemon accepts the connection. A session's connection is in no pool."""
+        """Return a new connection that the daemon has accepted. A session's connection is in no pool."""
         pool = None if model is None or session else self._pools[model]
         while True:
             self._check_open()
@@ -188,7 +188,7 @@ class AsyncSession:
     async def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Send the next chunk and return the answer. Arguments and errors are the same as those of `Session.infer`."""
+        """Send the next chunk and return the answer. Arguments and errors are those of `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + self._client.timeout_of(timeout_s)
         connection = self._connection

@@ -116,7 +116,7 @@ class Connection:
     async def open(
         cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
-        """Connect, send the hello, and receive the WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
+        """Connect, send the hello, receive the WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
         connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
         try:
             await connection._exchange([connection.conversation.hello()], deadline)
@@ -230,7 +230,7 @@ class Connection:
             self._fail(self.conversation.timed_out(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
-        """Send the bytes that the kernel accepts now, and the rest by a callback. False if the socket is closed."""
+        """Send what the kernel accepts now, and the rest by a callback. Return False if the socket is closed."""
         try:
             sent = self._sock.sendmsg(parts)
         except BlockingIOError:

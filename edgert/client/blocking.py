@@ -211,7 +211,7 @@ class Client(BaseClient):
 
 
 def _may_be_large(inputs: Inputs) -> bool:
-    """Return whether `inputs` seem large enough for shared memory. The exact size is known only for a frame."""
+    """Return whether `inputs` seem large enough for shared memory. Only a frame has the exact size."""
     values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
     sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
     return sum(sizes) >= SHARE_BYTES_MIN
@@ -240,7 +240,7 @@ class Session:
     def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Send the next chunk; return arrays by output name, with one item for each window that is now complete.
+        """Send the next chunk; return arrays by output name, one item for each window that is now complete.
 
         Inputs and options are the same as those of `Client.infer`. After an error of the daemon, the session continues
         without this chunk. Raises SessionLost if the session cannot continue: start a new session.

@@ -126,7 +126,7 @@ class Connection:
             self._set_timeout(deadline - time.monotonic())
 
     def _early_error(self, deadline: float) -> Exception:
-        """Return the error of a daemon that closed before it had the whole request; a Retry if it sent no error."""
+        """Return the error of a daemon that closed during the request; a Retry if the daemon sent no error."""
         if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())

@@ -34,7 +34,7 @@ Outputs = dict[str, NDArray[Any]]
 
 
 class Retry(Exception):
-    """The request reached no engine. Send the request again over a new connection, after the pause of `error`."""
+    """The request reached no engine. Repeat it over a new connection, after the pause of `error`."""
 
     def __init__(self, error: Unavailable | None = None) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
 
 
 def session_ended(reason: str) -> SessionLost:
-    """Return the error for a request of a session that this client has ended, with one of the reasons above."""
+    """Return the error of a session that this client has ended, for one of the reasons above."""
     return SessionLost(f"{reason}: start a new session")
 
 

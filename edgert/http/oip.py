@@ -176,7 +176,7 @@ _cached_request = lru_cache(CACHED_MAX)(_request)
 def answer(
     request: InferRequest, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
 ) -> HttpResponse:
-    """Return the response. `labels` name the classes of outputs with this number of classes. Raises RequestError."""
+    """Return the response. `labels` name the classes of outputs of this length. Raises RequestError."""
     requested = request.outputs
     if requested is None:
         requested = tuple([RequestedOutput(name, request.binary) for name in outputs])

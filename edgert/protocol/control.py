@@ -1,4 +1,4 @@
-"""The protocol of the control socket for `edgertd`'s commands: each request and each answer is a JSON line."""
+"""The protocol of the control socket for `edgertd`: each request and each answer is a JSON line."""
 
 from __future__ import annotations
 

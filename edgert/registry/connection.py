@@ -119,7 +119,7 @@ class Connection:
 
     @contextmanager
     def limited(self, url: str, seconds: float) -> Iterator[None]:
-        """Shut the sockets if the block takes longer than `seconds`, and translate HTTP errors to EdgeRT errors."""
+        """Shut the sockets if the block takes longer than `seconds`, and translate HTTP errors."""
         late = threading.Event()
 
         def shut() -> None:

@@ -127,7 +127,7 @@ class Forwarder:
         self._reset()
 
     def run(self, stop: Stop) -> None:
-        """Forward until `stop` is set. Then return within DRAIN_ON_STOP_S + GOODBYE_S, unless `run` is connecting.
+        """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S, unless connecting.
 
         The forwarder sleeps until the broker sends something, the next check of the spool, or the next due message.
         """
@@ -206,7 +206,7 @@ class Forwarder:
             self._connection.pump(0.02)
 
     def _step(self) -> bool:
-        """Send the messages that may be sent now; return True if the rate limit alone prevents further messages.
+        """Send the messages that are due; return True if only the rate limit prevents further messages.
 
         A disk error does not end the connection: without a spool, the device still reports that it is online.
         """

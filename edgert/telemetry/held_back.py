@@ -1,4 +1,4 @@
-"""The messages that a broker does not accept, which are held back so that other messages can be sent. Pure.
+"""The messages that a broker does not accept. They must not block other messages. Pure.
 
 A broker may limit the size of a message. With MQTT 5, a broker may state the limit. Other brokers end the connection,
 and would end the next connection at the same message. So the forwarder holds a message back if several connections in a

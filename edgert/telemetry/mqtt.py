@@ -125,7 +125,7 @@ class Will:
 
 
 class Connection:
-    """A connection to one broker, which may be opened and lost any number of times. Use it in one thread only.
+    """A connection to one broker, opened and lost any number of times. Use it in one thread only.
 
     Args:
         settings: The broker's address and the login.

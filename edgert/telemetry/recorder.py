@@ -87,7 +87,7 @@ class WindowRecorder:
             self._pending.write(packed)
 
     def cut(self, now: float | None = None) -> WindowReport:
-        """End the window at `now` on the recorder's clock, start the next window, and return the ended one's report."""
+        """End the window at `now` on the recorder's clock, return its report, and start the next window."""
         with self._lock:
             self._count_pending()
             if not self._spare.tell():

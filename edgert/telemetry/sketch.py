@@ -30,7 +30,7 @@ RELATIVE_ERROR_MAX = (BASE - 1) / (BASE + 1)
 
 
 class Sketch:
-    """A histogram of latencies. `sum`, `min` and `max` are exact; `min` and `max` of an empty sketch are 0."""
+    """A histogram of latencies. `sum`, `min` and `max` are exact; in an empty sketch they are 0."""
 
     __slots__ = ("buckets", "count", "max", "min", "sum", "zero")
 
@@ -55,7 +55,7 @@ class Sketch:
         self.sum += other.sum
 
     def quantile(self, q: Fraction | float) -> float:
-        """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 if it is empty.
+        """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 if empty.
 
         The result differs from the true value by at most RELATIVE_ERROR_MAX, and is never outside [min, max]. The rank
         is exact: a float counts as its printed decimal, because 0.999 in binary times 1000 may be just above 999.

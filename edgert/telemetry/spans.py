@@ -118,7 +118,7 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the start, of the current window, and of the last window (or None)."""
+    """Figures for `edgertd status`: since the start, of the current and of the last window (or None)."""
 
     uptime_s: float
     requests: int

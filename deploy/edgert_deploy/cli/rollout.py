@@ -165,7 +165,7 @@ def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
 
 
 def _state_text(rollout: Rollout) -> str:
-    """Return the state: `done` if the release is live on every device, else the results of the other devices."""
+    """Return the state: `done` if the release is live on every device, else the other devices' results."""
     if rollout.state is not RolloutState.DONE or not rollout.left:
         return rollout.state.value
     results = Counter(rollout.result(device).value for device in rollout.left)

@@ -1,4 +1,4 @@
-"""Buckets: which sizes and places a manifest may state, and which size holds a length."""
+"""Buckets: the sizes and axes that a manifest may state, and the size for a length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle is accepted whole, as it was signed, by a key that is trusted; anything else is refused."""
+"""A bundle is accepted only if every byte is as signed by a trusted key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processing rules: each wrong one is refused with its reason, before a device applies it."""
+"""Processing rules: a wrong rule is refused with the reason, before a device applies it."""
 
 from __future__ import annotations
 

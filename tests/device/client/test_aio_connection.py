@@ -1,4 +1,4 @@
-"""The asyncio client's connections against false daemons, and the pool that they come from."""
+"""The asyncio client's connections against simulated daemons, and their pool."""
 
 from __future__ import annotations
 

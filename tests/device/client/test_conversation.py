@@ -31,7 +31,7 @@ RNG = np.random.default_rng(7)
 
 
 def a_conversation(*item_shapes: list[int], memory: int | None = None, share: bool = True) -> Conversation:
-    """A conversation that the daemon has greeted; if it does not `share`, the next one may."""
+    """A conversation after the WELCOME. Without `share`, the next conversation may get shared memory."""
     inputs = [{"name": f"x{i}", "datatype": "FP32", "shape": [-1, *shape]} for i, shape in enumerate(item_shapes)]
     outputs = [{"name": "y", "datatype": "FP32", "shape": [-1]}]
     conversation = Conversation("m", share=share, may_share=True)

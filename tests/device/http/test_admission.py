@@ -1,4 +1,4 @@
-"""A connection gives way to a newcomer: the right one, by an injected clock."""
+"""A new connection takes the place of the right client, by an injected clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def client(clock: Clock) -> Iterator[Callable[..., Place]]:
-    """Makes places; the clock moves on by a second before each."""
+    """Makes places; before each place, the clock advances by a second."""
     pairs: list[tuple[socket.socket, socket.socket]] = []
 
     def make(address: str = "10.0.0.1", **said: object) -> Place:

@@ -1,4 +1,4 @@
-"""One HTTP connection without a daemon: what slow and wrong clients get, with short limits."""
+"""One HTTP connection without a daemon: the answers to slow and wrong clients, with short limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served(
     *,
     sent: bytes = b"",
 ) -> Iterator[socket.socket]:
-    """The client's end of a connection that a thread serves until it ends; first it finds `sent`."""
+    """The client's end of a connection that a thread serves. The client has already sent `sent`."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT_S_MAX)
     ours.sendall(sent)
@@ -67,7 +67,7 @@ def served(
 
 
 def all_of(sock: socket.socket) -> bytes:
-    """Everything that comes until the connection ends."""
+    """Return all bytes until the connection ends."""
     data = b""
     while part := sock.recv(65536):
         data += part
@@ -98,7 +98,7 @@ def test_requests_sent_together_are_answered_in_their_order() -> None:
 
 
 def test_a_client_of_http_1_0_is_told_that_the_connection_stays() -> None:
-    """ab -k waits for the end of a connection that does not say so."""
+    """Without the field, `ab -k` waits for the end of the connection."""
     asked = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok"
     with served() as sock:
         sock.sendall(asked + asked)

@@ -48,7 +48,7 @@ def test_files_travel_as_bytes_tensors(data: bytes, count: int, good: bool) -> N
 
 
 def body_of(values: NDArray[np.float32], **more: object) -> tuple[bytes, str]:
-    """Return the JSON and its length of a client that sends `values` as binary data and wants binary data."""
+    """Return the JSON, and its length, of a client that sends and requests binary data."""
     size = {"binary_data_size": values.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": size}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}, **more}).encode()

@@ -1,4 +1,4 @@
-"""The parser of a connection's requests: what comes out does not depend on how the bytes are cut."""
+"""The parser of a connection's requests: the result does not depend on the pieces of bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODIES = [body for _, body in STREAM[:8]] + [b"hi", b"!", b"odd", b"two"]
 
 
 def read_all(pieces: list[bytes]) -> list[tuple[str, bytes]]:
-    """Return every request's target and body, read as by a connection: stated lengths stay outside."""
+    """Return each request's target and body. Bodies of stated length bypass the parser."""
     parser, found = RequestParser(), []
     waiting = [piece for piece in pieces if piece]
 

@@ -1,4 +1,4 @@
-"""The same work on several devices at a time. A failure does not delay other devices; Ctrl-C ends all work."""
+"""The same work on several devices at a time. A failure delays no other device; Ctrl-C ends all work."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="St
 
 
 def store_option_of(purpose: str, without: str, default: str | None = None) -> Callable[[F], F]:
-    """Add --store, given as `store_url`. `without` describes the store if neither user nor project names it."""
+    """Add --store, given as `store_url`. `without` describes the default store."""
     return click.option(
         "--store",
         "store_url",

@@ -189,7 +189,7 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 
 def _selectable(ctx: click.Context) -> list[str]:
-    """Return every word that selects devices; none for a broken inventory, which the command itself reports."""
+    """Return every word that selects devices; none for a broken inventory, which the command reports."""
     from edgert_deploy.devices.selector import ALL
 
     inventory = ctx.params.get("inventory")

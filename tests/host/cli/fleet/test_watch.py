@@ -1,4 +1,4 @@
-"""`edgert fleet watch` against a real broker: as a table, as JSON lines, and when the broker says no."""
+"""`edgert fleet watch` against a real broker: a table, JSON lines, and a broker that refuses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def watch_while(sent: Sent, broker: Broker, *options: str) -> Result:
 
 
 def watch_until(shows: Sequence[str], broker: Broker, *options: str, sent: Sent | None = None) -> Result:
-    """Run the command, each time for longer, until it shows all of `shows`: a busy machine needs time."""
+    """Run the command, each time for longer, until the output has all of `shows`."""
     for for_s in (0.5, 2.0, 10.0, 60.0):
         words = [*options, "--for", f"{for_s}s"]
         if sent is None:
