@@ -92,7 +92,7 @@ def watch(
 
 
 class _Watching:
-    """One watch. `found` is the last progress of the releases; `halted` names models with a halted release."""
+    """One watch. `found` is the last progress of the releases; `halted` names the halted models."""
 
     def __init__(
         self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
