@@ -18,7 +18,7 @@ STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State(Closed):
-    """A pair: an item's `output` becomes the session's next `input`. The first item of a session gets zeros."""
+    """A pair: an item's `output` becomes the session's next `input`. The first item gets zeros."""
 
     input: str
     output: str

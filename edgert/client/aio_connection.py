@@ -55,7 +55,7 @@ class Pool:
         self._closed = False
 
     async def acquire(self, deadline: float) -> None:
-        """Wait until one more request may run; `release` ends it. Raises DeadlineExceeded."""
+        """Wait until one more request may run. Call `release` when the request ends. Raises DeadlineExceeded."""
         if self._free:
             self._free -= 1
             return
@@ -127,9 +127,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
-        self.end_error: Exception = session_ended(
-            SESSION_UNANSWERED
-        )  # the reason of the end, if no request received it
+        # The reason why the connection ended, if no request received this error.
+        self.end_error: Exception = session_ended(SESSION_UNANSWERED)
         self._sock = sock
         self.conversation = conversation
         self._pool = pool

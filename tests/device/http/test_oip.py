@@ -86,7 +86,7 @@ def test_a_binary_answer_states_its_own_outputs(shape: tuple[int, ...], more: di
         assert bytes(response.parts[1]) == values.tobytes()
 
 
-def of_json(shape: list[int], data: object) -> oip.Given:
+def of_json(shape: list[int], data: object) -> oip.InputValues:
     entry = {"name": "t", "datatype": "BYTES", "shape": shape, "data": data}
     return oip.read_request(memoryview(json.dumps({"inputs": [entry]}).encode()), None).inputs["t"]
 
