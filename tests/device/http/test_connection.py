@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from http import HTTPStatus
 
 import pytest
@@ -167,8 +166,11 @@ def test_bodies_of_all_connections_together_are_limited() -> None:
 def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str) -> None:
     admission = Admission(PATIENT)
     with served(PATIENT, admission, sent=sent) as sock:
-        unread = partial(fcntl.ioctl, sock, termios.TIOCOUTQ, bytes(4))
-        wait_until(lambda: not any(unread()), "the connection receives the bytes", pause_s=0.001)
+        wait_until(
+            lambda: not any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))),
+            "the connection receives the bytes",
+            pause_s=0.001,
+        )
         (place,) = admission._places
         place.end(reason)
         assert reason.encode() in all_of(sock)
