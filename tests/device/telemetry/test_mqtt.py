@@ -54,7 +54,7 @@ def test_tls_to_a_port_without_it_is_an_error_that_says_so(broker: Broker) -> No
 
 def test_no_tls_to_a_port_with_it_is_an_error_that_says_so(secured: Broker) -> None:
     plain = MqttSettings("127.0.0.1", secured.port)
-    with pytest.raises(BrokerUnreachable, match="TLS or not"):
+    with pytest.raises(BrokerUnreachable, match="whether the port speaks TLS"):
         Connection(plain).open()
 
 
