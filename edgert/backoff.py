@@ -18,7 +18,7 @@ def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
 
 
 class Backoff:
-    """Counts failures in a row. Each failure selects the next of `pauses_s`; the last pause repeats.
+    """Counts failures in a row. Each failure selects the next pause of `pauses_s`; the last pause repeats.
 
     After an attempt that lasted longer than `stable_s`, earlier failures no longer count.
     """
@@ -27,7 +27,9 @@ class Backoff:
         self, pauses_s: Sequence[float], stable_s: float = math.inf, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.failures = 0
-        self._pauses_s, self._stable_s, self._clock = pauses_s, stable_s, clock
+        self._pauses_s = pauses_s
+        self._stable_s = stable_s
+        self._clock = clock
         self._started_s = clock()
 
     def started(self) -> None:

@@ -44,7 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerLogin(Closed):
-    """The login at an MQTT broker. Files are given as paths. A field is "" if the broker does not need it."""
+    """The login at an MQTT broker. Files are given as paths. "" means that the broker needs no value."""
 
     tls: bool = False
     ca: str = ""
@@ -62,7 +62,7 @@ class BrokerLogin(Closed):
 
 @dataclass(frozen=True)
 class MqttConfig(BrokerLogin):
-    """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit.
+    """`[mqtt]`. Without `host`, the device sends nothing, but the spool still fills up to its limit.
 
     `home_assistant` is Home Assistant's discovery prefix, usually "homeassistant".
     """
@@ -82,16 +82,28 @@ class MqttConfig(BrokerLogin):
 class ServingConfig(Closed):
     """`[serving]`.
 
-    With `batch_max` 0 the batcher learns its cap when the model is loaded; with 1 it never batches. With `threads` 0 a
-    measurement chooses the number of engine threads. `optimize_for` is the goal of this choice: "latency" means the
-    fastest answer, "throughput" the most answers. `instances` is the number of parallel engine runs; with 0, it is also
-    measured. If threads cannot share an engine's session, each run has its own weights.
-
-    If an engine run takes longer than `run_s_max`, the worker is killed. `worker_mb_max` limits the memory of one
-    worker, `memory_mb` the memory of all workers; 0 is no limit. With `strict`, a version is served on its preferred
-    artifact or not at all. At most `sessions_max` sessions of a model keep up to `session_mb` in total; a session ends
-    after `session_idle_s` seconds without a request. `allow_uids` and `allow_gids` are the users and groups that may
-    connect; if both are empty, only the socket's mode decides.
+    Args:
+        optimize_for: The aim when threads and instances are measured: "latency" for the fastest answer, "throughput" for
+            the most answers.
+        threads: The number of engine threads; 0 to measure the best number.
+        instances: The number of parallel engine runs; 0 to measure the best number. If threads cannot share an engine's
+            session, each run has its own weights.
+        batch_max: The batch cap; 0 to measure the best cap when the model is loaded, 1 for no batches.
+        queue_max: The largest number of waiting requests of each priority.
+        cache_mb: The size of a model's prediction cache.
+        cache_ttl_s: The time for which a cached answer is valid.
+        connections_max: The largest number of connections to a model.
+        frame_mb: The largest size of a frame, which contains a request or an answer.
+        window_s: The length of a window of telemetry.
+        run_s_max: The time after which the daemon kills a worker whose engine run has not ended.
+        worker_mb_max: The memory limit of one worker; 0 for no limit.
+        memory_mb: The memory limit of all workers together; 0 for no limit.
+        strict: Whether a version is served only on its preferred artifact.
+        sessions_max: The largest number of sessions of a model.
+        session_mb: The memory limit of all sessions of a model.
+        session_idle_s: The time without a request after which a session ends.
+        allow_uids: The users that may connect. If both lists are empty, only the socket's mode decides.
+        allow_gids: The groups that may connect.
     """
 
     optimize_for: str = "latency"
@@ -125,7 +137,7 @@ class ServingConfig(Closed):
 class HttpConfig(Closed):
     """`[http]`: the Open Inference Protocol over HTTP (docs/http.md), off without `listen`.
 
-    `timeout_s` applies to requests without a time-out. `allow_remote` lets other machines connect, without
+    `timeout_s` applies to requests without a time-out. With `allow_remote`, other machines may connect, without
     authentication.
     """
 
@@ -139,10 +151,15 @@ class HttpConfig(Closed):
 class AlarmConfig(Closed):
     """`[alarms]`: a window with a value above its limit raises an event (docs/telemetry.md); 0: no alarm.
 
-    `p99_ms` 0 means twice a model's `p95_ms`, if it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
-    `error_share` is the share of requests that were refused or failed. `silent_s` is the time since a model's last
-    request, if it had one. `channel_stale_s` is the time without a valid answer of the registry that the device
-    follows; 0 turns this alarm off, except for an expired channel.
+    Args:
+        p99_ms: The limit of the p99; 0 for twice the model's `p95_ms`, if this target is set.
+        error_share: The limit of the share of requests that were refused or failed.
+        temp_c: The limit of the temperature.
+        throttled: Whether a throttled processor raises an alarm.
+        worker_mb: The limit of a worker's memory; 0 for 90 % of `worker_mb_max`.
+        silent_s: The limit of the time since the model's last request.
+        channel_stale_s: The limit of the time without a valid answer of the registry; 0 turns this alarm off, except
+            for an expired channel.
     """
 
     p99_ms: float = 0.0
@@ -163,10 +180,15 @@ class AlarmConfig(Closed):
 class ModelConfig(Closed):
     """`[models.NAME]`. A pinned model loads when the daemon starts, and is never unloaded for others.
 
-    Every other setting is off at 0 (docs/serving.md). `p95_ms` is the target of the latency tuner. `near` is the
-    largest difference between two camera frames that get the same answer, as a share of the range of values. `shadow`
-    is the share of requests whose answer is compared with the answer of the FP32 reference. If the agreement is below
-    `shadow_alarm`, the device reports an event.
+    Every other setting is off at 0 (docs/serving.md).
+
+    Args:
+        pinned: Whether the model is pinned.
+        p95_ms: The target of the latency tuner.
+        near: The largest difference between two camera frames that get the same answer, as a share of the range of
+            values.
+        shadow: The share of requests whose answer is compared with the answer of the FP32 reference.
+        shadow_alarm: The agreement below which the device reports an event.
     """
 
     pinned: bool = False
@@ -184,10 +206,15 @@ class ModelConfig(Closed):
 class FollowConfig(Closed):
     """`[follow]`: the channel that this device follows (docs/channels.md); off without `registry`.
 
-    `registry` is the repository, as oci://HOST/REPOSITORY. The device reads the channel once in `interval_s`. It
-    fetches with at most `kbit_max` kbit/s (0: no limit), in the `window` of its local time, such as 22:00-05:00 ("": at
-    any time). `ca` is a file with the authority of the registry's certificate ("": the system's authorities),
-    `credentials` a file with the login at the registry. A channel may select devices by their `tags`.
+    Args:
+        registry: The repository, as oci://HOST/REPOSITORY.
+        channel: The name of the channel.
+        interval_s: The time between two readings of the channel.
+        window: The local hours in which the device fetches, such as 22:00-05:00; "" for any time.
+        kbit_max: The largest rate of a download in kbit/s; 0 for no limit.
+        ca: The file with the authority of the registry's certificate; "" for the system's authorities.
+        credentials: The file with the login at the registry; "" for no login.
+        tags: Tags of this device, by which a channel may select devices.
     """
 
     registry: str = ""
@@ -218,9 +245,21 @@ class FollowConfig(Closed):
 
 @dataclass(frozen=True)
 class DeviceConfig(Closed):
-    """`config.toml`. `device` and `site` are parts of MQTT topics; apps connect to `socket`.
+    """`config.toml`.
 
-    Members of `socket_group` may connect; "" is the daemon's own group.
+    Args:
+        device: The name of the device, a part of MQTT topics.
+        profile: The profile of the device.
+        site: The site of the device, a part of MQTT topics.
+        machine: The processor, as `uname -m` names it; "" for the processor of this machine.
+        socket: The path of the apps' socket; "" for the default path.
+        socket_group: The group whose members may connect; "" for the daemon's own group.
+        serving: `[serving]`.
+        mqtt: `[mqtt]`.
+        http: `[http]`.
+        alarms: `[alarms]`.
+        follow: `[follow]`.
+        models: `[models.NAME]`, by name.
     """
 
     device: str

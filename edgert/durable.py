@@ -1,8 +1,8 @@
 """Files that processes share: replaced whole or not at all, and locked against each other.
 
-A durable change survives a power cut: write a new file beside the old file, fsync, rename, fsync the folder. Modes do
-not depend on the umask. Read access is enough to take a lock, so only the owner may read a lock file. Every wait has a
-limit.
+A durable change survives a power cut: write a new file beside the old file, fsync, rename, fsync the folder. File modes
+do not depend on the umask. A process with read access can lock a file, so only the owner may read a lock file. Every
+wait has a limit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ PRIVATE_FOLDER = 0o700
 
 @contextmanager
 def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageFailed: `what` failed, why, and the `advice`.
+    """Turn an OSError of the block into a StorageFailed.
 
-    `what` reads like "cannot write X". `busy` is raised instead if another process holds a lock.
+    Args:
+        what: The start of the message, such as "cannot write X". The reason follows.
+        advice: The end of the message: the next step.
+        busy: The error to raise if another process holds a lock; None for a StorageFailed.
     """
     try:
         yield
@@ -59,9 +62,14 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = P
 def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a new file, which replaces `path` when the block ends without an error.
 
-    The new file is in the folder of `path` and has a fixed name. So after a power cut, the next writer reuses the file
-    that was left. With `shared`, the name contains the process id: several processes may then write at once without a
-    lock. Without `durable`, a power cut may lose the change or damage the file. Raises OSError.
+    The new file is in the folder of `path` and has a fixed name. So after a power cut, the next writer reuses the
+    unfinished file. Raises OSError.
+
+    Args:
+        path: The file to replace.
+        durable: Whether the change must survive a power cut. Otherwise a power cut may also damage the file.
+        mode: The mode of the file.
+        shared: Whether several processes may write at once, without a lock. The name then contains the process id.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))
@@ -142,10 +150,10 @@ def only_owner_writes(path: Path) -> None:
 
 
 def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
-    """Lock the file `path` against every other process, and return the open file. A close unlocks it.
+    """Lock the file `path` against every other process. Return the open file; a close unlocks the file.
 
-    The file is created if it is missing. The kernel unlocks it when the process dies. Raises
-    BlockingIOError if another holder keeps it for `wait_s`, and OSError.
+    The function creates a missing file. The kernel unlocks the file when the process dies. Raises BlockingIOError if
+    another process holds the lock for `wait_s`, and OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = FileIO(os.open(path, flags, PRIVATE), "r+b")

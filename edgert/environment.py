@@ -121,19 +121,25 @@ class Installed:
             return from_json(cls, venv)
 
     def base_for(self, python: str, engines: Iterable[str]) -> Installed:
-        """Return this environment if a copy can become an environment of `python` with `engines`, else none."""
+        """Return this environment if it can be the base for `python` and `engines`, else an empty `Installed`."""
         alike = (self.python, self.system_site) == (python, needs_system_site(engines))
         return self if self.id and self.wheels and alike else Installed()
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment to create: `id`, among the runtimes in `home`.
+    """The environment to create.
 
-    The environment is a copy of `base`, if there is one. The changed wheels of `pins` (SHA-256 by file name) are
-    installed into it from HOME/wheels. With `exactly` every engine must load, else at least one. `device` is the
-    device's name in messages, `python` the interpreter of a new environment. `.complete` also contains the keys of
-    `about`.
+    Args:
+        device: The device's name in messages.
+        home: The folder of runtimes.
+        id: The id of the environment.
+        python: The interpreter for an environment without a base.
+        engines: The engines of the environment.
+        pins: The SHA-256 of each wheel by file name. The changed wheels are in HOME/wheels.
+        base: The environment to copy; an empty `Installed` for a new environment.
+        exactly: Whether every engine must load; otherwise one engine is enough.
+        about: Further keys for the file `.complete`.
     """
 
     device: str
@@ -275,9 +281,15 @@ def self_test(run: Run, folder: str, state: str, models: Sequence[str]) -> str:
 def trial_command(
     home: str, state: str, runtime: str, models: Sequence[str], manager: str, trial_s: float
 ) -> list[str]:
-    """Return the command that starts the trial of a runtime and continues after its caller ends.
+    """Return the command that starts the trial of a runtime. The trial continues after its caller ends.
 
-    `manager` is system, user or monitor. If the script is killed, the manager starts it again.
+    Args:
+        home: The folder of runtimes.
+        state: The state folder.
+        runtime: The id of the runtime.
+        models: The models that the runtime must serve.
+        manager: system, user or monitor. If the trial's script is killed, the manager starts the script again.
+        trial_s: The length of the trial.
     """
     script = 'rm -f "$1/outcome"; shift; '
     if manager == "monitor":
@@ -333,7 +345,7 @@ def _pip_install(run: Run, new: Environment) -> None:
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load, and the reasons of the others. Each has a process: it may crash."""
+    """Return the engines that load, and the reasons of the other engines. Test each engine in a process."""
     # This also writes the byte code of the engine's SDK. It uses no -I, because the SDK may be in this user's packages.
     program = (
         "import sys; sys.dont_write_bytecode = False; "

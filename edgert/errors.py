@@ -52,7 +52,7 @@ class EdgeRTError(Exception):
 
 
 class RequestError(EdgeRTError, code="request.invalid", exit_code=8, wire_code=10):
-    """The request itself is wrong; sending it again will not help."""
+    """The request itself is wrong; the same request will fail again."""
 
 
 class ProtocolError(RequestError, code="request.protocol", wire_code=11):
@@ -87,7 +87,7 @@ class Overloaded(Unavailable, code="unavailable.overloaded", wire_code=21):
 
 
 class WorkerLost(Unavailable, code="unavailable.worker_lost", wire_code=22):
-    """The worker process ended before it answered this request; the caller may send it again."""
+    """The worker process ended before the answer; the caller may send the request again."""
 
 
 class DaemonUnreachable(Unavailable, code="unavailable.daemon", wire_code=23):
@@ -180,9 +180,9 @@ class SlotsBusy(DeviceError, code="device.slots_busy", retryable=True):
 
 
 class DeployUnderWay(DeviceError, code="device.deploy_under_way", retryable=True):
-    """Other work is in progress on the device, or this deployment's claim expired.
+    """Other work is in progress on the device, or this deployment's claim has expired.
 
-    Other work: a deployment, a bootstrap, an uninstall or a trial.
+    The other work is a deployment, a bootstrap, an uninstall or a trial.
     """
 
 
@@ -238,7 +238,7 @@ class RegistryUnreachable(RegistryError, code="registry.unreachable", retryable=
 
 
 class RegistryLoginRefused(RegistryError, code="registry.login_refused"):
-    """The registry refuses the login, or requires a login and there is none."""
+    """The registry refuses the login, or requires a login that is missing."""
 
 
 class NotInRegistry(RegistryError, code="registry.not_found"):
@@ -292,7 +292,7 @@ def by_code(code: str) -> type[EdgeRTError]:
 
 @dataclass(frozen=True)
 class ErrorText:
-    """An error in JSON. A code of another version, which has no class in this version, is kept."""
+    """An error in JSON. The code may be of another version of edgert, and have no class in this version."""
 
     code: str
     message: str

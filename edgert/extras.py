@@ -1,4 +1,4 @@
-"""Packages that `pip install edgert` alone does not install, and the extra of edgert that does.
+"""Packages that `pip install edgert` does not install, and the extras of edgert that install them.
 
 Code imports these packages when it first needs them. If an import fails, the commands report an error with the command
 that installs the package.

@@ -46,7 +46,7 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def in_home(path: str, advice: str) -> Path:
-    """Return the full path of `path`, which starts with ~/. Raises ConfigInvalid with `advice` if no home."""
+    """Return the full path of `path`, which starts with ~/. Raises ConfigInvalid without a home."""
     expanded = Path(os.path.expanduser(path))
     if expanded.is_absolute():
         return expanded
@@ -110,7 +110,8 @@ def disk_free_bytes(path: Path) -> int | None:
 def clock_synced() -> bool | None:
     """Return whether the kernel's clock follows a time source; None if this is unknown.
 
-    A sandboxed service may not query the kernel (systemd's ProtectClock). Then a file of systemd-timesyncd is read.
+    A sandboxed service may not query the kernel (systemd's ProtectClock). Then the function reads a file of
+    systemd-timesyncd.
     """
     state = -1
     with contextlib.suppress(OSError, AttributeError):

@@ -15,7 +15,10 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._bytes_per_s, self._clock, self._sleep, self._free_at_s = bytes_per_s, clock, sleep, 0.0
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at_s = 0.0
 
     def passed(self, size_bytes: int) -> None:
         """Wait until the transfer may continue after `size_bytes`."""

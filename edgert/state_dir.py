@@ -38,11 +38,19 @@ class StateDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.config, self.log, self.pid = root / "config.toml", root / "edgertd.log", root / "edgertd.pid"
-        self.keys, self.models, self.incoming = root / "keys", root / "models", root / "incoming"
-        self.cache, self.learned, self.follow = root / "cache", root / "learned", root / "follow"
-        self.claims, self.spool = root / "claims", root / "spool" / "telemetry.db"
-        self.revoked_keys, self.latest_time = root / "revoked_keys.json", root / "latest_time.json"
+        self.config = root / "config.toml"
+        self.log = root / "edgertd.log"
+        self.pid = root / "edgertd.pid"
+        self.keys = root / "keys"
+        self.models = root / "models"
+        self.incoming = root / "incoming"
+        self.cache = root / "cache"
+        self.learned = root / "learned"
+        self.follow = root / "follow"
+        self.claims = root / "claims"
+        self.spool = root / "spool" / "telemetry.db"
+        self.revoked_keys = root / "revoked_keys.json"
+        self.latest_time = root / "latest_time.json"
 
     @property
     def control_socket(self) -> Path:

@@ -1,4 +1,4 @@
-"""The request to stop for a process of the supervisor: by a signal, or because the supervisor died."""
+"""The request that a process of the supervisor stops: a signal, or the death of the supervisor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STOP_S_MAX = 1.8
 
 
 class Stop:
-    """A request to stop, which is final. Once it is set, `select` reports it as readable."""
+    """A request to stop, which cannot be cancelled. After `set`, `select` reports the Stop as readable."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         self._set = False
 
     def set(self) -> None:
-        """Request the stop. Every thread may call this."""
+        """Request the stop. Every thread may call this method."""
         self._set = True
         os.write(self._writer, b"x")
 
@@ -35,9 +35,9 @@ class Stop:
 def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     """Return a `Stop` that SIGTERM, SIGINT or the end of standard input sets.
 
-    The supervisor holds the other end of standard input. A thread waits for these events, because a name lookup may
-    delay a signal handler in the main thread for many seconds. The wakeup pipe has no such delay. The process always
-    ends at most `stop_s_max` later.
+    The supervisor holds the other end of standard input. A thread waits for these events, because a name lookup in the
+    main thread may delay a signal handler for many seconds. The wakeup pipe has no such delay. The process always ends
+    within `stop_s_max` after the event.
     """
     stop, stdin = Stop(), sys.stdin.fileno()
     signals, wakeup = os.pipe()

@@ -104,7 +104,7 @@ def batchable(specs: Sequence[TensorSpec]) -> bool:
 
 
 def byte_rows(values: Sequence[bytes]) -> NDArray[np.uint8]:
-    """Return files or texts as UINT8 [N, bytes], one in each row; shorter ones are padded with zeros."""
+    """Return files or texts as UINT8 [N, bytes], one per row. Zeros pad the shorter rows."""
     import numpy as np
 
     rows = np.zeros((len(values), max(map(len, values), default=0)), np.uint8)
@@ -125,9 +125,8 @@ def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
 class StageTimes(NamedTuple):
     """Microseconds that one request spent in each stage of the daemon, in serving order.
 
-    The frame header and spans derive from this list. Spans add `encode`, because its time is known only after the
-    answer. `engine_us` is the time of the whole batch that the request was part of; `queue_us` is the wait for this
-    batch.
+    The frame header and spans derive from this list. Spans add `encode`, whose time is known only after the answer.
+    `engine_us` is the time of the whole batch that contained the request; `queue_us` is the wait for this batch.
     """
 
     decode_us: int = 0

@@ -2,7 +2,7 @@
 
 Observed: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft, and contains the address
 mobile.events.data.microsoft.com. An import of openvino 2026.4 writes an analytics client id to ~/intel. NNCF sends its
-call arguments. Each SDK's telemetry can be switched off only before the SDK is imported.
+call arguments. An SDK's telemetry can be switched off only before the SDK is imported.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.protocol import wire
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from tests.support.clients import read_frame
 
 RESULT = wire.MAGIC + bytes((wire.VERSION, wire.RESULT))
@@ -26,7 +26,7 @@ def frame_asker(path: Path, model: str, form: NDArray[Any]) -> Callable[[NDArray
     sock.connect(str(path))
     sock.sendall(wire.json_frame(wire.HELLO, {"model": model}))
     model_id = read_frame(sock).model_id
-    parts = KeptFrame(wire.INFER, model_id).parts([form], (0,), wire.FLAG_NO_CACHE, 1, 0)
+    parts = FrameBuilder(wire.INFER, model_id).parts([form], (0,), wire.FLAG_NO_CACHE, 1, 0)
     sock.sendmsg(parts)
     first = read_frame(sock)
     assert first.kind == wire.RESULT, first

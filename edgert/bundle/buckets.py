@@ -18,7 +18,7 @@ LENGTH_MAX = 2**24
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """An input that is padded. Along `axis`, `value` fills the input `name` up to the bucket."""
+    """An input that the worker pads: along `axis`, `value` fills the input `name` up to the bucket."""
 
     name: str
     axis: int
@@ -27,7 +27,7 @@ class PaddedInput:
 
 @dataclass(frozen=True)
 class CutOutput:
-    """An output that is cut. Along `axis`, it has one element per `divisor` input elements, rounded up."""
+    """An output that the worker cuts: `axis` has one element per `divisor` input elements, rounded up."""
 
     name: str
     axis: int
@@ -40,9 +40,14 @@ class CutOutput:
 
 @dataclass(frozen=True)
 class Buckets(Closed):
-    """The `sizes` of the open axis, ascending. `axis` is the axis's name in messages.
+    """The lengths of one open axis that a model is built for.
 
-    `golden_lengths` holds the length of each golden sample. The arrays of golden samples have the largest size.
+    Args:
+        axis: The name of the axis in messages.
+        sizes: The lengths, in ascending order.
+        inputs: The inputs with this axis.
+        outputs: The outputs with this axis.
+        golden_lengths: The length of each golden sample. The arrays of golden samples have the largest size.
     """
 
     axis: str
@@ -62,17 +67,17 @@ class Buckets(Closed):
         return f"{self.axis}: {', '.join(map(str, self.sizes))}" + (f"; pads {', '.join(pads)}" if pads else "")
 
     def size_for(self, length: int) -> int:
-        """Return the smallest size that holds `length`. Raises RequestError."""
+        """Return the smallest size of at least `length`. Raises RequestError if there is none."""
         for size in self.sizes:
             if 1 <= length <= size:
                 return size
         raise RequestError(
-            f"the request has {length} along axis {self.axis!r}; the model was built for 1 to {self.largest}: "
-            "send less, or build it with a larger bucket"
+            f"the request has length {length} along axis {self.axis!r}; the model was built for 1 to {self.largest}: "
+            "send a length within this range, or build the model with a larger bucket"
         )
 
     def spec_at(self, spec: TensorSpec, length: int) -> TensorSpec:
-        """Return the spec of an input or output for inputs of `length`."""
+        """Return the spec of an input or output when the inputs have `length`."""
         shape = list(spec.shape)
         for place in self.inputs:
             if place.name == spec.name:
@@ -87,14 +92,18 @@ def check_buckets(buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tup
     """Raise BundleError unless `buckets` fits a model of these inputs and outputs."""
     sizes = buckets.sizes
     if not 1 <= len(sizes) <= SIZES_MAX or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1]:
-        raise BundleError(f"buckets {list(sizes)}: give 1 to {SIZES_MAX} lengths, ascending")
+        raise BundleError(
+            f"buckets {list(sizes)}: give 1 to {SIZES_MAX} different lengths from 1 up, in ascending order"
+        )
     if sizes[-1] > LENGTH_MAX:
         raise BundleError(f"bucket {sizes[-1]}: a bucket has at most {LENGTH_MAX} elements")
     for kind, specs, places in (("input", inputs, buckets.inputs), ("output", outputs, buckets.outputs)):
         stated = sorted((place.name, place.axis) for place in places)
         if stated != sorted((s.name, axis) for s in specs for axis, n in enumerate(s.shape) if n == -1 and axis):
             raise BundleError(f"the buckets of {buckets.axis!r} do not name the open axis of every {kind}")
-    if any(cut.divisor < 1 for cut in buckets.outputs):
-        raise BundleError("an output's divisor is at least 1")
-    if any(not 1 <= length <= sizes[-1] for length in buckets.golden_lengths):
-        raise BundleError("a golden sample is longer than the largest bucket")
+    for cut in buckets.outputs:
+        if cut.divisor < 1:
+            raise BundleError(f"output {cut.name!r} has the divisor {cut.divisor}; give at least 1")
+    for length in buckets.golden_lengths:
+        if not 1 <= length <= sizes[-1]:
+            raise BundleError(f"a golden sample has length {length}; the buckets allow 1 to {sizes[-1]}")

@@ -33,8 +33,8 @@ _CHUNK_BYTES = 1024**2
 def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key: SigningKey) -> None:
     """Write a signed bundle beside `path`, then rename it to `path`.
 
-    `files[p]` is the path of the file that has the name `p` in the manifest. The same manifest, files and key give the
-    same bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
+    `files` maps each name in the manifest to the path of the file. The same manifest, files and key give the same
+    bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
     """
     envelope = sign(manifest.to_bytes(), key)
     if len(envelope) > ENVELOPE_BYTES_MAX:
@@ -51,7 +51,7 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle. `signed_by` is None if the signature was not checked. Errors name `path`."""
+    """An open bundle. `signed_by` is None if the signature is unchecked. Error messages start with `path`."""
 
     manifest: Manifest
     envelope: Envelope
@@ -62,7 +62,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The manifest's SHA-256. It identifies the whole content, because the manifest has all files' hashes."""
+        """The manifest's SHA-256. It identifies the whole content: the manifest has the hashes of all files."""
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
@@ -73,7 +73,7 @@ class Bundle:
     def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return one file's content, checked against its entry.
 
-        Raises BundleCorrupt; BundleError if it is too large.
+        Raises BundleCorrupt, and BundleError if the file is missing or larger than `bytes_max`.
         """
         with _naming(self.path):
             at, content = self._payload_start, list[bytes]()
@@ -117,10 +117,10 @@ class Bundle:
 
 @contextmanager
 def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[Bundle]:
-    """Open a bundle, check its envelope, its signature by one of `trusted`, and its manifest.
+    """Open a bundle; check its envelope, its signature by one of the `trusted` keys, and its manifest.
 
-    `trusted` None leaves the signature unchecked (to inspect a bundle, never to install one). `verify_files` and
-    `unpack` check the files. Raises BundleError and its subclasses.
+    With `trusted` None, the signature stays unchecked: use this to inspect a bundle, never to install a bundle.
+    `verify_files` and `unpack` check the files. Raises BundleError and its subclasses.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -137,7 +137,7 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the bundle's file to the message of a BundleError, because several bundles may be open."""
+    """Add the bundle's path to the message of a BundleError, because several bundles may be open."""
     try:
         yield
     except BundleError as error:
@@ -149,13 +149,13 @@ def _naming(path: Path) -> Iterator[None]:
 def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:
     head = file.read(_BLOCK)
     if len(head) < _BLOCK or not head.startswith(ENVELOPE_NAME.encode() + b"\0"):
-        raise BundleCorrupt("this is not an .edgert bundle")
+        raise BundleCorrupt("this is not a bundle: give the .edgert file that edgert build wrote")
     try:
         size = int(head[124:135], 8)
     except ValueError:
         size = -1
     if not 0 < size <= ENVELOPE_BYTES_MAX or head != _header(ENVELOPE_NAME, size):
-        raise BundleCorrupt("the bundle's first header is damaged")
+        raise BundleCorrupt("the bundle's first header is damaged: copy the bundle again from where it was built")
     data = file.read(size)
     if len(data) != size:
         raise BundleCorrupt("the bundle ends inside its manifest: the copy is incomplete, send it again")
@@ -178,7 +178,9 @@ def _padding(size: int) -> bytes:
 
 def _expect(file: BinaryIO, want: bytes, what: str) -> None:
     if file.read(len(want)) != want:
-        raise BundleCorrupt(f"{what} is damaged or missing: the bundle was changed or its copy is incomplete")
+        raise BundleCorrupt(
+            f"{what} is damaged or missing, so the bundle was changed or its copy is incomplete: copy it again"
+        )
 
 
 def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
@@ -192,19 +194,21 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
         write(chunk)
         bytes_left -= len(chunk)
     if digest.hexdigest() != entry.sha256:
-        raise BundleCorrupt(f"{entry.path} does not match its signed SHA-256: the bundle was changed or damaged")
+        raise BundleCorrupt(
+            f"{entry.path} does not match its signed SHA-256, so the bundle was changed or damaged: copy it again"
+        )
 
 
 @contextmanager
 def unpacking(folder: Path) -> Iterator[None]:
-    """Make the names that the block adds to `folder` durable on the disk. Raises StorageFailed."""
+    """Make the new names in `folder` durable on the disk when the block ends. Raises StorageFailed."""
     with storing(f"cannot unpack into {folder}", "free some space and install again"):
         yield
         sync_folders(folder)
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Create a file for writing, and the folders above it. Follow no link and replace no file."""
+    """Create a file for writing, and its missing parent folders. Follow no link and replace no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "wb")

@@ -33,7 +33,7 @@ _COUNTER_MAX = 2**53
 
 @dataclass(frozen=True)
 class ChannelDevice:
-    """The properties of a device by which an entry of a statement selects it."""
+    """The properties by which an entry of a statement selects a device."""
 
     site: str
     device: str
@@ -47,12 +47,23 @@ class Entry(Closed):
 
     If a model has several entries, a device uses the first entry that selects it.
 
-    `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
-    manifest; the registry uses these hashes as names. Empty selectors select every device; `rack` also selects a device
-    with the tag `rack=3`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for
-    `watch_s` seconds. A device does not start the trial of a `halted` release. A device that rolled a release back
-    tries it again if the limits, `watch_s` or the number `attempt` change. The entry of a runtime has no limits: a new
-    runtime has `watch_s` seconds to serve every model with the right answers.
+    A device that rolled a release back tries the release again if `limits`, `watch_s` or `attempt` change. The entry of
+    a runtime has no limits: a new runtime has `watch_s` seconds to serve every model with the right answers.
+
+    Args:
+        model: The name of the model, or `edgert.runtime`.
+        release: The number of the release.
+        digest: The digest of the bundle.
+        envelope: The SHA-256 of the bundle's envelope, which is its name in the registry.
+        manifest: The SHA-256 of the OCI manifest, which is its name in the registry.
+        share: The share of all devices that the entry selects, from 0 to 1.
+        sites: The sites of the selected devices; empty for all sites.
+        profiles: The profiles of the selected devices; empty for all profiles.
+        tags: The tags of the selected devices; empty for all devices. `rack` also selects the tag `rack=3`.
+        limits: The trial limits.
+        watch_s: The time for which a device watches the limits.
+        halted: Whether devices do not start the trial of this release.
+        attempt: A number that the host raises to let devices try the release again.
     """
 
     model: str
@@ -87,9 +98,15 @@ class Entry(Closed):
 class Statement(Closed):
     """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
-    `counter` only rises. It is max(last + 1, seconds since 1970), so it rises even in a new registry, which lacks the
-    last counter. The statement applies from the time `not_before` on. `revoked` are ids of keys that devices no longer
-    trust; the key that signs the statement is never among them.
+    Args:
+        channel: The name of the channel.
+        counter: A number that only rises: max(last + 1, seconds since 1970). So the counter rises even in a new
+            registry, which lacks the last counter.
+        issued: The time of the signature.
+        expires: The time at which the statement expires.
+        entries: The releases of all models.
+        not_before: The time from which the statement applies; "" for `issued`.
+        revoked: The ids of keys that devices no longer trust, never of the key that signs the statement.
     """
 
     channel: str
@@ -145,7 +162,9 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     before you follow the statement.
     """
     if len(data) > STATEMENT_BYTES_MAX:
-        raise ChannelInvalid(f"the channel exceeds {STATEMENT_BYTES_MAX} bytes: the registry contains something else")
+        raise ChannelInvalid(
+            f"the registry's content for channel {channel} exceeds {STATEMENT_BYTES_MAX} bytes, so it is not a statement: publish again"
+        )
     try:
         envelope = parse_envelope(data, CHANNEL_PAYLOAD_TYPE)
     except BundleCorrupt as error:
@@ -155,7 +174,9 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     if signed_by.key_id in statement.revoked:
         raise SignatureInvalid(f"the channel revokes key {signed_by.key_id}, which signed it: sign with another key")
     if statement.channel != channel:
-        raise ChannelInvalid(f"the registry sent the statement of channel {statement.channel} for channel {channel}")
+        raise ChannelInvalid(
+            f"the registry sent the statement of channel {statement.channel} for channel {channel}: publish again"
+        )
     return statement
 
 
@@ -163,13 +184,15 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
     """Raise unless `statement` may follow a statement with `counter` (0: none yet) at the time `now_s`.
 
     The clock of a device may be late, but the signed time of issue has certainly passed. Raises ChannelTooOld if the
-    counter is lower, ChannelExpired if the statement has expired, and ChannelInvalid if `not_before` is later.
+    statement's counter is lower, ChannelExpired if the statement has expired, and ChannelInvalid if `not_before` is in
+    the future.
     """
     now_s = max(now_s, expiry_time(statement.issued))
     name = f"channel {statement.channel}"
     if statement.counter < counter:
         raise ChannelTooOld(
-            f"{name} has counter {statement.counter}, and {counter} was seen before: the registry sent an older statement"
+            f"{name} has counter {statement.counter}, and {counter} was seen before, so the registry sent an older "
+            f"statement. If the registry was restored from a backup, sign again: edgert channel renew {statement.channel}"
         )
     if statement.expired(now_s):
         raise ChannelExpired(
@@ -177,7 +200,10 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
             f"edgert channel renew {statement.channel}"
         )
     if statement.not_before and now_s < expiry_time(statement.not_before):
-        raise ChannelInvalid(f"{name} starts at {statement.not_before}, and it is {time_text(now_s)}: wait")
+        raise ChannelInvalid(
+            f"{name} starts at {statement.not_before}, and it is {time_text(now_s)}: wait until that time, or set this "
+            "machine's clock if the clock is wrong"
+        )
 
 
 def position(device: ChannelDevice, model: str, release: int) -> float:
@@ -217,14 +243,20 @@ def _check_entry(entry: Entry) -> None:
     if not (1 <= entry.release < _COUNTER_MAX and 1 <= entry.attempt < _COUNTER_MAX):
         raise ChannelInvalid(f"{name}, attempt {entry.attempt}: give whole numbers from 1 up")
     if not all(map(_SHA256.fullmatch, (entry.digest, entry.envelope, entry.manifest))):
-        raise ChannelInvalid(f"{name} has no SHA-256 of its bundle")
+        raise ChannelInvalid(
+            f"{name} needs the SHA-256 of its bundle, envelope and OCI manifest, each in 64 hex digits"
+        )
     if not 0 <= entry.share <= 1:
         raise ChannelInvalid(f"{name} has the share {entry.share:g}: give 0 to 1")
     for selected in (entry.sites, entry.profiles, entry.tags):
         if len(selected) > SELECTED_MAX or any(not 0 < len(text) <= TEXT_LENGTH_MAX for text in selected):
-            raise ChannelInvalid(f"{name} selects by too many or too long names; at most {SELECTED_MAX} are allowed")
+            raise ChannelInvalid(
+                f"{name} selects by too many or too long names: give at most {SELECTED_MAX}, of 1 to {TEXT_LENGTH_MAX} characters"
+            )
     if len(entry.limits) > LIMITS_MAX or not all(math.isfinite(v) and v >= 0 for v in entry.limits.values()):
-        raise ChannelInvalid(f"{name} has trial limits that are not numbers from 0 up, or more than {LIMITS_MAX}")
+        raise ChannelInvalid(
+            f"{name} has trial limits that cannot be used: give at most {LIMITS_MAX}, each a number from 0 up"
+        )
     if entry.model == RUNTIME and entry.limits:
         raise ChannelInvalid(f"{name} has trial limits: a runtime is tried with the golden samples of the models alone")
     if not 0 < entry.watch_s <= TRIAL_S_MAX:

@@ -4,12 +4,12 @@
     the bundle's signed envelope, and each sent file, identified by its SHA-256.
 
 The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes", "base"}]}. `encoding` is "raw",
-"zstd", or "patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the
-device.
+"zstd" or "patch". A patch is a zstd frame whose dictionary is the raw content of the file `base`, given by its SHA-256.
+A version on the device contains this file.
 
-Only the envelope is signed, so nothing else is trusted. The signed manifest determines the files, their sizes and
-hashes; a part must give exactly those bytes. If a file has no part, the reader searches the versions in the slots for a
-file with its hash, and checks the hash again.
+Only the envelope is signed, so the reader trusts nothing else. The signed manifest determines the files, their sizes
+and hashes; a part must give exactly the bytes of its file. If a file has no part, the reader searches the versions in
+the slots for a file with this hash, and checks the hash again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Part:
 
 
 def has_zstd() -> bool:
-    """Return whether this machine can read "zstd" and "patch"."""
+    """Return whether this machine can read the encodings "zstd" and "patch"."""
     return importlib.util.find_spec("zstandard") is not None
 
 
@@ -80,7 +80,7 @@ def parts_of(path: Path) -> list[Part]:
 
 @dataclass(frozen=True)
 class Delta:
-    """An open delta whose envelope was verified. `held` returns the files on the device."""
+    """An open delta with a verified envelope. `_held` returns the files that are already on the device."""
 
     manifest: Manifest
     envelope: Envelope
@@ -129,7 +129,9 @@ class Delta:
             if part.encoding == "patch":
                 with _open_held(held, part.base, f"the base of {entry.path}") as file:
                     if os.fstat(file.fileno()).st_size > PATCH_BYTES_MAX:
-                        raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
+                        raise BundleCorrupt(
+                            f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes: send the whole bundle"
+                        )
                     base = file.read()
             _copy_zstd(packed, base, entry, write)
         if packed.read(1):
@@ -159,7 +161,7 @@ def _is_delta(path: Path) -> bool:
 
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
-    """Read the file after the magic. Check each size before its use; the parts must fill the file exactly."""
+    """Read the file after the magic. Check each size before use; the parts must fill the file exactly."""
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)
@@ -185,7 +187,7 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
         header = json.loads(file.read(size))
         envelope_bytes = header["envelope"]
         if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
-            raise ValueError("the envelope's size")
+            raise ValueError(f"an envelope of {str(envelope_bytes)[:40]} bytes")
         return envelope_bytes, [_read_part(value) for value in header["parts"]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleCorrupt(f"the delta's header cannot be read ({error}): send it again") from error
@@ -196,27 +198,32 @@ def _read_part(value: Mapping[str, object]) -> Part:
     if not (
         isinstance(sha256, str) and isinstance(base, str) and type(size) is int and size >= 0 and encoding in ENCODINGS
     ):
-        raise ValueError("a part")
+        raise ValueError("a part has a value of the wrong type")
     if len(sha256) != _SHA256_DIGITS or len(base) not in (0, _SHA256_DIGITS):
-        raise ValueError("a part's digest")
+        raise ValueError("a digest of a part is not 64 hex digits")
     return Part(sha256, str(encoding), size, base)
 
 
 def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:
     path = held.get(sha256)
+    if path is None:
+        raise BundleCorrupt(f"the delta needs {what}, which no slot of this device contains: send the whole bundle")
     try:
-        if path is None:
-            raise FileNotFoundError(None, "no slot has it", sha256)
         return path.open("rb")
     except OSError as error:
-        raise BundleCorrupt(f"the delta lacks {what}, and {error.strerror} here: send the whole bundle") from error
+        raise BundleCorrupt(
+            f"the delta needs {what}, which cannot be read on this device: {error.strerror}. Send the whole bundle"
+        ) from error
 
 
 def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[[bytes], object]) -> None:
     try:
         import zstandard
     except ImportError as error:
-        raise BundleCorrupt("the delta needs the package zstandard, which is missing here: bootstrap again") from error
+        raise BundleCorrupt(
+            "the delta is compressed, and this device has no package zstandard to unpack it: run edgert bootstrap DEVICE "
+            "--upgrade on the host, or send the whole bundle"
+        ) from error
     dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
     unpacker = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=WINDOW_BYTES_MAX)
     try:
@@ -232,7 +239,8 @@ class _Range:
     """The next `left` bytes of a file."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
-        self._file, self._left = file, left
+        self._file = file
+        self._left = left
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(self._left if size < 0 else min(size, self._left))

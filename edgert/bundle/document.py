@@ -25,7 +25,15 @@ def document_bytes(document: Any) -> bytes:
 
 
 def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError], update: str) -> T:
-    """Return the `cls` in signed bytes. Raises `fault`; its message names `what` and the `update` to make."""
+    """Return the document in signed bytes.
+
+    Args:
+        cls: The class of the document.
+        data: The signed bytes.
+        what: The name of the document in messages.
+        fault: The error to raise if the document cannot be read.
+        update: The next step if the document is of a newer version.
+    """
     try:
         value = json.loads(data)
         if (format_read := value.pop("format")) != FORMAT:

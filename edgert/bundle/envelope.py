@@ -1,8 +1,8 @@
 """DSSE envelopes: a manifest, the statement of a channel or a runtime, with its signatures.
 
-DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. This module imports no cryptography: workers
-import it, and read only envelopes that were verified at installation. The keys of `edgert.bundle.signing` sign and
-verify.
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. Workers import
+this module, so it does not import the package cryptography. Workers read only envelopes that were verified at
+installation. The keys of `edgert.bundle.signing` sign and verify.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sign(payload: bytes, key: SigningKey, payload_type: str = PAYLOAD_TYPE) -> b
 
 @dataclass(frozen=True)
 class Envelope:
-    """A parsed DSSE envelope, not verified yet. `raw` holds its original bytes."""
+    """A parsed DSSE envelope, not verified yet. `raw` holds the original bytes."""
 
     raw: bytes
     payload: bytes
@@ -53,7 +53,9 @@ class Envelope:
         known = ", ".join(key.key_id for key in trusted) or "none"
         named = ", ".join(self.key_ids) or "none"
         if any(key.key_id in self.key_ids for key in trusted):
-            raise SignatureInvalid(f"the signature of key {named} does not match: the {what} was changed")
+            raise SignatureInvalid(
+                f"the signature of key {named} does not match, so the {what} was changed: send it again"
+            )
         raise SignatureInvalid(
             f"the {what} is signed by key {named}, and only these are trusted here: {known}. Sign with a trusted key "
             "(--key), or trust this one: edgert bootstrap DEVICE --key FILE, or edgert bundle verify --key FILE"
@@ -78,10 +80,10 @@ def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise BundleCorrupt(f"the {_WHAT[payload_type]}'s envelope is damaged: send it again") from error
-    # Base64 and JSON have several forms of one value. The parser accepts only one form, to detect each changed byte.
+    # Base64 and JSON have several forms of one value. The parser accepts one form only, to detect each changed byte.
     if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
         what = _WHAT[payload_type]
-        raise BundleCorrupt(f"the {what}'s envelope is not in canonical form: the {what} was changed")
+        raise BundleCorrupt(f"the {what}'s envelope is not in canonical form, so the {what} was changed: send it again")
     return envelope
 
 
@@ -98,5 +100,5 @@ def _canonical(payload_type: str, payload: bytes, key_ids: tuple[str, ...], sign
 
 
 def _pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes to sign, DSSE's PAE: type and payload, each after its length."""
+    """Return the bytes to sign (the PAE of DSSE): type and payload, each after its length."""
     return b"DSSEv1 %d %s %d %s" % (len(payload_type), payload_type.encode(), len(payload), payload)

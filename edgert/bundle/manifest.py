@@ -47,7 +47,7 @@ class Accuracy:
 
     @property
     def passed(self) -> bool:
-        # Accuracies are ratios of counts. Because of this margin, rounding cannot refuse a drop that equals the limit.
+        # Accuracies are ratios of counts. The margin lets a drop pass that equals the limit but is rounded up.
         return self.drop <= self.max_drop + 1e-9
 
 
@@ -55,9 +55,17 @@ class Accuracy:
 class ArtifactEntry:
     """One engine's form of the model.
 
-    `entry` is the file that the engine opens, `files` are all its files. `golden_outputs` has one file per output.
-    `golden_atol` has one limit per output, in the output's unit. It is the largest absolute difference between the
-    golden outputs and a device's answers to the golden inputs.
+    Args:
+        id: The name of the artifact in the bundle.
+        engine: The engine that runs the artifact.
+        precision: The precision of the weights and of the computation.
+        entry: The file that the engine opens.
+        files: All files of the artifact.
+        golden_outputs: One file per output, with the answers to the golden inputs.
+        golden_atol: One limit per output, in the output's unit: the largest absolute difference between the golden
+            outputs and a device's answers.
+        accuracy: The result of the accuracy gate.
+        tools: The versions of the tools that built the artifact, by name.
     """
 
     id: str
@@ -75,8 +83,8 @@ class ArtifactEntry:
 class TargetEntry:
     """The artifacts for a device profile, in order of preference.
 
-    `machines` are the profile's processors, with their names in `uname -m`; an empty tuple allows any. `reference` is
-    the FP32 artifact that a shadow compares live answers with; "" if the bundle has none.
+    `machines` are the profile's processors, as `uname -m` names them; an empty tuple allows every processor. A shadow
+    compares live answers with `reference`, an FP32 artifact; "" if the bundle has no reference.
     """
 
     profile: str
@@ -89,14 +97,17 @@ class TargetEntry:
 class Manifest(Stateful):
     """The content of a bundle.
 
-    `downgrade_from` lets a device install this release although a higher release, up to this number, was live; 0 for
-    none. A device may install the bundle until the time `expires`, as 2027-02-19T08:00:00Z; "" means no end. An
-    installed version continues to serve after that time. `signed_at` is the time of the signature of a bundle that
-    expires. It is "" for other bundles, so that the same inputs give the same bytes. A downgrade always expires.
-    `golden_raw` holds the windows of sound or of series, or the texts, from which the golden inputs were computed.
-    `buckets` are the lengths of the inputs' open axis, other than the batch. `state` connects outputs to the inputs
-    that receive them in a session's next item; apps see neither. Versions with the same `state_id` continue each
-    other's sessions.
+    An installed version continues to serve after the bundle has expired. A downgrade always expires.
+
+    Args:
+        downgrade_from: The highest release that this lower release may replace; 0 for no downgrade.
+        expires: The time until which a device may install the bundle, as 2027-02-19T08:00:00Z; "" for no end.
+        signed_at: The time of the signature of a bundle that expires. It is "" for other bundles, so that the same
+            inputs give the same bytes.
+        golden_raw: The file with the windows or texts from which the golden inputs were computed; "" for none.
+        buckets: The lengths of the inputs' open axis, apart from the batch axis.
+        state: The outputs that become inputs of a session's next item. Apps see neither of them.
+        state_id: A name for the form of the state. Versions with the same name continue each other's sessions.
     """
 
     model: str
@@ -129,17 +140,17 @@ class Manifest(Stateful):
         _check(self)
 
     def may_follow(self, ratchet: int) -> bool:
-        """Return whether a device accepts this release if `ratchet` is the highest that was marked good."""
+        """Return whether a device accepts this release if `ratchet` is the highest release marked good."""
         return self.release >= ratchet or self.downgrade_from >= ratchet
 
     @property
     def input_rule(self) -> Preprocess | Sound | Series | Text | None:
-        """The rule for the input that devices preprocess; None if there is none."""
+        """The rule for the input that devices preprocess; None if devices preprocess no input."""
         return self.preprocess or self.sound or self.series or self.text
 
     @property
     def sent_inputs(self) -> tuple[str, ...]:
-        """The inputs of a request that devices preprocess: one text becomes several inputs of the model."""
+        """The inputs in a request that devices preprocess. One text becomes several inputs of the model."""
         from_text = self.text.inputs[1:] if self.text is not None else ()
         return tuple(spec.name for spec in self.app_inputs if spec.name not in from_text)
 
@@ -191,8 +202,8 @@ def _check(manifest: Manifest) -> None:
         _check_times(manifest)
     if manifest.downgrade_from and not (manifest.release < manifest.downgrade_from < 2**53 and manifest.expires):
         raise BundleError(
-            f"a downgrade of release {manifest.downgrade_from} to {manifest.release}: "
-            "it must replace a higher release, and expire"
+            f"release {manifest.release} is signed as a downgrade from release {manifest.downgrade_from}: a downgrade must "
+            "replace a higher release, and have an expiry"
         )
     if not 1 <= manifest.release < 2**53:
         raise BundleError(f"release {manifest.release}: give a whole number from 1 up")
@@ -239,7 +250,7 @@ def _check_processing(manifest: Manifest, paths: set[str]) -> None:
     check_smoothing(manifest.classify, manifest.sound or manifest.series)
     check_state(manifest.state, manifest.state_id, manifest.inputs, manifest.outputs)
     if manifest.state and manifest.buckets is not None:
-        raise BundleError("a model with state has no buckets: fix the axis to the length of a chunk")
+        raise BundleError("a model with state cannot have buckets: give the axis the length of a chunk")
 
 
 def _check_times(manifest: Manifest) -> None:

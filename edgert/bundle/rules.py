@@ -33,9 +33,14 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 class Resize(Closed):
     """The rule that resizes an image of any size to the model's `height` x `width` pixels.
 
-    "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that
-    covers the model's size), and keeps the middle. "letterbox" keeps the ratio, centres the image and fills the rest
-    with `pad_value` before normalization.
+    Args:
+        rule: "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side`, and keeps the
+            middle. "letterbox" keeps the ratio, centres the image and fills the rest with `pad_value`.
+        height: The height of the result.
+        width: The width of the result.
+        shortest_side: The shorter side for "crop"; 0 for the smallest side that covers the model's size.
+        pad_value: The value of the filled pixels for "letterbox", before normalization.
+        filter: The interpolation: "nearest", "bilinear" or "bicubic".
     """
 
     rule: str
@@ -48,12 +53,19 @@ class Resize(Closed):
 
 @dataclass(frozen=True)
 class Preprocess(Closed):
-    """The rule that computes the model's `input` from UINT8 values: (value * scale - mean) / std.
+    """The rule that computes the model's input from UINT8 values: (value * scale - mean) / std.
 
-    `mean` and `std` hold one number, or one per channel. `layout` is the layout of the UINT8 tensors: "nhwc", "nchw",
-    or "model" for the model's own layout, `model_layout`. `colour` is the order of the model's channels, `frame_colour`
-    the order in the UINT8 tensors ("model": the same). With `resize`, the UINT8 tensors may have any height and width.
-    With `decode`, requests may also contain a JPEG or PNG file.
+    Args:
+        input: The name of the model's input.
+        scale: The factor of each value.
+        mean: One number, or one number per channel.
+        std: One number, or one number per channel.
+        layout: The layout of the UINT8 tensors: "nhwc", "nchw", or "model" for `model_layout`.
+        model_layout: The layout of the model's input.
+        colour: The order of the model's channels.
+        frame_colour: The order of the channels in the UINT8 tensors; "model" for the order in `colour`.
+        resize: The rule for UINT8 tensors of any height and width; None if only the model's size is accepted.
+        decode: Whether requests may also contain a JPEG or PNG file.
     """
 
     input: str
@@ -77,8 +89,9 @@ class Preprocess(Closed):
 class Smooth(Closed):
     """The rule that computes an answer from the last `windows` windows of a signal.
 
-    "mean" averages the class scores over the windows so far. "majority" answers the class that more than half of the
-    windows give, "all" the class that each window gives. Both answer no class before the signal has `windows` windows.
+    "mean" averages the class scores over the windows so far. "majority" answers the class of more than half of the
+    windows, "all" the class of every window. Before the signal has `windows` windows, "majority" and "all" answer no
+    class.
     """
 
     rule: str
@@ -87,11 +100,19 @@ class Smooth(Closed):
 
 @dataclass(frozen=True)
 class Classify(Closed):
-    """The rule that classifies. The output `output` holds class scores along its last axis.
+    """The rule that classifies.
 
-    Answers contain the best `top_k`, with their `labels`. A class is in an answer if its score is at least its
-    `threshold` and above the scores of the classes whose labels are in `none`. `threshold` is one number, or one for
-    each class; if it is empty, every score is enough. An answer without any class has class -1.
+    An answer contains a class if the class's score reaches the threshold and is above the scores of the classes in
+    `none`. An answer without any class has class -1.
+
+    Args:
+        output: The output with class scores along its last axis.
+        labels: The names of the classes; empty for no names.
+        top_k: The largest number of classes in an answer, the best first.
+        softmax: Whether the scores are logits, which become probabilities.
+        threshold: The lowest score, as one number or one number per class; empty if every score is enough.
+        none: The labels of classes that stand for "no class".
+        smooth: The rule that combines several windows of a signal; None for no smoothing.
     """
 
     output: str
@@ -104,17 +125,23 @@ class Classify(Closed):
 
     @property
     def added(self) -> tuple[str, str]:
-        """The outputs that a daemon adds."""
+        """The outputs that the daemon adds to an answer."""
         return f"{self.output}_classes", f"{self.output}_probabilities"
 
 
 @dataclass(frozen=True)
 class Ctc(Closed):
-    """The rule that decodes text. `output` holds the class scores of each step, trained with CTC.
+    """The rule that decodes text from the scores of a model that was trained with CTC.
 
-    An answer contains the text of greedy decoding: it takes the best class of each step, merges repeats and omits class
-    `blank`. `labels` holds the text of each class. The output is [N, steps, classes], or [N, classes, steps] with
-    `time_axis` "last". `softmax` means that scores are logits or logarithms of probabilities.
+    An answer contains the text of greedy decoding, which takes the best class of each step, merges repeats and omits
+    the class `blank`.
+
+    Args:
+        output: The output with the class scores of each step.
+        labels: The text of each class.
+        blank: The index of the class without a text.
+        time_axis: "first" if the output is [N, steps, classes], "last" if the output is [N, classes, steps].
+        softmax: Whether the scores are logits, or logarithms of probabilities.
     """
 
     output: str
@@ -125,7 +152,7 @@ class Ctc(Closed):
 
     @property
     def added(self) -> tuple[str, str]:
-        """The outputs that a daemon adds."""
+        """The outputs that the daemon adds to an answer."""
         return f"{self.output}_text", f"{self.output}_probability"
 
 
@@ -133,11 +160,18 @@ class Ctc(Closed):
 class Detect(Closed):
     """The rule that computes boxes: scores of at least `score_threshold`, then NMS by class.
 
-    `boxes` names the output with A boxes per image. With `scores` empty, this output also holds the scores: [N, 4 + C,
-    A] in form "channels_first", [N, A, 4 + C] in "anchors_first". With `objectness`, there is one more value between
-    boxes and scores; every score is multiplied by it. Else `scores` names an output with C scores per box, in the same
-    form. `sigmoid` means that scores are logits. `normalized` means that boxes are in 0 to 1 of the model's input, not
-    in pixels.
+    Args:
+        boxes: The output with A boxes per image. If `scores` is "", this output also holds the C scores of each box.
+        scores: The output with C scores per box, in the same form; "" if the scores follow the boxes in `boxes`.
+        labels: The names of the classes; empty for no names.
+        form: "channels_first" if the output is [N, 4 + C, A], "anchors_first" if the output is [N, A, 4 + C].
+        objectness: Whether one more value between box and scores multiplies every score of the box.
+        sigmoid: Whether the scores are logits.
+        box_format: The meaning of a box's four values, such as "cxcywh": centre, width, height.
+        normalized: Whether boxes are given as 0 to 1 of the model's input, not in pixels.
+        score_threshold: The lowest score of a box in an answer.
+        iou_threshold: The overlap (IoU) above which NMS removes the box with the lower score.
+        detections_max: The largest number of boxes in an answer.
     """
 
     boxes: str
@@ -213,14 +247,16 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
     )
     if pre.resize is not None and not (height in (-1, pre.resize.height) and width in (-1, pre.resize.width)):
         raise BundleError(
-            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {height} x {width}"
+            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {height} x {width}: set height and width to these sizes"
         )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
         raise BundleError(
-            f"preprocessing gives {pre.colour} images, input {pre.input!r} needs {counted(channels, 'channel')}"
+            f"preprocessing gives {pre.colour} images, input {pre.input!r} needs {counted(channels, 'channel')}: set colour"
         )
     if pre.decode and pre.resize is None and -1 in (height, width):
-        raise BundleError(f"input {pre.input!r} has an open size: decoding images needs a resize rule")
+        raise BundleError(
+            f"input {pre.input!r} has an open size, and images to decode may have any: add a rule [resize]"
+        )
 
 
 def _check_resize(resize: Resize) -> None:
@@ -248,7 +284,9 @@ def check_classify(classify: Classify, outputs: tuple[TensorSpec, ...]) -> None:
             f"classification has {len(classify.threshold)} thresholds; give one finite number, or {classes}, one per class"
         )
     if unknown := sorted(set(classify.none) - set(classify.labels)):
-        raise BundleError(f"classification has none = {unknown[0][:80]!r}, which is not one of the labels")
+        raise BundleError(
+            f"classification: the key none has {unknown[0][:80]!r}, which is not a label: give labels of the model only"
+        )
     if (smooth := classify.smooth) is not None:
         check_choice("smoothing", "rule", smooth.rule, SMOOTH_RULES)
         if not 2 <= smooth.windows <= SMOOTH_WINDOWS_MAX:
@@ -265,11 +303,13 @@ def check_ctc(ctc: Ctc, outputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError(f"ctc needs class scores [N, steps, classes]; output {spec.name!r} is {spec.form}")
     classes = spec.shape[2 if ctc.time_axis == "first" else 1]
     if not 2 <= len(ctc.labels) <= LABELS_MAX or classes not in (-1, len(ctc.labels)):
-        raise BundleError(f"ctc has the texts of {len(ctc.labels)} classes, and output {spec.name!r} has {classes}")
+        raise BundleError(
+            f"ctc has {len(ctc.labels)} labels, and output {spec.name!r} has {classes} classes: give one label per class"
+        )
     if not 0 <= ctc.blank < len(ctc.labels):
         raise BundleError(f"ctc has blank = {ctc.blank}; give a class from 0 to {len(ctc.labels) - 1}")
     if any("\0" in label for label in ctc.labels):
-        raise BundleError("ctc has a label with the character NUL, which ends a text")
+        raise BundleError("ctc has a label with the character NUL, which ends a text: remove the character")
 
 
 def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
@@ -286,13 +326,26 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
     values = [shapes[name][1 if detect.form == "channels_first" else 2] for name in detect.outputs]
     least = 4 if detect.scores else 5 + detect.objectness
     if values[0] != -1 and (values[0] != 4 if detect.scores else values[0] < least):
-        raise BundleError(f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {least}")
+        needed = "4" if detect.scores else f"at least {least}"
+        raise BundleError(
+            f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {needed}: set form to the "
+            "layout of the output"
+        )
     if detect.scores and detect.objectness:
-        raise BundleError("detection has objectness only if boxes and scores are in one output")
+        raise BundleError(
+            "detection reads objectness only from an output with both boxes and scores: leave objectness or scores out"
+        )
 
 
 def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:
-    """Return the input or output (`kind`) that the rule `what` names. Raises BundleError."""
+    """Return the input or output with a name that a rule states. Raises BundleError if the model lacks it.
+
+    Args:
+        what: The rule, for messages.
+        kind: "input" or "output", for messages.
+        name: The name in the rule.
+        specs: The model's inputs or outputs.
+    """
     for spec in specs:
         if spec.name == name:
             return spec
@@ -301,12 +354,12 @@ def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> Ten
 
 
 def check_mean_and_std(what: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise BundleError unless `mean` and `std`, the keys of `what`, can normalize values."""
+    """Raise BundleError unless the rule `what` can normalize values with `mean` and `std`."""
     if not mean or not std or 0.0 in std or not all(-1e30 < value < 1e30 for value in (*mean, *std)):
         raise BundleError(f"{what} needs a finite mean and std, and no std may be 0")
 
 
 def check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:
-    """Raise BundleError unless `value`, the `key` of `what`, is one of `known`."""
+    """Raise BundleError unless the `value` of the key `key` in the rule `what` is one of `known`."""
     if value not in known:
         raise BundleError(f"{what} has {key} {value[:80]!r}; known: {', '.join(known)}")

@@ -30,7 +30,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Wheel(Closed):
-    """One wheel; `unpacked_bytes` is the size of its files."""
+    """One wheel; `unpacked_bytes` is the size of the files in the wheel."""
 
     name: str
     size_bytes: int
@@ -40,9 +40,16 @@ class Wheel(Closed):
 
 @dataclass(frozen=True)
 class RuntimeTarget(Closed):
-    """The runtime of one kind of device: its Python (`3.11`), `uname -m`, and oldest glibc (`2.28`).
+    """The runtime of one kind of device.
 
-    `id` identifies the content.
+    Args:
+        id: The id of the content.
+        python: The version of Python, such as `3.11`.
+        machine: The processor, as `uname -m` names it.
+        glibc: The oldest glibc that the wheels support, such as `2.28`.
+        engines: The engines in the runtime.
+        extras: The extras of edgert in the runtime.
+        wheels: All wheels of the runtime.
     """
 
     id: str
@@ -81,7 +88,7 @@ class RuntimeRelease(Closed):
         had = "; ".join(f"Python {t.python} on {t.machine} with {', '.join(t.engines)}" for t in self.targets)
         raise NotCompatible(
             f"runtime {self.release} is for {had[:300]}; this device has Python {python} on {machine}, glibc {glibc} and "
-            f"{', '.join(sorted(engines | extras)) or 'no engine'}: publish one for its profile and its Python"
+            f"{', '.join(sorted(engines | extras)) or 'no engine'}: publish a runtime for this device (edgert publish-runtime)"
         )
 
     def to_bytes(self) -> bytes:
@@ -124,7 +131,9 @@ def _check_target(target: RuntimeTarget) -> None:
     if not (
         _RUNTIME_ID.fullmatch(target.id) and _NUMBERS.fullmatch(target.python) and _NUMBERS.fullmatch(target.glibc)
     ):
-        raise BundleError(f"{what} has no valid id, Python or glibc")
+        raise BundleError(
+            f"{what} has id {target.id[:20]!r}, glibc {target.glibc[:20]!r}: an id is 16 hex digits, a version is two numbers"
+        )
     for kind, names in words.items():
         if len(names) > TARGETS_MAX or not all(map(_WORD.fullmatch, names)):
             raise BundleError(f"{what} has an {kind} whose name is not allowed")

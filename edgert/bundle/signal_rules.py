@@ -29,15 +29,22 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 
 @dataclass(frozen=True)
 class Sound(Closed):
-    """The features of mono sound, with the definitions and names of librosa (except `rate_hz`).
+    """The rule that computes features of mono sound.
 
-    A window has `length` samples at `rate_hz`. With `step` 0 a request contains one window, padded with zeros at its
-    end. Else a new window starts every `step` samples, and each window is an item. A signal starts with `lead` added
-    zeros.
+    The names and definitions are those of librosa, except for these:
 
-    `features` is "samples", "log_mel" or "mfcc". `log` is "db", "ln" or "log10" of max(floor, power) + offset. The
-    features are then (value - mean) / std. `mean` and `std` hold one number, or one for each band or coefficient.
-    `time_axis` tells whether time is the model's "first" or "last" axis.
+    Args:
+        input: The name of the model's input.
+        rate_hz: The sample rate.
+        length: The number of samples in a window.
+        step: The distance between the starts of two windows, in samples; each window is an item. With 0, a request
+            contains one window, and the device pads the end of a shorter signal with zeros.
+        lead: The number of zeros that the device adds before a signal.
+        features: "samples", "log_mel" or "mfcc".
+        log: "db", "ln" or "log10": the logarithm of max(floor, power) + offset.
+        time_axis: "first" or "last": the place of the time among the model's axes.
+        mean: The features become (value - mean) / std: one number, or one number per band or coefficient.
+        std: One number, or one number per band or coefficient.
     """
 
     input: str
@@ -70,12 +77,12 @@ class Sound(Closed):
 
     @property
     def bins(self) -> int:
-        """The features of each frame; 1 for samples."""
+        """The number of features of each frame; 1 for samples."""
         return {"samples": 1, "log_mel": self.n_mels, "mfcc": self.n_mfcc}[self.features]
 
     @property
     def frames(self) -> int:
-        """The frames of a window; for samples, its length."""
+        """The number of frames of a window; for samples, the window's length."""
         if self.features == "samples":
             return self.length
         return 1 + (self.length if self.center else self.length - self.n_fft) // self.hop_length
@@ -85,15 +92,29 @@ class Sound(Closed):
 class Series(Closed):
     """The rule that computes features of sensor values [time, channels], for each window of `length`.
 
-    With `step` 0 a request contains exactly one window. Else a new window starts every `step` values, and each window
-    is an item. `missing` first replaces NaN ("refuse", "zero", "hold" the last value, or "linear" between neighbours).
-    Then values become (value * scale - mean) / std; `mean` and `std` hold one number or one per channel.
+    The steps, in order: replace missing values, normalize values, compute features, normalize features. Features other
+    than values are [channels, features] for the model.
 
-    The `features` of one channel are concatenated: its "values"; the magnitude of its "spectrum" (as scipy.fft.rfft);
-    the power within each of `bands` [low, high) Hz (as scipy.signal.periodogram); its "statistics". With `detrend` the
-    window's mean is subtracted before the spectrum and the bands. `window` is "boxcar" or "hann". `feature_mean` and
-    `feature_std` then normalize the features. With `time_axis` "first", a window of values is [time, channels] for the
-    model, else [channels, time]. Other features are [channels, features].
+    Args:
+        input: The name of the model's input.
+        channels: The number of channels.
+        length: The number of values of each channel in a window.
+        step: The distance between the starts of two windows, in values; each window is an item. With 0, a request
+            contains exactly one window.
+        missing: The treatment of NaN: "refuse", "zero", "hold" the last value, or "linear" between neighbours.
+        scale: Values become (value * scale - mean) / std.
+        mean: One number, or one number per channel.
+        std: One number, or one number per channel.
+        features: The features of a channel, which are concatenated: "values", "spectrum" (the magnitude, as
+            scipy.fft.rfft), "bands" (the power, as scipy.signal.periodogram), "statistics".
+        rate_hz: The sample rate.
+        detrend: Whether the window's mean is subtracted before spectrum and bands are computed.
+        window: The window function before spectrum and bands: "boxcar" or "hann".
+        bands: The limits [low, high) of each band in Hz.
+        statistics: The statistics to compute.
+        feature_mean: Features become (feature - feature_mean) / feature_std: one number, or one per feature.
+        feature_std: One number, or one number per feature.
+        time_axis: "first" if a window of values is [time, channels] for the model, "last" if it is [channels, time].
     """
 
     input: str
@@ -186,7 +207,7 @@ def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
 
 
 def check_smoothing(classify: Classify | None, rule: Sound | Series | None) -> None:
-    """Raise BundleError if answers are smoothed over windows, and `rule` gives no windows."""
+    """Raise BundleError if answers are smoothed over windows, but `rule` gives no windows."""
     if classify is not None and classify.smooth is not None and (rule is None or not rule.step):
         raise BundleError("smoothing needs windows: give --preprocess a table [sound] or [series] with a step")
 
@@ -199,7 +220,7 @@ def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Raise BundleError if `spec` does not fit features of `shape`. Axes of 1 do not count; flat fits."""
+    """Raise BundleError if `spec` does not fit features of `shape`, without axes of length 1, or flat."""
     item = spec.item_shape
     wanted = [n for n in item if n != 1]
     if wanted in ([n for n in shape if n != 1], [math.prod(shape)]):

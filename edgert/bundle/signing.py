@@ -1,4 +1,4 @@
-"""Ed25519 keys. A signature proves which key signed a manifest, and that it did not change later.
+"""Ed25519 keys. A signature proves which key signed a manifest, and that the manifest is unchanged.
 
 A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 """
@@ -45,7 +45,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """The private half of a key pair; it never leaves the host."""
+    """The private half of a key pair. The private half never leaves the host."""
 
     key: Ed25519PrivateKey
 
@@ -59,7 +59,7 @@ def new_key() -> SigningKey:
 
 
 def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> None:
-    """Write both keys as PEM; only the owner may read the private key. Raises ConfigInvalid if one exists."""
+    """Write both keys as PEM; only the owner may read the private key. Raises ConfigInvalid."""
     private_pem = key.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -69,21 +69,25 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError as error:
             raise ConfigInvalid(
-                f"{path} exists, and keys are never overwritten: use it, give another --name, or move it away"
+                f"{path} exists, and keys are never overwritten: use it, give another --name, or move the file away"
             ) from error
         except OSError as error:
-            raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
+            raise ConfigInvalid(
+                f"cannot write {path}: {error.strerror}; check the folder's rights and its free space"
+            ) from error
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
         except OSError as error:  # remove an incomplete file: it would block the next attempt
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
+            raise ConfigInvalid(
+                f"cannot write {path}: {error.strerror}; check the folder's rights and its free space"
+            ) from error
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid if `path` does not contain one."""
+    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid if `path` contains no such key."""
     data = _read(path, "create one with: edgert keys new")
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -97,7 +101,7 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Read an Ed25519 public key. Raises ConfigInvalid if `path` does not contain one."""
+    """Read an Ed25519 public key. Raises ConfigInvalid if `path` contains no such key."""
     data = _read(path, "edgert keys new writes it beside the private key")
     try:
         key = serialization.load_pem_public_key(data)
@@ -110,7 +114,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys that a device trusts, by file, and the errors of files without a key; in order of name."""
+    """The keys that a device trusts, by file, and the errors of files without a key, by file."""
 
     keys: dict[Path, PublicKey]
     damaged: dict[Path, str]
@@ -129,7 +133,7 @@ class Keyring:
 
 
 def read_keyring(folder: Path) -> Keyring:
-    """Read every `*.pem` of `folder`; none if the folder is missing."""
+    """Read every `*.pem` in `folder`. Return no keys if the folder is missing."""
     ring = Keyring({}, {})
     for path in sorted(folder.glob("*.pem")):
         try:

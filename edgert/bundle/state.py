@@ -18,14 +18,14 @@ STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State(Closed):
-    """Output `output` becomes input `input` of the session's next item; the first item gets zeros."""
+    """A pair: an item's `output` becomes the session's next `input`. The first item gets zeros."""
 
     input: str
     output: str
 
 
 class Stateful:
-    """The tensors of a model: those that apps see, and those that are state."""
+    """The tensors of a model: the tensors that apps see, and the tensors that are state."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -48,8 +48,14 @@ def check_state(
     state: Sequence[State], state_id: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> None:
     """Raise BundleError unless each state names an input and an output of one datatype and shape."""
-    if state_id and not (state and STATE_ID.fullmatch(state_id)):
-        raise BundleError(f"state_id {state_id[:80]!r}: give letters, digits and . _ - with a state that it names")
+    if state_id and not state:
+        raise BundleError(
+            f"state_id is {state_id[:80]!r}, but the model has no state: add [[state]], or remove state_id"
+        )
+    if state_id and not STATE_ID.fullmatch(state_id):
+        raise BundleError(
+            f"state_id {state_id[:80]!r} is not allowed: give letters, digits and . _ - (at most 63, a letter or digit first)"
+        )
     pairs = [
         (spec_of("state", "input", binding.input, inputs), spec_of("state", "output", binding.output, outputs))
         for binding in state
@@ -59,12 +65,14 @@ def check_state(
         ("output", [binding.output for binding in state], len(outputs)),
     ):
         if len(set(names)) < len(names):
-            raise BundleError(f"state names the same {kind} twice")
+            raise BundleError(f"state names the same {kind} twice: give each {kind} once")
         if state and len(names) == count:
             raise BundleError(f"every {kind} of the model is state: the model needs another {kind} for the app")
     for binding, (before, after) in zip(state, pairs, strict=True):
         if (before.datatype, before.shape) != (after.datatype, after.shape):
-            raise BundleError(f"state {binding.input!r} is {before.form}, output {binding.output!r} is {after.form}")
+            raise BundleError(
+                f"state {binding.input!r} is {before.form}, output {binding.output!r} is {after.form}: they must be the same"
+            )
         if before.shape[:1] not in ((-1,), (1,)) or -1 in before.item_shape:
             raise BundleError(f"state {binding.input!r} is {before.form}: only its first axis, the batch, may be open")
     if state and (flat := [spec.name for spec in outputs if not spec.shape]):

@@ -25,13 +25,19 @@ DATATYPES = ("INT64", "INT32")
 class Text(Closed):
     """The rule that computes token ids from UTF-8 text, with a file of the library `tokenizers`.
 
-    `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a local path. The model's input
-    `input` gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids. A name is "" if the model has no
-    such input.
+    The device pads shorter texts at their end, to the length of the model's input. If this length is open, the device
+    pads texts to the longest text of the request, and then to a bucket.
 
-    If a text has more than `max_tokens` with special tokens, `truncation` removes its end ("right") or its start
-    ("left"), or refuses the text ("none"). Shorter texts are padded at their end, with `pad_id`, to the length of the
-    model's input. If that length is open, they are padded to the longest text of the request, and then to a bucket.
+    Args:
+        tokenizer: The path of the tokenizer's file: in a manifest a name in the bundle, on the host a local path.
+        input: The model's input for the token ids.
+        max_tokens: The largest number of tokens of a text, including special tokens.
+        mask: The model's input with 1 for a token and 0 for padding; "" if the model has no such input.
+        types: The model's input for the type ids; "" if the model has no such input.
+        truncation: The treatment of a longer text: remove its end ("right") or its start ("left"), or refuse the text
+            ("none").
+        special_tokens: Whether the tokenizer adds special tokens.
+        pad_id: The token id of padding.
     """
 
     tokenizer: str
@@ -45,7 +51,7 @@ class Text(Closed):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs that are computed from a text: ids, mask, types."""
+        """The inputs that the device computes from a text: ids, mask, types."""
         return tuple(name for name in (self.input, self.mask, self.types) if name)
 
 
@@ -53,9 +59,12 @@ class Text(Closed):
 class Embed(Closed):
     """The rule that computes one vector for each item of `output`, as the output `<output>_embedding`.
 
-    For token states [N, T, D], `pooling` "mean" is the mean over the tokens that the input `mask` marks with 1, and
-    "cls" is the first token's state. With "none" the output is already [N, D]. With `normalize` each vector has the
-    length 1.
+    Args:
+        output: The output with token states [N, T, D], or with vectors [N, D].
+        pooling: "mean" for the mean over the tokens that `mask` marks with 1, "cls" for the state of the first token,
+            "none" if the output is already [N, D].
+        mask: The model's input that marks tokens, for "mean".
+        normalize: Whether each vector gets the length 1.
     """
 
     output: str
@@ -124,19 +133,19 @@ def describe_embed(rule: Embed) -> str:
 
 
 def _open_length(rule: Text, buckets: Buckets | None) -> int:
-    """Return the largest bucket. Raises BundleError unless the buckets are lengths of the text's axis."""
+    """Return the largest bucket. Raises BundleError unless exactly the inputs of `rule` have buckets."""
     if buckets is None:
         raise BundleError(f"input {rule.input!r} has an open length: build with --buckets AXIS=SIZES or --input")
     pads = {place.name: place.value for place in buckets.inputs}
     if set(pads) != set(rule.inputs):
         raise BundleError(
-            f"the buckets of {buckets.axis!r} are those of {', '.join(pads)}, and a text becomes {', '.join(rule.inputs)}: "
-            "they must be the same inputs"
+            f"axis {buckets.axis!r} of --buckets is open in {', '.join(pads)}, but [text] gives {', '.join(rule.inputs)}: "
+            "name exactly the inputs with this axis in [text]"
         )
     wanted = {name: rule.pad_id if name == rule.input else 0 for name in rule.inputs}
     for name, value in wanted.items():
         if pads[name] != value:
             raise BundleError(
-                f"input {name!r} is padded with {value} in a text, and with {pads[name]:g} in a bucket: give --pad {name}={value}"
+                f"[text] pads input {name!r} with {value}, and --buckets pads it with {pads[name]:g}: give --pad {name}={value}"
             )
     return buckets.largest

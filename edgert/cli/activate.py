@@ -46,11 +46,11 @@ def activate(
 ) -> None:
     """Make the installed version of MODEL live, on trial.
 
-    The daemon loads it and checks its golden answers in a separate process while the old version serves. If that
-    fails, the old version stays live, and the command prints the reason.
+    The daemon loads the version and checks its golden answers in a separate process, while the old version serves. If
+    the check fails, the old version stays live, and the command prints the reason.
 
-    With --limit or --watch, the device watches the version from the moment it serves. It rolls back when a limit is
-    broken or the worker ends. You can mark the version good once all limits held for the whole time.
+    With --limit or --watch, the device watches the version as soon as the version serves. The device rolls back when a
+    limit is broken or the worker ends. You can mark the version good once all limits held for the whole time.
 
     \b
     Examples:

@@ -42,10 +42,10 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
     """Measure the artifacts in FOLDER directly in the engine, without the daemon.
 
     The daemon continues to serve, which slows the measurement. With --model and no FOLDER, the command sends golden
-    inputs to the live version through the socket, like an app. It is refused during a deployment of the model or while
-    its trial limits are watched. No deployment can start during the measurement.
+    inputs to the live version through the socket, like an app. The device refuses this measurement during a deployment
+    of the model, or while trial limits of the model are watched. No deployment can start during the measurement.
 
-    `edgert bench` and `edgert build --measure-on` send such a folder, run this command, and remove the folder.
+    `edgert bench` and `edgert build --measure-on` send a folder of artifacts, run this command, and remove the folder.
 
     \b
     Examples:

@@ -34,10 +34,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 @json_option
 @click.pass_obj
 def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
-    """Claim MODEL for one deployment: nobody else can claim it until you release it or it expires.
+    """Claim MODEL for one deployment. Until the claim is released or expires, nobody else can claim MODEL.
 
-    `edgert deploy` runs this. Give the printed token to the next commands as --claim. A claim prevents other claims
-    only: a command without --claim still works.
+    `edgert deploy` runs this command. Give the printed token to the next commands as --claim. A claim prevents other
+    claims only: a command without --claim still works.
 
     \b
     Example:
@@ -48,12 +48,12 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 
     check_model_name(model)
     config = read_config(state)
-    taken = Claims(state, config.device).acquire(model, by[:200], for_s, instead_of)
+    new = Claims(state, config.device).acquire(model, by[:200], for_s, instead_of)
     # Read the status after the claim, because an earlier status may be out of date.
-    answer = {"token": taken.token, "status": device_status(state, config).as_json()}
+    answer = {"token": new.token, "status": device_status(state, config).as_json()}
     with contextlib.suppress(EdgeRTError, OSError):  # damaged slots: `list-files` reports the reason if a host needs it
         answer["here"] = files_here(state, model)
-    emit(answer, taken.token, as_json)
+    emit(answer, new.token, as_json)
 
 
 @click.command(hidden=True)
@@ -61,7 +61,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 @json_option
 @click.pass_obj
 def unclaim(state: StateDir, token: str, as_json: bool) -> None:
-    """Release a claim. Does nothing if it has ended.
+    """Release a claim. Does nothing if the claim has ended.
 
     \b
     Example:

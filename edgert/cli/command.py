@@ -34,7 +34,7 @@ EXIT_NO_READER = 141  # a shell's exit code for a program that SIGPIPE ended
 
 
 class BrokenPipe(Exception):
-    """Replaces a BrokenPipeError of a command or a connection: click would end without a message."""
+    """Replaces a BrokenPipeError, because click would end without a message at a BrokenPipeError."""
 
 
 @contextlib.contextmanager
@@ -68,9 +68,12 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group whose commands are imported when they are called.
 
-    `commands_by_name` maps a name to ("module:attribute", the command's line in --help). So --help imports no command,
-    and a broken command does not break the others. A command without a line is hidden. `extra` is the extra of edgert
-    that installs the packages of these commands.
+    So --help imports no command, and a broken command does not break the other commands.
+
+    Args:
+        commands_by_name: Maps a name to ("module:attribute", the command's line in --help). A command with the line ""
+            is hidden.
+        extra: The extra of edgert that installs the packages of these commands.
     """
 
     def __init__(
@@ -151,14 +154,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(as_json, "interrupted", "interrupted", EXIT_INTERRUPTED, error)
     except (BrokenPipe, OSError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        assert isinstance(cause, OSError)
-        if isinstance(cause, BrokenPipeError) and _has_no_reader(sys.stdout):
-            # Otherwise Python fails again when it closes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return EXIT_NO_READER
-        where = f"{cause.filename}: " if cause.filename else ""
-        return _fail(as_json, "os_error", f"{where}{cause.strerror or cause}", EXIT_OS_ERROR, cause)
+        return _fail_with_os_error(as_json, error)
     except UnicodeEncodeError as error:
         line = error.object[: error.start].rpartition("\n")[2] + error.object[error.start :].partition("\n")[0]
         message = f"{line} is not UTF-8: rename that file or folder, or use a UTF-8 locale"
@@ -191,10 +187,21 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
     return exit_code
 
 
+def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    assert isinstance(cause, OSError)
+    if isinstance(cause, BrokenPipeError) and _has_no_reader(sys.stdout):
+        # Otherwise Python fails again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NO_READER
+    where = f"{cause.filename}: " if cause.filename else ""
+    return _fail(as_json, "os_error", f"{where}{cause.strerror or cause}", EXIT_OS_ERROR, cause)
+
+
 def _has_no_reader(stream: TextIO | None) -> bool:
     """Return whether `stream` is a pipe or a socket whose other end is closed, as with `| head`."""
     if stream is None:
         return False
-    looked = select.poll()
-    looked.register(stream.fileno(), 0)  # POLLERR and POLLHUP are always reported
-    return bool(looked.poll(0))
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)  # POLLERR and POLLHUP are always reported
+    return bool(poll.poll(0))

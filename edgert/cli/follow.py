@@ -17,15 +17,17 @@ from edgert.state_dir import StateDir
 
 
 @click.command()
-@click.option("--soon", is_flag=True, help="Let the daemon start a round within seconds, and do not wait for it.")
+@click.option(
+    "--soon", is_flag=True, help="Let the daemon start a round within seconds, and do not wait for the round."
+)
 @json_option
 @click.pass_context
 def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     """Read this device's channel from the registry; fetch and install its releases, and start trials.
 
-    The daemon runs this command at the interval of [follow]. It exits with 75 if a release must wait for a trial,
-    another deployment or its window. If root set the device up, only the service may read the registry's login: use
-    --soon.
+    The daemon runs this command at the interval of [follow]. The command exits with 75 if a release must wait for a
+    trial, for another deployment, or for the hours of [follow]. If root set the device up, only the service may read
+    the registry's login: use --soon.
 
     \b
     Examples:

@@ -52,8 +52,8 @@ def list_(state: StateDir, as_json: bool) -> None:
 def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     """Remove KEY, given as its id or as the name of a file in the key folder.
 
-    The device then refuses bundles signed with it. Installed versions continue to serve: if the key was stolen, deploy
-    another release.
+    The device then refuses bundles that this key signed. Installed versions continue to serve: if the key was stolen,
+    deploy another release.
 
     \b
     Examples:
@@ -62,23 +62,25 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     """
     read_config(state)
     ring = trusted_keys(state)
-    going = [path for path, trusted in ring.keys.items() if key in (trusted.key_id, path.name)]
-    staying = [path for path in ring.keys if path not in going]
-    going += [path for path in ring.damaged if path.name == key]
-    if not going:
+    removed = [path for path, trusted in ring.keys.items() if key in (trusted.key_id, path.name)]
+    remaining = [path for path in ring.keys if path not in removed]
+    removed += [path for path in ring.damaged if path.name == key]
+    if not removed:
         known = ", ".join(sorted({trusted.key_id for trusted in ring.keys.values()})) or "none"
         raise ConfigInvalid(f"unknown key {key[:80]!r}; this device trusts: {known}")
-    if ring.keys and not staying and not force:
-        raise TransitionRefused(f"{key} is the only trusted key: add another (edgert bootstrap --key), or use --force")
+    if ring.keys and not remaining and not force:
+        raise TransitionRefused(
+            f"{key} is the only trusted key: add another key (edgert bootstrap --key), or use --force"
+        )
     with storing(f"cannot remove {key} from {state.keys}"):
         # Root may run this, and another user may replace the folder by a link. O_NOFOLLOW refuses a link.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            for path in going:
+            for path in removed:
                 os.unlink(path.name, dir_fd=folder)
         finally:
             os.close(folder)
         sync_folder(state.keys)
-    remaining = sorted({ring.keys[path].key_id for path in staying})
-    text = f"{key} is removed; trusted keys: {', '.join(remaining) or 'none'}"
-    emit({"removed": key, "keys": remaining}, text, as_json)
+    key_ids = sorted({ring.keys[path].key_id for path in remaining})
+    text = f"{key} is removed; trusted keys: {', '.join(key_ids) or 'none'}"
+    emit({"removed": key, "keys": key_ids}, text, as_json)

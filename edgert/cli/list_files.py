@@ -25,7 +25,7 @@ MEMORY_SHARE = 6
 @json_option
 @click.pass_obj
 def list_files(state: StateDir, model: str, as_json: bool) -> None:
-    """List the files of MODEL on this device, which a host need not send, and the limits of a delta.
+    """List the files of MODEL on this device, which a host need not send, and the limits for a delta.
 
     `edgert deploy` runs this command.
 

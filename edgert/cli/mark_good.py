@@ -13,14 +13,14 @@ from edgert.versions.claims import under_claim
 
 @click.command("mark-good")
 @click.argument("model")
-@click.option("--force", is_flag=True, help="Keep it even if its limits have not held for the whole time.")
+@click.option("--force", is_flag=True, help="Keep the version even if its limits have not held for the whole time.")
 @claim_option
 @json_option
 @click.pass_obj
 def mark_good(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
     """End the trial of MODEL and keep the live version. The device then refuses older releases.
 
-    Trial limits must have held for the whole time.
+    If the trial has limits, they must have held for the whole time.
 
     \b
     Example:

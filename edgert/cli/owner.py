@@ -1,7 +1,7 @@
 """Commands of root act as the owner of the state folder, or of the folder of keys.
 
-The daemon may run as another user, and must be able to change the files that a command writes. Also, root then never
-writes in a place where a less trusted user could have put a link.
+The daemon may run as another user, and must be able to change the files that a command writes. This also prevents that
+root writes to a path where a less trusted user has put a link.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
     """Become the owner of the state folder (or of its keys) if root runs the command but does not own it."""
     if os.geteuid() != 0:
         return
+    folder = state.keys if of_keys else state.root
     try:
-        uid = state.keys.lstat().st_uid if of_keys else state.root.stat().st_uid
+        uid = folder.stat(follow_symlinks=not of_keys).st_uid
     except OSError:
         return  # the command itself reports that the folder is missing
     if uid == 0:
@@ -29,7 +30,10 @@ def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
         os.setgid(user.pw_gid)
         os.setuid(uid)
     except (KeyError, OSError) as error:
-        raise DeviceError(f"{state.root} belongs to user {uid}, which this command cannot become: {error}") from error
+        raise DeviceError(
+            f"{folder} belongs to user {uid}, and this command cannot run as that user: {error}. Run it as that user, or "
+            "let an existing user own the folder (chown)"
+        ) from error
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
     try:
         os.stat(".")

@@ -17,7 +17,11 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
     def __init__(
         self, name: str, parse: Callable[[str], float], text: Callable[[float], str], least: float, most: float
     ) -> None:
-        self.name, self._parse, self._text, self._least, self._most = name, parse, text, least, most
+        self.name = name
+        self._parse = parse
+        self._text = text
+        self._least = least
+        self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

@@ -22,8 +22,8 @@ from edgert.versions.slots import Slots, SlotState
 def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
     """Make MODEL's previous good version live again.
 
-    If a new version is only installed, the command removes it instead. A second rollback is refused, because it would
-    make the newer version live again.
+    If a new version is installed but not live, the command removes this version instead. The device refuses a second
+    rollback, which would make the newer version live again.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from edgert.state_dir import StateDir
 def serve(state: StateDir) -> None:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C.
 
-    It reports READY to systemd (Type=notify) once every model has loaded.
+    The daemon reports READY to systemd (Type=notify) once every model has loaded.
 
     \b
     Example:

@@ -30,10 +30,10 @@ POLL_S = 0.05
 @json_option
 @click.pass_obj
 def start(state: StateDir, as_json: bool) -> None:
-    """Run the daemon in the background and restart it when it dies. Does nothing if it runs.
+    """Run the daemon in the background and restart it when it dies. Does nothing if a daemon runs.
 
-    Its log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command is refused and prints
-    the command to use.
+    The daemon's log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command fails and
+    prints the command to use.
 
     \b
     Example:
@@ -59,8 +59,8 @@ def start(state: StateDir, as_json: bool) -> None:
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
     """Start a monitor with its daemon; return both once the daemon answers.
 
-    If a monitor already runs and its daemon was killed, that monitor starts the next daemon: then no process is
-    returned. Raises DeviceError and StorageFailed.
+    If a monitor already runs and its daemon was killed, this monitor starts the next daemon: then the result has no
+    process. Raises DeviceError and StorageFailed.
     """
     monitor, told = None, None
     until = time.monotonic() + START_S_MAX

@@ -25,10 +25,10 @@ POLL_S = 0.05
 @json_option
 @click.pass_obj
 def stop(state: StateDir, as_json: bool) -> None:
-    """Stop the daemon; do nothing if none runs. The state folder must be a device's.
+    """Stop the daemon; do nothing if no daemon runs. The state folder must be that of a device.
 
-    The daemon answers the requests that have arrived and refuses new ones. If a systemd unit runs the daemon, systemd
-    would restart it: this command is then refused and prints the command to use.
+    The daemon answers the requests that have arrived and refuses new requests. If a systemd unit runs the daemon,
+    systemd would restart the daemon: this command then fails and prints the command to use.
 
     \b
     Example:
@@ -48,7 +48,7 @@ def stop(state: StateDir, as_json: bool) -> None:
 
 
 def stop_daemon(state: StateDir) -> int | None:
-    """Stop the daemon and wait for its end; return its process id, None if none runs. Raises DeviceError."""
+    """Stop the daemon and wait for its end; return its process id, or None without a daemon."""
     try:
         pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:
@@ -79,7 +79,7 @@ def _end_monitor(state: StateDir) -> None:
 
 
 def _wait_for_the_end(pid: int) -> None:
-    """Wait for the end of process `pid` if its lock file cannot be opened. Raises BlockingIOError if late."""
+    """Wait for the end of process `pid` without its lock file. Raises BlockingIOError after STOP_S_MAX."""
     until = time.monotonic() + STOP_S_MAX
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() >= until:

@@ -23,16 +23,16 @@ INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
 
 # Further arrays in a file of samples, which only the build reads.
-BESIDE_INPUTS = ("labels", "slice", "boxes", "transcript", "recording")
+BUILD_ONLY = ("labels", "slice", "boxes", "transcript", "recording")
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
-    """Return the array of an .npy file, or the arrays of an .npz by name.
+    """Return the array of an .npy file, or the arrays of an .npz file by name.
 
-    Never unpickles. Raises InputError. A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for
-    a model with `decode`. A CSV file becomes FP32 [lines, columns], and a .txt file becomes its text, UINT8 [bytes].
+    A JPEG, PNG or WAV file becomes an array of its bytes, UINT8 [bytes], for a model with `decode`. A CSV file becomes
+    FP32 [lines, columns], and a .txt file becomes UINT8 [bytes]. The function unpickles nothing. Raises InputError.
     """
     advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV, CSV or .txt file"
     try:
@@ -61,20 +61,20 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         with contextlib.suppress(InputError):
             return read_csv(source)
-        # Do not use NumPy's own message: it is about pickles and headers.
+        # Do not use NumPy's own message, which is about pickles and headers.
         raise InputError(f"{source} contains no arrays: {advice}") from error
 
 
-def ask(client: Client, model: str, given: NDArray[Any] | Arrays) -> tuple[Arrays, Arrays]:
+def ask(client: Client, model: str, inputs: NDArray[Any] | Arrays) -> tuple[Arrays, Arrays]:
     """Return the outputs of `model`, and the names of their classes.
 
-    Arrays of `given` that only the build reads are not sent, unless the model has inputs of these names.
+    Arrays of `inputs` that only the build reads are not sent, unless the model has inputs of these names.
     """
     metadata = client.metadata(model)
-    if isinstance(given, dict):
-        inputs = {each["name"] for each in metadata["inputs"]}
-        given = {name: array for name, array in given.items() if name in inputs or name not in BESIDE_INPUTS}
-    outputs = client.infer(model, given)
+    if isinstance(inputs, dict):
+        names = {each["name"] for each in metadata["inputs"]}
+        inputs = {name: array for name, array in inputs.items() if name in names or name not in BUILD_ONLY}
+    outputs = client.infer(model, inputs)
     return outputs, class_names(outputs, metadata.get("labels", ()))
 
 

@@ -47,10 +47,10 @@ DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh.")
 @click.pass_obj
 def top(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show the models live: rates, percentiles, batches and why they were closed, stages, caches, shadow.
+    """Show the models live: rates, percentiles, batches and their ends, stages, caches, shadow.
 
-    Rates are those of the last interval. Percentiles and stages are those of the window in progress, or of the last
-    complete window if the current one has no answers yet. Ctrl-C ends the command.
+    Rates are those of the last interval. Percentiles and stages are those of the current window, or of the last window
+    while the current window has no answers. Ctrl-C ends the command.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: 
     """Show the trial of MODEL: the measurements, the time that is left, or the outcome.
 
     Exits with 9 if the version was rolled back, and prints the reason. If no daemon runs, this command ends a trial
-    whose time has passed or whose watch was cut off.
+    whose time has passed or whose watch was interrupted.
 
     \b
     Examples:
@@ -56,11 +56,11 @@ def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: 
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
     """Return the state of the trial of the version `digest` ("": the live one). Raises RolledBack.
 
-    If the trial is over and no daemon runs, this function ends it.
+    If the time of the trial has passed and no daemon runs, this function ends the trial.
     """
     model = store.folder.name
-    # Read the daemon first, then the slots. Otherwise, if the trial ends between the two, there would seem to be no
-    # trial.
+    # Read the daemon first, then the slots. In the other order, a trial that ends between the two readings would seem
+    # to be missing.
     daemon_runs, watch = _measured(state, model)
     slots = store.read()
     live, rolled_back = slots.live, slots.rolled_back

@@ -1,6 +1,6 @@
-"""The asyncio client of the local socket: like `Client`, without blocking the event loop.
+"""The asyncio client of the daemon's local socket: like `Client`, but it never blocks the event loop.
 
-A cancelled or timed-out call closes its connection, so that no other request can receive its late answer.
+A cancelled or timed-out call closes the connection, so that no other request can receive the late answer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ CONNECTIONS_MAX = 64
 
 
 class AsyncClient(BaseClient):
-    """Sends requests to the daemon at `path`; `path`, `timeout_s` and `transport` are those of `Client`.
+    """Sends requests to the daemon at `path`.
 
-    One client serves any number of tasks of one event loop. Each request in progress has its own connection, at most
-    `connections_max` for a model. Further requests wait, and this wait counts towards their time-out. A cancelled call
-    closes its connection and does not change the client.
+    One client serves any number of tasks of one event loop. Each request in progress has its own connection. A
+    cancelled call closes its connection and does not change the client.
+
+    Args:
+        path: As for `Client`.
+        timeout_s: As for `Client`.
+        connections_max: The largest number of requests in progress for one model. Further requests wait; this wait
+            counts towards their time-out.
+        transport: As for `Client`.
     """
 
     def __init__(
@@ -73,19 +79,19 @@ class AsyncClient(BaseClient):
         flags = request_flags(cache, priority)
         deadline = time.monotonic() + self.timeout_of(timeout_s)
         pool = self._pool(model)
-        await pool.enter(deadline)
+        await pool.acquire(deadline)
         try:
             while True:
-                connection = pool.idle_one() or await self._connected(model, deadline)
+                connection = pool.pop_idle() or await self._connected(model, deadline)
                 try:
-                    return await connection.ask(inputs, deadline, flags, trace)
+                    return await connection.request(inputs, deadline, flags, trace)
                 except Retry as retry:
                     await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
         finally:
-            pool.leave()
+            pool.release()
 
     def session(self, model: str) -> AsyncSession:
-        """Return a session of `model`, as `Client.session`: `async with client.session("vad") as stream`."""
+        """Return a session of `model`, like `Client.session`: `async with client.session("vad") as stream`."""
         return AsyncSession(self, model)
 
     def _settings(self) -> dict[str, Any]:
@@ -101,13 +107,13 @@ class AsyncClient(BaseClient):
         """Return the description of `model`: release, inputs, outputs, labels."""
         deadline = time.monotonic() + self.timeout_s
         pool = self._pool(model)
-        await pool.enter(deadline)
+        await pool.acquire(deadline)
         try:
             connection = await self._connected(model, deadline)
             pool.give_back(connection)
             return dict(connection.conversation.welcome)
         finally:
-            pool.leave()
+            pool.release()
 
     async def labels(self, model: str) -> list[str]:
         """Return the names of the model's classes by index; empty if its bundle has none.
@@ -148,24 +154,25 @@ class AsyncClient(BaseClient):
         self._loop = loop
 
     async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
-        """Return a new connection once the daemon accepts it. The connection of a session is in no pool."""
+        """Return a new connection that the daemon has accepted. A session's connection is in no pool."""
         pool = None if model is None or session else self._pools[model]
         while True:
             self._check_open()
             try:
-                return await Connection.opened(self.path, model, pool, deadline, share=self._share, session=session)
+                return await Connection.open(self.path, model, pool, deadline, share=self._share, session=session)
             except Retry as retry:
                 await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
 
 
 class AsyncSession:
-    """Requests of `model` that continue each other, as `Session`, in an `async with` block.
+    """Requests of `model` that continue each other, like `Session`, in an `async with` block.
 
-    `AsyncClient.session` creates it. It accepts one request at a time; a cancelled call ends the session.
+    `AsyncClient.session` creates an AsyncSession. Send one request at a time; a cancelled call ends the session.
     """
 
     def __init__(self, client: AsyncClient, model: str) -> None:
-        self._client, self._model = client, model
+        self._client = client
+        self._model = model
         self._connection: Connection | None = None
 
     @overload
@@ -191,11 +198,11 @@ class AsyncSession:
             resume = b""
             try:
                 if connection.closed and not connection.conversation.moved:
-                    raise connection.parting
+                    raise connection.end_error
                 if connection.closed:
                     resume = connection.conversation.resume
                     connection = self._connection = await self._client._connected(self._model, deadline, session=True)
-                return await connection.ask(inputs, deadline, flags, trace, resume)
+                return await connection.request(inputs, deadline, flags, trace, resume)
             except (Retry, WorkerLost) as error:
                 if not connection.conversation.moved:
                     raise session_lost(error) from error

@@ -1,14 +1,16 @@
 """The asyncio client's connections, each with one request at a time, and their pool.
 
-Theory of operation: each connection keeps one reader callback on the loop while it is open. The callback receives into
-the frame buffer. It copies the tensors of an answer at once, because the next bytes may arrive before the waiting task
-runs. So a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle
-connection moves, the connection closes when the daemon sends MOVED, not at the next request.
+Theory of operation: each open connection has one reader callback on the loop. The callback receives into the frame
+buffer, and copies the tensors of an answer at once, because the next bytes may arrive before the waiting task runs. So
+a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle connection
+moves, the connection closes when the daemon sends MOVED, not at the next request.
 
-These are medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB, measured on one core with the daemon. This client
-takes 71 / 138 / 637. Bare loops without its checks and time-outs take 70 / 144 / 1,125 over BufferedProtocol, 104 / 172
-/ 714 over `loop.sock_recv_into`, and 104 (55 in another run) / 143 / 1,220 over streams. The blocking client on a
-socket takes 44 / 94 / 496. With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
+Measured medians in us for tensors of 4 KB / 150 KB / 1.2 MB, in interleaved runs on one core with the daemon:
+- this client: 71 / 138 / 637
+- bare loops without checks and time-outs: 70 / 144 / 1,125 over BufferedProtocol, 104 / 172 / 714 over
+  `loop.sock_recv_into`, 104 (55 in another run) / 143 / 1,220 over streams
+- the blocking client on a socket: 44 / 94 / 496
+With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX
-from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Event, Outputs, Retry, session_late, timeout_us
+from edgert.client.conversation import (
+    OVERLOADED,
+    RETRY_PAUSE_S,
+    SESSION_UNANSWERED,
+    Conversation,
+    Event,
+    Outputs,
+    Retry,
+    session_ended,
+    timeout_us,
+)
 from edgert.client.model_interface import Inputs
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError
 from edgert.protocol import wire
@@ -38,37 +50,37 @@ class Pool:
 
     def __init__(self, requests_max: int) -> None:
         self._free = requests_max
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._idle: list[Connection] = []
         self._closed = False
 
-    async def enter(self, deadline: float) -> None:
-        """Wait for a turn; `leave` ends it. Raises DeadlineExceeded."""
+    async def acquire(self, deadline: float) -> None:
+        """Wait until one more request may run. Call `release` when the request ends. Raises DeadlineExceeded."""
         if self._free:
             self._free -= 1
             return
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        self._turns.append(turn)
+        self._waiters.append(turn)
         timer = loop.call_later(max(0.0, deadline - time.monotonic()), _time_out, turn)
         try:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave()  # the turn and the cancellation arrived together
+                self.release()  # the turn and the cancellation arrived together
             raise
         finally:
             timer.cancel()
 
-    def leave(self) -> None:
-        while self._turns:
-            turn = self._turns.popleft()
+    def release(self) -> None:
+        while self._waiters:
+            turn = self._waiters.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
         self._free += 1
 
-    def idle_one(self) -> Connection | None:
+    def pop_idle(self) -> Connection | None:
         return self._idle.pop() if self._idle else None
 
     def give_back(self, connection: Connection) -> None:
@@ -77,7 +89,7 @@ class Pool:
         else:
             self._idle.append(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def discard(self, connection: Connection) -> None:
         """Remove a connection that ended, if it was idle."""
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
@@ -98,13 +110,13 @@ def _time_out(turn: asyncio.Future[None]) -> None:
 
 
 class Connection:
-    """One connection, which its hello binds to one model (None: to the daemon). One request at a time."""
+    """One connection to one model, or to the daemon (model None), with one request at a time."""
 
     @classmethod
-    async def opened(
+    async def open(
         cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
-        """Connect and exchange hello and WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
+        """Connect, send the hello, receive the WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
         connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
         try:
             await connection._exchange([connection.conversation.hello()], deadline)
@@ -115,8 +127,11 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
-        self.parting: Exception = session_late()  # the reason of the end, if no request received the reason
-        self._sock, self.conversation, self._pool = sock, conversation, pool
+        # The reason why the connection ended, if no request received this error.
+        self.end_error: Exception = session_ended(SESSION_UNANSWERED)
+        self._sock = sock
+        self.conversation = conversation
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
         self._sending = False  # True while the daemon cannot have all bytes of the request
@@ -125,15 +140,15 @@ class Connection:
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    async def ask(
+    async def request(
         self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
     ) -> Outputs | InferResponse:
         """Send one request and return its answer; give the connection back to the pool.
 
-        `resume` is a frame to send before the first request of a session that moved to this connection. Raises the
-        daemon's error, WorkerLost, Retry.
+        If a session moved to this connection, `resume` is the frame to send before the session's first request. Raises
+        the daemon's error, WorkerLost, Retry.
         """
         try:
             left_s = deadline - time.monotonic()
@@ -164,7 +179,7 @@ class Connection:
             self._timer.cancel()
             self._timer = None
         if self._pool is not None:
-            self._pool.forget(self)
+            self._pool.discard(self)
 
     def _give_back(self) -> None:
         if self._sending or (self._pool is None and not self.conversation.is_session):
@@ -175,14 +190,14 @@ class Connection:
             self._pool.give_back(self)
 
     async def _exchange(self, parts: Sequence[wire.Buffer], deadline: float) -> Outputs | InferResponse:
-        """Send one frame and return the answer to it."""
+        """Send one frame and return the daemon's answer."""
         if self.closed:  # the connection ended after it left the pool
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
         if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED has its memory
-            # The daemon closed before it had the whole request. It may have sent an error: wait for that.
-            self._loop.call_later(RETRY_PAUSE_S, self._settle, outcome)
+            # The daemon closed before it had the whole request. It may have sent an error: wait for this error.
+            self._loop.call_later(RETRY_PAUSE_S, self._fail_if_unanswered, outcome)
         elif self._timer is None or deadline < self._timer_at:
             self._set_timer()
         try:
@@ -193,28 +208,28 @@ class Connection:
             raise event
         return event
 
-    def _settle(self, outcome: asyncio.Future[Event | Exception]) -> None:
+    def _fail_if_unanswered(self, outcome: asyncio.Future[Event | Exception]) -> None:
         if not outcome.done():
             outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
-        """Set one timer for many requests: deadlines usually only grow, so a timer that fires is set again."""
+        """Set one timer for many requests. Deadlines usually only grow, so a timer that fires is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline
-        self._timer = self._loop.call_later(max(0.0, self._deadline - time.monotonic()), self._time_is_up)
+        self._timer = self._loop.call_later(max(0.0, self._deadline - time.monotonic()), self._on_timer)
 
-    def _time_is_up(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._outcome is None or self._outcome.done():
             return
         if time.monotonic() < self._deadline:
             self._set_timer()
         else:
-            self._ended(self.conversation.late(sent=not self._sending))
+            self._fail(self.conversation.timed_out(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
-        """Send what the kernel accepts now, and the rest by a callback. False if the connection is closed."""
+        """Send what the kernel accepts now, and the rest by a callback. Return False if the socket is closed."""
         try:
             sent = self._sock.sendmsg(parts)
         except BlockingIOError:
@@ -247,18 +262,18 @@ class Connection:
 
         self._loop.add_writer(self._sock.fileno(), writable)
 
-    def _readable(self) -> None:
-        """Receive bytes from the daemon. The event loop calls this with or without a request in progress."""
+    def _on_readable(self) -> None:
+        """Receive bytes from the daemon. The event loop calls this method, also without a request in progress."""
         conversation, frames = self.conversation, self.conversation.frames
         try:
             count = self._receive(frames.room)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._ended(conversation.ended(not self._sending, error))
+            self._fail(conversation.ended(not self._sending, error))
             return
         if not count:
-            self._ended(conversation.ended(not self._sending))
+            self._fail(conversation.ended(not self._sending))
             return
         try:
             frame = frames.feed(count)
@@ -266,32 +281,32 @@ class Connection:
                 self._received(frame)
                 frame = frames.feed(0) if frames.more and not self.closed else None
         except EdgeRTError as error:
-            self._ended(error)
+            self._fail(error)
 
     def _receive_first(self, room: memoryview) -> int:
-        """Receive the start of the WELCOME, and the shared memory that may arrive with it."""
+        """Receive the start of the WELCOME, and the shared memory that may arrive with the WELCOME."""
         count, descriptor = receive_with_descriptor(self._sock, room)
         self._receive = self._sock.recv_into
-        self.conversation.take_memory(descriptor)
+        self.conversation.map_memory(descriptor)
         return count
 
     def _received(self, frame: wire.Frame) -> None:
         outcome = self._outcome
         if outcome is None or outcome.done():
             event = self.conversation.received(frame)
-            self._ended(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
+            self._fail(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
             return
         outcome.set_result(self.conversation.received(frame))
         if self.conversation.over:
             self.close()
 
-    def _ended(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Close the connection, and end the request in progress with `error`."""
         self.close()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(error)
         else:
-            self.parting = error
+            self.end_error = error
 
 
 def _unsent(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
@@ -315,9 +330,7 @@ async def _dial(path: Path, deadline: float) -> socket.socket:
             if not isinstance(error.__cause__, BlockingIOError):
                 raise
             if time.monotonic() + DIAL_PAUSE_S >= deadline:
-                raise DeadlineExceeded(
-                    "the daemon did not accept the connection in time; it may be overloaded"
-                ) from error
+                raise DeadlineExceeded(f"the daemon did not accept the connection in time; {OVERLOADED}") from error
             await asyncio.sleep(DIAL_PAUSE_S)
             continue
         sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""The common part of the blocking and the asyncio client: their settings, and the options of a call."""
+"""The common part of the blocking and the asyncio client: settings, and the options of a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Priority = Literal["normal", "high"]
 
 
 class SessionOptions(TypedDict, total=False):
-    """The options of a session's `infer`: its time-out, and its priority over other requests."""
+    """The options of a session's `infer`: the time-out, and the priority over other requests."""
 
     timeout_s: float | None
     priority: Priority
@@ -38,7 +38,8 @@ class BaseClient:
             raise RequestError(f"transport {transport!r} is not known; give one of {', '.join(TRANSPORTS)}")
         check_timeout(timeout_s)
         self.path = Path(path) if path is not None else default_socket()
-        self.timeout_s, self.transport = timeout_s, transport
+        self.timeout_s = timeout_s
+        self.transport = transport
         self._share = transport == "auto"
         self._closed = False
 
@@ -50,7 +51,7 @@ class BaseClient:
         return {"path": self.path, "timeout_s": self.timeout_s, "transport": self.transport}
 
     def timeout_of(self, timeout_s: float | None) -> float:
-        """Return the time-out of a request: its own, else that of the client. Raises RequestError."""
+        """Return the time-out of a request: `timeout_s`, else the client's time-out. Raises RequestError."""
         if timeout_s is None:
             return self.timeout_s
         check_timeout(timeout_s)

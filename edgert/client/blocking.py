@@ -1,9 +1,9 @@
 """The blocking client of the daemon's local socket.
 
-Threads may share a `Client`. Each request takes its own connection from a small pool and returns it, so threads never
-wait for each other in the client. The client opens connections when it needs them, and again after the daemon restarts
-or moves a model to a new version. A forked process does not use its parent's connections but opens its own. Otherwise
-each process could receive answers to the other's requests.
+Threads may share a `Client`. Each request takes a connection from a small pool and returns it, so threads never wait
+for each other in the client. The client opens connections on demand, and again after the daemon restarts or moves a
+model to a new version. A forked process opens its own connections. Otherwise each process could receive answers to the
+requests of the other process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX, BaseClient, CallOptions, Priority, SessionOptions, request_flags
 from edgert.client.blocking_connection import Connection
-from edgert.client.conversation import Conversation, Outputs, Retry, session_late, session_lost
+from edgert.client.conversation import (
+    SESSION_CLOSED,
+    SESSION_INHERITED,
+    SESSION_UNANSWERED,
+    Conversation,
+    Outputs,
+    Retry,
+    session_ended,
+    session_lost,
+)
 from edgert.client.model_interface import Inputs
 from edgert.errors import WorkerLost
 from edgert.protocol.sharing import SHARE_BYTES_MIN
@@ -30,21 +39,23 @@ if TYPE_CHECKING:
 _open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # the open clients and sessions of this process
 
 
-def _leave_to_the_parent() -> None:
+def _close_inherited_connections() -> None:
     for each in list(_open):
         each._close_inherited()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_close_inherited_connections)
 
 
 class Client(BaseClient):
     """Sends requests to the daemon at `path`.
 
-    The default `path` is $EDGERT_SOCKET, else the socket of this machine's daemon. `timeout_s` limits every call,
-    including the time to connect and to wait for a worker that restarts. `transport` "auto" sends large tensors through
-    memory shared with the daemon if both sides can; "socket" never does. Telemetry does not count the requests of a
-    `probe`, such as a check or a benchmark, as requests of apps.
+    Args:
+        path: The daemon's socket. The default is $EDGERT_SOCKET, else the socket of this machine's daemon.
+        timeout_s: The time limit of every call, including the time to connect and to wait for a worker that restarts.
+        transport: "auto" sends large tensors through memory shared with the daemon, if both sides support this.
+            "socket" sends all tensors through the socket.
+        probe: Whether this client is a check or a benchmark. Telemetry does not count its requests as requests of apps.
     """
 
     def __init__(
@@ -84,11 +95,17 @@ class Client(BaseClient):
     ) -> Outputs | InferResponse:
         """Send one batch; return the answer: arrays by output name, each with the batch on axis 0.
 
-        `inputs` is one array, for a model with one input, or arrays by input name. Give the batch axis, or omit it in
-        every input for a single item. A model with preprocessing also accepts UINT8 arrays; if it decodes images, it
-        accepts the bytes of a JPEG or PNG file, or a list of them (docs/images.md). A request of `priority` "high"
-        overtakes other requests that wait for the engine. With `trace`, the answer is an InferResponse: the outputs,
-        the release that answered, the stage times, the batch, and whether a cache answered.
+        Args:
+            model: The name of the model.
+            inputs: One array, for a model with one input, or arrays by input name. Give the batch axis in every input;
+                for a single item, you may omit the batch axis in every input. A model with preprocessing also accepts
+                UINT8 arrays. A model that decodes images also accepts the bytes of a JPEG or PNG file, or a list of
+                such files (docs/images.md).
+            timeout_s: The time limit of this call; None for the client's `timeout_s`.
+            cache: Whether a cache may answer.
+            priority: "high" overtakes other requests that wait for the engine.
+            trace: Whether to return an InferResponse: the outputs, the release that answered, the stage times, the
+                batch, and whether a cache answered.
 
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
@@ -103,7 +120,7 @@ class Client(BaseClient):
                 connection = self._connected(model, deadline, share=model in self._large or _may_be_large(inputs))
                 timeout_s = max(0.001, deadline - time.monotonic())
             try:
-                return connection.ask(inputs, timeout_s, deadline, flags, trace)
+                return connection.request(inputs, timeout_s, deadline, flags, trace)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
             finally:
@@ -118,11 +135,11 @@ class Client(BaseClient):
                     idle.append(connection)
 
     def session(self, model: str) -> Session:
-        """Start a session of `model`, whose requests continue each other.
+        """Start a session of `model`: each request continues the previous request.
 
-        Close the session, or use it in a `with` block. Between requests, the daemon keeps the model's state and the
-        values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model has no memory
-        to keep), Unavailable, DeadlineExceeded.
+        Close the session, or use the session in a `with` block. Between requests, the daemon keeps the model's state
+        and the values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model has no
+        memory to keep), Unavailable, DeadlineExceeded.
         """
         deadline = time.monotonic() + self.timeout_s
         return Session(self, self._connected(model, deadline, share=True, session=True), model)
@@ -155,7 +172,7 @@ class Client(BaseClient):
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that no request uses, and free their memory. Later requests connect again."""
+        """Close the idle connections, and free the memory of these connections. Later requests connect again."""
         for connections in list(self._idle.values()):
             while connections:
                 connections.pop().close()
@@ -175,7 +192,7 @@ class Client(BaseClient):
     def _connected(
         self, model: str | None, deadline: float, *, share: bool = False, session: bool = False
     ) -> Connection:
-        """Return a new connection once the daemon accepts it; `share` requests shared memory, if allowed."""
+        """Return a new connection once the daemon accepts it. `share` requests shared memory, if allowed."""
         may_share = self._share and model is not None
         while True:
             self._check_open()
@@ -194,7 +211,7 @@ class Client(BaseClient):
 
 
 def _may_be_large(inputs: Inputs) -> bool:
-    """Return whether `inputs` seem large enough for shared memory. Only the frame has the exact size."""
+    """Return whether `inputs` seem large enough for shared memory. Only a frame has the exact size."""
     values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
     sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
     return sum(sizes) >= SHARE_BYTES_MIN
@@ -203,13 +220,15 @@ def _may_be_large(inputs: Inputs) -> bool:
 class Session:
     """Requests of `model` that continue each other, on their own connection.
 
-    `Client.session` creates it, and one thread at a time may use it. It follows the model to another worker, and to a
-    new version that continues its sessions.
+    `Client.session` creates a session, and one thread at a time may use the session. A session follows the model to
+    another worker, and to a new version that continues the sessions of the old version.
     """
 
     def __init__(self, client: Client, connection: Connection, model: str) -> None:
-        self._client, self._connection, self._model = client, connection, model
-        self._closed = False
+        self._client = client
+        self._connection = connection
+        self._model = model
+        self._end_reason = ""  # why this client has ended the session; "" while the session may continue
         _open.add(self)
 
     @overload
@@ -221,10 +240,10 @@ class Session:
     def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Send the next chunk; return arrays by output name, one item for each window that it completed.
+        """Send the next chunk; return arrays by output name, one item for each window that is now complete.
 
-        Inputs and options are those of `Client.infer`. After an error of the daemon the session continues without this
-        chunk. Raises SessionLost if the session cannot continue: start a new one.
+        Inputs and options are the same as those of `Client.infer`. After an error of the daemon, the session continues
+        without this chunk. Raises SessionLost if the session cannot continue: start a new session.
         """
         flags = request_flags(True, priority)
         timeout_s = self._client.timeout_of(timeout_s)
@@ -233,16 +252,17 @@ class Session:
             if self._connection.closed:
                 self._move(deadline)
             try:
-                return self._connection.ask(inputs, timeout_s, deadline, flags, trace)
+                return self._connection.request(inputs, timeout_s, deadline, flags, trace)
             except (Retry, WorkerLost) as error:
                 if not self._connection.conversation.moved:
                     raise session_lost(error) from error
 
     def close(self) -> None:
-        self._closed = True
+        self._end_reason = SESSION_CLOSED
         self._connection.close()
 
     def _close_inherited(self) -> None:
+        self._end_reason = SESSION_INHERITED
         self._connection.close()
 
     def __enter__(self) -> Session:
@@ -254,7 +274,7 @@ class Session:
     def _move(self, deadline: float) -> None:
         """Connect to the worker that continues the session. Raises SessionLost if no worker does."""
         before = self._connection
-        if self._closed or not before.conversation.moved:
-            raise session_late()
+        if self._end_reason or not before.conversation.moved:
+            raise session_ended(self._end_reason or SESSION_UNANSWERED)
         self._connection = self._client._connected(self._model, deadline, share=True, session=True)
         self._connection.send_resume(before.conversation.resume)

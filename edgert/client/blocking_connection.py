@@ -21,7 +21,7 @@ from edgert.tensors import InferResponse
 
 
 class Connection:
-    """One connection, which its hello binds to one model (None: to the daemon itself)."""
+    """One connection to one model, or to the daemon (model None)."""
 
     def __init__(self, path: Path, conversation: Conversation, deadline: float) -> None:
         self.closed = False
@@ -33,7 +33,7 @@ class Connection:
             self._sock.sendall(hello)  # sent early, so that the daemon reads it during the rest of this set-up
         self._watched = select.poll()
         self._watched.register(self._sock, select.POLLIN)
-        # In a process with several threads, each system call releases Python's lock, so a poll costs more than it
+        # In a process with several threads, each system call releases Python's lock. So a poll costs more time than it
         # saves.
         self._one_thread = threading.active_count() == 1
         self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
@@ -43,7 +43,7 @@ class Connection:
             self.close()
             raise
 
-    def ask(
+    def request(
         self, inputs: Inputs, timeout_s: float, deadline: float, flags: int, trace: bool
     ) -> Outputs | InferResponse:
         """Send one request and return its answer. Raises the daemon's error, WorkerLost, Retry."""
@@ -58,9 +58,9 @@ class Connection:
                 if sent != conversation.size_bytes:  # a signal interrupted the call
                     sock.sendall(b"".join(parts)[sent:])
             except BlockingIOError as error:
-                raise conversation.late(sent=False) from error
+                raise conversation.timed_out(sent=False) from error
             except OSError as error:
-                raise self._refusal(deadline) from error
+                raise self._early_error(deadline) from error
             event = conversation.received(self._receive(deadline))
         except BaseException:  # the next request must not receive a late answer
             self.close()
@@ -72,7 +72,7 @@ class Connection:
         return event
 
     def send_resume(self, frame: bytes) -> None:
-        """Send a session's memory to its new worker. The worker answers only if it refuses the memory."""
+        """Send a session's memory to the new worker. The worker answers only if it refuses the memory."""
         self.conversation.resume = frame  # until the worker sends a newer one
         with contextlib.suppress(OSError):  # the next request reports the reason
             self._sock.sendall(frame)
@@ -90,10 +90,10 @@ class Connection:
         try:
             count, descriptor = receive_with_descriptor(self._sock, conversation.frames.room)
         except BlockingIOError as error:
-            raise conversation.late(sent=True) from error
+            raise conversation.timed_out(sent=True) from error
         except OSError as error:
             raise conversation.ended(True, error) from error
-        conversation.take_memory(descriptor)
+        conversation.map_memory(descriptor)
         if not count:
             raise conversation.ended(True)
         event = conversation.received(conversation.frames.feed(count) or self._receive(deadline))
@@ -101,7 +101,7 @@ class Connection:
             raise event
 
     def _receive(self, deadline: float) -> wire.Frame:
-        """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
+        """Return the next frame. Raises DeadlineExceeded, or the reason why the connection ended.
 
         When the daemon reads the request, the kernel wakes a thread that sleeps in `recv`, but not a thread that sleeps
         in `poll`. So a poll is faster if the client would otherwise take processor time from the daemon or from other
@@ -114,7 +114,7 @@ class Connection:
                     raise BlockingIOError
                 count = self._sock.recv_into(frames.room)
             except BlockingIOError as error:
-                raise self.conversation.late(sent=True) from error
+                raise self.conversation.timed_out(sent=True) from error
             except OSError as error:
                 raise self.conversation.ended(True, error) from error
             if not count:
@@ -125,8 +125,8 @@ class Connection:
                 return frame
             self._set_timeout(deadline - time.monotonic())
 
-    def _refusal(self, deadline: float) -> Exception:
-        """Return the error of a daemon that closed before it had the whole request; a Retry if there is none."""
+    def _early_error(self, deadline: float) -> Exception:
+        """Return the error of a daemon that closed during the request; a Retry if the daemon sent no error."""
         if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())

@@ -1,7 +1,7 @@
 """One connection of a client, without its socket: bytes to send, and the meaning of received frames.
 
 Both clients only move bytes. They send the bytes that `hello` and `request` return, receive into `frames`, and pass
-each frame to `received`. It returns the answer or the error to raise.
+each frame to `received`. `received` returns the answer, or the error to raise.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, Sess
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, signature_of
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.sharing import SHARE_BYTES_MIN, SharedArea
 from edgert.tensors import InferResponse
 
+OVERLOADED = "the device may be overloaded: try again later, or give a longer timeout_s"
 TIMEOUT_US_MAX = 2**32 - 1
 RETRY_PAUSE_S = 0.05
+
+# The reasons why this client has ended a session.
+SESSION_CLOSED = "the session is closed"
+SESSION_INHERITED = "the session belongs to the parent process"
+SESSION_UNANSWERED = "an earlier request of the session got no answer, so its memory is not known"
 
 Outputs = dict[str, NDArray[Any]]
 
 
 class Retry(Exception):
-    """The request reached no engine. Send it again over a new connection, after the pause of `error`."""
+    """The request reached no engine. Repeat it over a new connection, after the pause of `error`."""
 
     def __init__(self, error: Unavailable | None = None) -> None:
         super().__init__()
@@ -54,11 +60,18 @@ Event = Outputs | InferResponse | EdgeRTError | Retry
 class Conversation:
     """A hello to `model` (None: to the daemon), then requests and their answers, one after the other.
 
-    `over` tells that the connection must be closed. After `request`, `size_bytes` is the number of bytes to send. With
-    `session`, the requests continue each other. If the daemon `moved` the session, `resume` is the frame to send after
-    the next connection's hello; it is empty if there is nothing to continue yet. With `may_share`, a conversation
-    without shared memory is `outgrown` once a frame is large enough for shared memory: the next connection should
-    request it.
+    Read these attributes: `over` tells that the connection must be closed. After `request`, `size_bytes` is the number
+    of bytes to send. If the daemon `moved` the session, `resume` is the frame to send after the next connection's
+    hello; it is empty if the session has no memory yet. If the conversation is `outgrown`, the next connection should
+    request shared memory.
+
+    Args:
+        model: The name of the model; None for the daemon.
+        share: Whether to request shared memory.
+        may_share: Whether a conversation without shared memory becomes `outgrown` at a frame that is large enough for
+            shared memory.
+        probe: Whether the requests are those of a check or a benchmark, not of an app.
+        session: Whether the requests continue each other.
     """
 
     def __init__(
@@ -68,10 +81,14 @@ class Conversation:
         self.welcome: dict[str, Any] = {}
         self.over = False
         self.size_bytes = 0
-        self._model, self._share, self._probe = model, share and model is not None, probe
-        self._may_share, self.outgrown = may_share and not share, False
+        self._model = model
+        self._share = share and model is not None
+        self._probe = probe
+        self._may_share = may_share and not share
+        self.outgrown = False
         self.is_session = session
-        self.resume, self.moved = b"", False
+        self.resume = b""
+        self.moved = False
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
         # The last request: the shapes and dtypes of the app's arrays, if they needed no conversion.
@@ -84,17 +101,19 @@ class Conversation:
         self._views: list[tuple[str, NDArray[Any]]] = []
 
     def hello(self) -> bytes:
-        """Return the first frame of the connection; it requests shared memory if the client wants it."""
-        asked = {"shared": self._share, "probe": self._probe, "session": self.is_session}
-        return wire.json_frame(wire.HELLO, {"model": self._model, **{name: True for name in asked if asked[name]}})
+        """Return the first frame of the connection, which may request shared memory and a session."""
+        settings = {"shared": self._share, "probe": self._probe, "session": self.is_session}
+        return wire.json_frame(
+            wire.HELLO, {"model": self._model, **{name: True for name in settings if settings[name]}}
+        )
 
-    def take_memory(self, descriptor: int | None) -> None:
-        """Use the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""
-        if descriptor is not None and (area := SharedArea.opened(descriptor)) is not None:
+    def map_memory(self, descriptor: int | None) -> None:
+        """Map the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""
+        if descriptor is not None and (area := SharedArea.open(descriptor)) is not None:
             self._area, self.frames.shared = area, area.response
 
     def request(self, inputs: Inputs, flags: int, timeout_us: int, trace: bool = False) -> Sequence[wire.Buffer]:
-        """Return the buffers of an INFER frame; send them before the next call. Raises RequestError.
+        """Return the buffers of an INFER frame; send the buffers before the next call. Raises RequestError.
 
         With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
         first large request of a conversation without shared memory, if the next conversation may get it.
@@ -109,10 +128,10 @@ class Conversation:
         if type(inputs) is np.ndarray:
             given, signature = (inputs,), (inputs.shape, inputs.dtype)  # as `signature_of`
         else:
-            given = self._by_name(inputs)
+            given = self._arrays_by_name(inputs)
             signature = signature_of(given)
         if signature == self._signature:
-            return frame.again(given, flags, request_id, timeout_us)
+            return frame.update(given, flags, request_id, timeout_us)
         self._signature = self._tensors = None  # answers to this request may have another axis
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
@@ -127,8 +146,8 @@ class Conversation:
     def received(self, frame: wire.Frame) -> Event:
         """Return the meaning of `frame` for the hello or the current request: an answer, an error or a Retry.
 
-        The answer to a hello is the content of the WELCOME. Raises ProtocolError and EdgeRTError: then close the
-        connection.
+        The answer to a hello is the content of the WELCOME. Raises ProtocolError and EdgeRTError: close the connection
+        after such an error.
         """
         interface = self._interface
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
@@ -157,14 +176,19 @@ class Conversation:
             self.over = False
             self._greeted(frame)
             return self.welcome
-        return EdgeRTError(f"the daemon answered with frame {frame.kind} for request {frame.request_id}")
+        return EdgeRTError(
+            f"the daemon answered request {frame.request_id} with an unexpected frame of kind {frame.kind}: please report "
+            "this fault"
+        )
 
     def ended(self, sent: bool, cause: OSError | None = None) -> Exception:
         """Return the error for a lost connection; `sent` means that the daemon may have the whole request."""
         self.over = True
         error: Exception
         if self._interface is None and cause is not None:
-            error = DaemonUnreachable(f"the daemon closed the connection during the hello: {cause}")
+            error = DaemonUnreachable(
+                f"the daemon closed the connection before it answered: {cause}; try again, or check edgertd status"
+            )
         elif self._interface is None:
             error = _restarting()
         elif not sent:  # no engine saw the request
@@ -176,23 +200,25 @@ class Conversation:
         error.__cause__ = cause
         return error
 
-    def late(self, sent: bool) -> DeadlineExceeded:
-        """Return the error of a time-out that has passed; `sent` has the same meaning as in `ended`."""
+    def timed_out(self, sent: bool) -> DeadlineExceeded:
+        """Return the error of a time-out that has passed. `sent` has the same meaning as for `ended`."""
         self.over = True
         if self._interface is None:
-            return DeadlineExceeded("the daemon did not answer the hello in time; it may be overloaded")
+            return DeadlineExceeded(f"the daemon did not accept the connection in time; {OVERLOADED}")
         if not sent:
-            return DeadlineExceeded("the daemon did not accept the request in time; it may be overloaded")
-        return DeadlineExceeded("no answer arrived in time; give a longer timeout_s or check edgertd status")
+            return DeadlineExceeded(f"the daemon did not accept the request in time; {OVERLOADED}")
+        return DeadlineExceeded(
+            "no answer arrived in time; give a longer timeout_s, or check the model's latency with edgertd status"
+        )
 
     def _greeted(self, frame: wire.Frame) -> None:
         self.welcome = frame.json()
         self._interface = ModelInterface(self._model or "", self.welcome)
-        self._frame = KeptFrame(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
+        self._frame = FrameBuilder(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
         self.frames.limit(self._interface.frame_bytes_max)
 
-    def _by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
-        """Return a dict's arrays in the model's order; none unless names and types are those of the model."""
+    def _arrays_by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
+        """Return a dict's arrays in the model's order; empty unless the dict has exactly the model's inputs."""
         assert self._interface is not None  # the caller has checked
         specs = self._interface.inputs
         if type(inputs) is not dict or len(inputs) != len(specs):
@@ -218,21 +244,19 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
     return SessionLost(f"{why}, and the memory of the session is lost: start a new session")
 
 
-def session_late() -> SessionLost:
-    """Return the error of a session that its client ended."""
-    return SessionLost(
-        "the session is closed, one of its requests got no answer in time, or it belongs to the parent process: "
-        "start a new one"
-    )
+def session_ended(reason: str) -> SessionLost:
+    """Return the error of a session that this client has ended, for one of the reasons above."""
+    return SessionLost(f"{reason}: start a new session")
 
 
 def timeout_us(timeout_s: float) -> int:
-    """Return a time-out for an INFER frame: microseconds, at least one."""
+    """Return a time-out for an INFER frame: at least one microsecond."""
     return min(int(min(TIMEOUT_US_MAX, timeout_s * 1e6)) + 1, TIMEOUT_US_MAX)
 
 
 def _restarting() -> Retry:
-    return Retry(Unavailable("the daemon is restarting this model", retry_after_s=RETRY_PAUSE_S))
+    message = "the daemon is restarting this model: try again, or give a longer timeout_s"
+    return Retry(Unavailable(message, retry_after_s=RETRY_PAUSE_S))
 
 
 def _response(interface: ModelInterface, frame: wire.Frame, outputs: Outputs) -> InferResponse:

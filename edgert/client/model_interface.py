@@ -22,7 +22,8 @@ class ModelInterface:
     """The description of `model` in a WELCOME."""
 
     def __init__(self, model: str, welcome: dict[str, Any]) -> None:
-        self.model, self.release = model, int(welcome.get("release", 0))
+        self.model = model
+        self.release = int(welcome.get("release", 0))
         self.inputs = tuple(TensorSpec.from_json(v) for v in welcome.get("inputs", ()))
         self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
         self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))
@@ -37,7 +38,7 @@ class ModelInterface:
         self._has_windows = bool(pre.get("step"))  # one signal may become several items
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
-        """Return C-contiguous arrays in the model's order, and whether this function added a batch axis."""
+        """Return C-contiguous arrays in the model's order, and whether this method added a batch axis."""
         names, names_with_text = ([spec.name for spec in specs] for specs in (self.inputs, self._with_text))
         specs = self.inputs
         if isinstance(inputs, Mapping):
@@ -53,9 +54,11 @@ class ModelInterface:
             specs = specs if len(names) == 1 else self._with_text
             given = [_array(inputs)]
         elif not self.model:
-            raise RequestError("the request names no model: give the name of one instead of None")
+            raise RequestError("the request names no model: give a model's name instead of None (models() lists them)")
         else:
-            raise RequestError(f"model {self.model} takes inputs {names}: give a dict by name")
+            raise RequestError(
+                f"model {self.model} takes inputs {names}, got one array: give a dict of arrays by these names"
+            )
         fitted = [self._fit(array, spec) for array, spec in zip(given, specs, strict=True)]
         added = {was_added for _, was_added in fitted}
         if len(added) > 1 and not self._has_windows:
@@ -64,7 +67,8 @@ class ModelInterface:
         size = sum(array.nbytes for array in arrays)
         if size + FRAME_OVERHEAD_BYTES > self.frame_bytes_max:
             raise RequestError(
-                f"the inputs have {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once"
+                f"the inputs have {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once, or raise "
+                "frame_mb in [serving] on the device"
             )
         return arrays, added == {True}
 
@@ -97,7 +101,7 @@ class ModelInterface:
 
 
 def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
-    """Return advice for a refused file, text or frame; "" if there is none."""
+    """Return advice for a refused file, text or frame; "" for no advice."""
     frames = [spec for spec in accepted if spec.datatype == "UINT8" and len(spec.shape) == 4]
     if frames and array.ndim > 2:
         return "; frames of another size or order of axes need [resize] and `layout` in the build's --preprocess file"
@@ -114,7 +118,7 @@ def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array. Files or texts become UINT8; several become rows padded with 0."""
+    """Return `value` as an array. A file or text becomes UINT8, several become rows padded with 0."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, bytes | str):
@@ -133,4 +137,6 @@ def _bytes(value: Any) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"the text is not valid Unicode: {error.reason} at character {error.start}") from error
+        raise RequestError(
+            f"the text is not valid Unicode: {error.reason} at character {error.start}; send text that UTF-8 can encode"
+        ) from error

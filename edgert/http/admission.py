@@ -1,12 +1,12 @@
-"""Selects the connections to end when all places are taken, or bodies fill the memory for them.
+"""Selects the connections to end when all places are taken, or when bodies fill the memory for bodies.
 
-Theory of operation: a connection waits for its client while the client must send a request or the rest of it, or read
-an answer. A connection does not wait while its request is handled. From `due_s` on, the client is late. A body or an
-answer that moves at BODY_BYTES_PER_S_MIN is never late, and faster bytes allow a pause of at most STILL_S_MAX. A new
-connection takes the place of a late client. Among the late clients at the address with the most places, this is the
-client that is late for longest. Earlier answers give a client no advantage, because an attacker also gets answers. So
-slow heads and bodies of an attacker end before a good request, even if there are many of them. Only received bytes
-count as memory, never the length that a request states.
+Theory of operation: a connection waits for its client while the client must send a request or the rest of a request, or
+must read an answer. A connection does not wait while its request is handled. From `due_s` on, the client is late. A
+client whose body or answer moves at BODY_BYTES_PER_S_MIN is never late, and faster bytes allow a pause of at most
+STILL_S_MAX. A new connection takes the place of a late client. The server first selects the address with the most
+places, and then the client at this address that is late for longest. Earlier answers give a client no advantage,
+because an attacker also gets answers. So slow heads and bodies of an attacker end before a good request, even if the
+attacker sends many. Only received bytes count as memory, never the length that a request states.
 """
 
 from __future__ import annotations
@@ -24,38 +24,45 @@ from typing import Any
 from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
 from edgert.http.messages import HttpError
 
+# The reasons why a connection must end before its request is complete.
+EVICTED = "the request arrived too slowly, and another client needs this connection's place"
+STOPPING = "the server is stopping"
+
 
 class Place:
-    """The state of one connection for the admission. `due_s` is None while a request is handled."""
+    """The state of one connection. From `due_s` on, the client is late; None while a request is handled."""
 
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address
         self.due_s: float | None = now_s
-        self.was_answered = self.sends = self.must_end = False
-        self.taken_bytes = 0
+        self.end_reason = ""  # why the connection must end; "" while it may continue
+        self.was_answered = False
+        self.is_sending = False
+        self.body_bytes = 0
         self._sock = sock
 
-    def moved(self, size_bytes: int, now_s: float) -> None:
+    def note_progress(self, size_bytes: int, now_s: float) -> None:
         """Note that bytes of a body or an answer were transferred."""
         due_s = now_s if self.due_s is None else self.due_s
         self.due_s = min(due_s + size_bytes / BODY_BYTES_PER_S_MIN, now_s + STILL_S_MAX)
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """Accept no further bytes from the client; end an answer that the client reads too slowly."""
-        self.must_end = True
+        self.end_reason = reason
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR if self.sends else socket.SHUT_RD)
+            self._sock.shutdown(socket.SHUT_RDWR if self.is_sending else socket.SHUT_RD)
 
 
 class Admission:
     """The places and the memory of one server. Any thread may call every method."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits, clock
+        self._limits = limits
+        self._clock = clock
         self._lock = threading.Lock()
         self._places: set[Place] = set()
         self._leaving: set[Place] = set()
-        self._taken_bytes = 0
+        self._body_bytes = 0
 
     def admit(self, place: Place) -> bool:
         """Admit a new connection with `place`; return False if all places are taken and no client is late."""
@@ -67,7 +74,7 @@ class Admission:
             return True
 
     def leave(self, place: Place) -> None:
-        self.give_back(place)
+        self.release_bytes(place)
         with self._lock:
             self._places.discard(place)
             self._leaving.discard(place)
@@ -76,31 +83,29 @@ class Admission:
         """Let each connection end after its current request."""
         with self._lock:
             for place in self._places:
-                place.end()
+                place.end(STOPPING)
 
     @property
     def is_empty(self) -> bool:
         return not self._places and not self._leaving
 
-    def take(self, place: Place, size_bytes: int) -> None:
-        """Count a body's bytes. Raises HttpError (503) if there are too many and no other client is late."""
+    def add_bytes(self, place: Place, size_bytes: int) -> None:
+        """Count a body's bytes. Raises HttpError (503) if memory is short and no other client is late."""
         with self._lock:
-            while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
+            while self._body_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
-                    raise busy(
-                        f"requests of {self._taken_bytes} bytes are in progress, and there is no memory for more"
-                    )
-            self._taken_bytes += size_bytes
-            place.taken_bytes += size_bytes
+                    raise busy(f"requests of {self._body_bytes} bytes are in progress, and there is no memory for more")
+            self._body_bytes += size_bytes
+            place.body_bytes += size_bytes
 
-    def give_back(self, place: Place) -> None:
+    def release_bytes(self, place: Place) -> None:
         """Subtract the bytes of an answered request."""
         with self._lock:
-            self._taken_bytes -= place.taken_bytes
-            place.taken_bytes = 0
+            self._body_bytes -= place.body_bytes
+            place.body_bytes = 0
 
     def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
-        """End the connection whose place a new one may take; return False if there is none."""
+        """End the connection whose place `newcomer` may take; return False if no client is late."""
         now_s = self._clock()
         by_address = Counter(place.address for place in self._places if place is not newcomer)
         late = [
@@ -111,23 +116,23 @@ class Admission:
             and place.due_s <= now_s
             # An address never takes a place from an address with fewer places.
             and by_address[place.address] >= by_address[newcomer.address]
-            and (place.taken_bytes or not only_with_bytes)
+            and (place.body_bytes or not only_with_bytes)
         ]
         if not late:
             return False
         place = max(late, key=lambda each: each[:2])[2]
         self._places.discard(place)
         self._leaving.add(place)
-        self._taken_bytes -= place.taken_bytes
-        place.taken_bytes = 0
-        place.end()
+        self._body_bytes -= place.body_bytes
+        place.body_bytes = 0
+        place.end(EVICTED)
         return True
 
 
 def busy(reason: str) -> HttpError:
     """Return the answer for a lack of places or memory: `reason`, and the advice to try again.
 
-    It closes the connection, which frees its place.
+    The answer closes the connection, which frees the connection's place.
     """
     return HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again", retry_after_s=1.0, closes=True)
 

@@ -1,8 +1,8 @@
 """Requests that a browser makes for a page of another site, and the names in `Host`. Pure.
 
-A page can make a browser send requests to 127.0.0.1 or to a machine of the local network, and the page's author is
-unknown. So the server refuses requests that a browser marks as requests of another site. Every browser sends Origin
-with each POST; browsers since 2023 send Sec-Fetch-Site with every request to 127.0.0.1.
+A page of an unknown author can make a browser send requests to 127.0.0.1 or to a machine of the local network. So the
+server refuses requests that a browser marks as requests of another site. Every browser sends Origin with each POST;
+browsers since 2023 send Sec-Fetch-Site with every request to 127.0.0.1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One HTTP/1.1 connection: receives requests and sends answers, in the connection's own thread.
 
-Theory of operation: the parser reads every head and every chunked body. A body with a stated length is read directly
-into its buffer instead, so a large tensor is copied once. The connection reads the next request only after it has
-answered the last one, so a client cannot queue work. Every wait has a limit. The connection notes in its `Place` when
-it waits for the client, because a connection that waits can lose its place (edgert/http/admission.py).
+Theory of operation: the parser reads every head and every chunked body. The connection reads a body with a stated
+length directly into a buffer, so a large tensor is copied once. The connection reads the next request only after it has
+answered the last request, so a client cannot queue work. Every wait has a limit. The connection notes in its `Place`
+when it waits for the client, because a waiting connection can lose its place (edgert/http/admission.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgert.http.request_parser import ParsedRequest, RequestParser
 from edgert.protocol.local_socket import timeval
 
 RECEIVE_BYTES = 64 * 1024
-KEPT_BODY_BYTES_MAX = 2 * 1024**2  # the largest buffer that a connection keeps for its next body
+BODY_BUFFER_BYTES_MAX = 2 * 1024**2  # the largest buffer that a connection keeps for its next body
 INFLATE_BYTES = 256 * 1024  # bytes that are unpacked at a time
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 16 * 1024**2
@@ -35,7 +35,7 @@ Handler = Callable[[HttpRequest], HttpResponse]
 
 
 class HttpConnection:
-    """Serves `sock`, which has `place`, with `handle`. `clock` is monotonic seconds."""
+    """Answers the requests on `sock` with `handle`. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -46,11 +46,15 @@ class HttpConnection:
         place: Place,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock, self._handle, self._limits, self._clock = sock, handle, limits, clock
-        self._admission, self._place = admission, place
+        self._sock = sock
+        self._handle = handle
+        self._limits = limits
+        self._clock = clock
+        self._admission = admission
+        self._place = place
         self._parser = RequestParser()
         self._received = memoryview(bytearray(RECEIVE_BYTES))
-        self._kept = memoryview(b"")
+        self._body_buffer = memoryview(b"")
         stall = timeval(limits.stall_s)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
@@ -58,11 +62,11 @@ class HttpConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def serve(self) -> None:
-        """Answer requests until the client closes, must leave, or breaks the protocol. Raises OSError."""
+        """Answer requests until the client closes, must end, or breaks the protocol. Raises OSError."""
         keep = True
-        while keep and not self._place.must_end:
+        while keep and not self._place.end_reason:
             try:
-                request = self._next()
+                request = self._next_request()
                 if request is None:
                     return
                 keep = self._answer(request)
@@ -71,16 +75,16 @@ class HttpConnection:
                 self._linger()
                 return
             finally:
-                self._admission.give_back(self._place)
+                self._admission.release_bytes(self._place)
                 self._place.was_answered = True
                 self._place.due_s = self._clock() + (NEXT_HEAD_S if keep else 0)
 
-    def _next(self) -> ParsedRequest | None:
+    def _next_request(self) -> ParsedRequest | None:
         """Return the next request with a complete head; None if the client has gone or was silent too long."""
         began_s, place = self._clock(), self._place
         idle_s_max = self._limits.idle_s_max if place.was_answered else self._limits.head_s_max
         head_until_s: float | None = None
-        while (request := self._parser.take()) is None:
+        while (request := self._parser.next_request()) is None:
             if head_until_s is None and self._parser.requests:
                 head_until_s = self._clock() + self._limits.head_s_max
                 if place.was_answered:  # the time of a new client started when it connected
@@ -96,9 +100,9 @@ class HttpConnection:
                     f"the request's head did not arrive within {self._limits.head_s_max:g} s",
                 )
             silent = count < 0 or not self._parser.requests  # blank lines are not a request
-            if place.must_end and not silent and count <= 0:
-                raise busy("other clients need this connection, or the server stops")
-            if not count or (silent and (place.must_end or now_s - began_s > idle_s_max)):
+            if place.end_reason and not silent and count <= 0:
+                raise busy(place.end_reason)
+            if not count or (silent and (place.end_reason or now_s - began_s > idle_s_max)):
                 return None
             if count > 0:
                 self._parser.feed(self._received[:count])
@@ -117,7 +121,7 @@ class HttpConnection:
             response = self._handle(HttpRequest(request.method, request.url, request.headers, body))
         except HttpError as error:
             response = error.response()
-        keep_alive = request.keep_alive and not (self._place.must_end or response.stream or response.closes)
+        keep_alive = request.keep_alive and not (self._place.end_reason or response.stream or response.closes)
         if keep_alive and request.version == "1.0":  # otherwise its client waits for the end of the connection
             response = response._replace(headers=(*response.headers, ("Connection", "keep-alive")))
         self._send(response, keep_alive, with_body=request.method != "HEAD")
@@ -127,10 +131,10 @@ class HttpConnection:
 
     def _body(self, request: ParsedRequest) -> memoryview:
         if request.complete:
-            self._take_checked(request.body_bytes)
+            self._add_checked(request.body_bytes)
             return memoryview(request.parts[0] if len(request.parts) == 1 else b"".join(request.parts))
         self._place.due_s = self._clock()
-        self._place.moved(request.body_bytes, self._clock())
+        self._place.note_progress(request.body_bytes, self._clock())
         if request.headers.get("expect", "").lower() == "100-continue" and not request.parts:
             self._check_size(int(request.headers.get("content-length", 0)))
             self._sock.sendall(_CONTINUE)
@@ -141,50 +145,50 @@ class HttpConnection:
     def _body_of_length(self, request: ParsedRequest, size_bytes: int) -> memoryview:
         """Read the rest of a body without the parser."""
         self._check_size(size_bytes)
-        if size_bytes > len(self._kept):
-            place = _memory(size_bytes)
-            if size_bytes <= KEPT_BODY_BYTES_MAX:
-                self._kept = place
+        if size_bytes > len(self._body_buffer):
+            buffer = _memory(size_bytes)
+            if size_bytes <= BODY_BUFFER_BYTES_MAX:
+                self._body_buffer = buffer
         else:
-            place = self._kept
-        body = place[:size_bytes]
+            buffer = self._body_buffer
+        body = buffer[:size_bytes]
         filled = 0
         for part in request.parts:
             body[filled : filled + len(part)] = part
             filled += len(part)
-        self._admission.take(self._place, filled)
+        self._admission.add_bytes(self._place, filled)
         until_s = self._clock() + self._limits.body_s_max(size_bytes)
         while filled < size_bytes:
             count = self._receive(body[filled:], until_s)
-            self._admission.take(self._place, count)
+            self._admission.add_bytes(self._place, count)
             filled += count
         self._parser.skip_body()
         return body
 
     def _chunked_body(self, request: ParsedRequest) -> memoryview:
         until_s = self._clock() + self._limits.body_s_max(self._limits.body_bytes_max)
-        self._take_checked(request.body_bytes)
+        self._add_checked(request.body_bytes)
         # The request stays in the parser's queue, so that the bytes of its trailers also count.
         self._parser.requests.appendleft(request)
         while not request.complete:
             before = request.body_bytes
             self._parser.feed(self._received[: self._receive(self._received, until_s)])
             self._check_size(request.body_bytes)
-            self._admission.take(self._place, request.body_bytes - before)
+            self._admission.add_bytes(self._place, request.body_bytes - before)
         self._parser.requests.popleft()
         return memoryview(b"".join(request.parts))
 
-    def _receive(self, place: memoryview, until_s: float) -> int:
+    def _receive(self, buffer: memoryview, until_s: float) -> int:
         try:
-            count = self._sock.recv_into(place)
+            count = self._sock.recv_into(buffer)
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
-        if self._place.must_end:  # the server then answers only a completely received request
-            raise busy("other clients need this connection, or the server stops")
+        if self._place.end_reason:  # the server then answers only a completely received request
+            raise busy(self._place.end_reason)
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
         now_s = self._clock()
-        self._place.moved(count, now_s)
+        self._place.note_progress(count, now_s)
         if now_s > until_s:
             raise HttpError(
                 HTTPStatus.REQUEST_TIMEOUT, "the body arrived too slowly; at least 256 KiB/s are expected after 10 s"
@@ -209,23 +213,23 @@ class HttpConnection:
                 parts.append(part)
                 size += len(part)
                 self._check_size(size)
-                self._admission.take(self._place, len(part))
+                self._admission.add_bytes(self._place, len(part))
         except zlib.error as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not {encoding}: {error}") from error
         if not inflater.eof:
-            raise HttpError(HTTPStatus.BAD_REQUEST, f"the {encoding} data of the body is incomplete")
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"the {encoding} data of the body is incomplete: send all of it")
         return memoryview(b"".join(parts))
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self._limits.body_bytes_max:
             raise HttpError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"a body may have {self._limits.body_bytes_max} bytes ([serving] frame_mb): send less at once",
+                f"the body is too large: send at most {self._limits.body_bytes_max} bytes at once, or raise frame_mb in [serving]",
             )
 
-    def _take_checked(self, size_bytes: int) -> None:
+    def _add_checked(self, size_bytes: int) -> None:
         self._check_size(size_bytes)
-        self._admission.take(self._place, size_bytes)
+        self._admission.add_bytes(self._place, size_bytes)
 
     # --- answers ------------------------------------------------------------------------------
 
@@ -236,7 +240,7 @@ class HttpConnection:
         with contextlib.closing(response.stream) as stream:
             for part in stream:
                 self._send_parts([*parts, part])
-                if self._place.must_end:
+                if self._place.end_reason:
                     return
                 self._place.due_s = None
                 parts = []
@@ -251,10 +255,10 @@ class HttpConnection:
             self._send_rest(parts, sent)
 
     def _send_rest(self, parts: Sequence[bytes | memoryview], sent: int) -> None:
-        """Send the rest of `parts` after their first `sent` bytes, as the client reads them."""
+        """Send `parts` without the first `sent` bytes, at the rate at which the client reads."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
-        place.due_s, place.sends = began_s, True  # bytes in the kernel's buffer do not count as read by the client
+        place.due_s, place.is_sending = began_s, True  # bytes in the kernel's buffer do not count as read by the client
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:
@@ -263,13 +267,13 @@ class HttpConnection:
                 except BlockingIOError as error:
                     raise ConnectionError("the client does not read its answer") from error
                 rest, now_s = rest[count:], self._clock()
-                place.moved(count, now_s)
+                place.note_progress(count, now_s)
                 if now_s > until_s:
                     raise ConnectionError("the client reads its answer too slowly")
-        place.sends = False
+        place.is_sending = False
 
     def _linger(self) -> None:
-        """Give the client time to read the answer: a close with unread bytes makes the kernel drop the answer."""
+        """Let the client read the answer: at a close with unread bytes, the kernel drops the answer."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -285,9 +289,9 @@ def _check_head(request: ParsedRequest) -> None:
     """Raise HttpError if another server could find the end of this request at another place."""
     host, coding = request.headers.get("host"), request.headers.get("transfer-encoding")
     if request.version not in ("1.0", "1.1"):
-        raise HttpError(HTTPStatus.BAD_REQUEST, f"HTTP/{request.version[:8]} is not HTTP/1.1")
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"HTTP/{request.version[:8]} is not supported: use HTTP/1.1")
     if host is None and request.version == "1.1":
-        raise HttpError(HTTPStatus.BAD_REQUEST, "the request has no Host field")
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the request has no Host field: send one")
     if host is not None and "," in host:
         raise HttpError(HTTPStatus.BAD_REQUEST, "the request has two Host fields: send one")
     if coding is not None and (request.version == "1.0" or coding.lower() != "chunked"):

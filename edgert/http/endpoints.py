@@ -1,6 +1,6 @@
 """The Open Inference Protocol and Triton's extensions, answered through the local client.
 
-The endpoints use the daemon like an app: its socket for inference. They use its control socket for figures.
+For inference, the endpoints use the daemon's socket like an app. For figures, they use the daemon's control socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgert.http import metrics
 from edgert.http.admission import busy
 from edgert.http.browsers import address_of, from_another_site, host_name
 from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpError, HttpRequest, HttpResponse, json_response
-from edgert.http.oip import LENGTH_HEADER, answer, read_question
+from edgert.http.oip import LENGTH_HEADER, answer, read_request
 from edgert.http.statistics import model_statistics
 from edgert.machine import return_free_memory
 from edgert.tensors import TensorSpec, batchable
@@ -44,15 +44,20 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 class Endpoints:
     """Answers requests.
 
-    `client` and `control_socket` connect to the daemon. With `host_checked`, foreign Host fields are refused. At most
-    `inferences_max` requests infer at once.
-
     If only this machine can connect, a request with a foreign name as its Host comes from a web page whose name
-    resolves to this address (DNS rebinding). Such a request must be refused.
+    resolves to this address (DNS rebinding). The endpoints must refuse this request.
+
+    Args:
+        client: The client of the daemon.
+        control_socket: The path of the daemon's control socket.
+        host_checked: Whether to refuse requests with a foreign name as their Host.
+        inferences_max: The largest number of inference requests at once.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:
-        self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
+        self._client = client
+        self._control_socket = control_socket
+        self._host_checked = host_checked
         self._inferences_max = inferences_max
         self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
         self._inferred = False  # whether a request inferred since the last call of `release_memory`
@@ -75,7 +80,7 @@ class Endpoints:
         }
 
     def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request; many threads may call this at once. Raises no error of the request."""
+        """Answer one request, also a wrong request. Many threads may call this at once."""
         try:
             if self._host_checked and not is_local_name(request.headers.get("host", "")):
                 raise HttpError(
@@ -83,7 +88,10 @@ class Endpoints:
                     "this server answers to localhost and addresses only: send such a Host, also from a proxy",
                 )
             if from_another_site(request.method, request.headers):
-                raise HttpError(HTTPStatus.FORBIDDEN, "requests that a browser makes for another site are refused")
+                raise HttpError(
+                    HTTPStatus.FORBIDDEN,
+                    "requests that a browser makes for a page of another site are refused: send the request from an app",
+                )
             response = self._route(request)
         except EdgeRTError as error:
             response = HttpError.of(error).response()
@@ -142,16 +150,16 @@ class Endpoints:
         if kind in FORM_TYPES:
             message = f"Content-Type {kind} is refused, as web forms send it: set it to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
             raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
-        question = read_question(request.body, request.headers.get(_LENGTH_HEADER))
-        timeout_s = None if question.timeout_s is None else min(question.timeout_s, TIMEOUT_S_MAX)
+        inference = read_request(request.body, request.headers.get(_LENGTH_HEADER))
+        timeout_s = None if inference.timeout_s is None else min(inference.timeout_s, TIMEOUT_S_MAX)
         if version:
             self._served(model, version)
-        priority: Priority = "high" if question.priority == HIGHEST_PRIORITY else "normal"
-        result = self._client.infer(model, question.inputs, timeout_s=timeout_s, priority=priority, trace=True)
+        priority: Priority = "high" if inference.priority == HIGHEST_PRIORITY else "normal"
+        result = self._client.infer(model, inference.inputs, timeout_s=timeout_s, priority=priority, trace=True)
         labels: tuple[str, ...] = ()
-        if question.outputs is not None and any(want.classes for want in question.outputs):
+        if inference.outputs is not None and any(output.classes for output in inference.outputs):
             labels = self._labels_of(model, result.release)
-        return answer(question, model, result.release, result.outputs, labels)
+        return answer(inference, model, result.release, result.outputs, labels)
 
     def _labels_of(self, model: str, release: int) -> tuple[str, ...]:
         cached = self._labels.get(model)

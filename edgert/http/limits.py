@@ -12,8 +12,8 @@ STALL_S = 5.0  # the wait for the next bytes of a body, or until the client read
 BODY_S_MIN = 10.0
 BODY_BYTES_PER_S_MIN = 256 * 1024
 IDLE_S_MAX = 75.0  # the wait for the next request
-# These two apply if others need the place: the time in which an answered client must send the head of its next request,
-# and the longest pause of a body or an answer whose earlier bytes were fast.
+# These two limits apply if another client needs the place: the time in which an answered client must send the head of
+# its next request, and the longest pause of a body or an answer whose earlier bytes were fast.
 NEXT_HEAD_S = 0.1
 STILL_S_MAX = 1.0
 # Places beyond connections_max. They answer requests for health and figures while connections_max connections infer.

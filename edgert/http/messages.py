@@ -19,7 +19,7 @@ RETRY_AFTER_S = 1.0
 
 
 class HttpRequest(NamedTuple):
-    """`headers` are by lower-case name. `body` is valid until the response has been sent."""
+    """A request. `headers` are by lower-case name. `body` is valid until the response has been sent."""
 
     method: str
     target: str
@@ -32,9 +32,12 @@ class HttpRequest(NamedTuple):
 
 
 class HttpResponse(NamedTuple):
-    """A status and a body, which is sent part by part. A `stream` may follow; it ends with the connection.
+    """A response. The body is sent part by part.
 
-    With `closes` the connection ends after the answer.
+    Args:
+        status: The HTTP status. parts: The parts of the body. content_type: The media type of the body. headers:
+        Further header fields. stream: Further parts of the body, without an end: the connection closes after the last
+        part. None for no stream. closes: Whether the connection closes after the response.
     """
 
     status: int
@@ -57,14 +60,17 @@ class HttpResponse(NamedTuple):
 
 
 class HttpError(Exception):
-    """The request ends with `status` and `message`. The client may repeat it after `retry_after_s`."""
+    """A response with `status` and `message`. The client may repeat the request after `retry_after_s`."""
 
     def __init__(
         self, status: int, message: str, retry_after_s: float | None = None, allow: str = "", *, closes: bool = False
     ) -> None:
         super().__init__(message)
         self.closes = closes
-        self.status, self.message, self.retry_after_s, self.allow = status, message, retry_after_s, allow
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.allow = allow
 
     @classmethod
     def of(cls, error: EdgeRTError) -> HttpError:

@@ -4,12 +4,12 @@ https://github.com/kserve/open-inference-protocol (JSON) and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes
 first, `Inference-Header-Content-Length` is its length, and the tensors' bytes follow in the order of the JSON.
 
-Numbers from JSON need many times their own size as Python objects. So their count is limited, and only one thread at a
-time works on long JSON. This costs no time, because Python runs one thread at a time anyway. A shape in a request
-allocates no memory until its values are counted.
+Numbers from JSON need many times their own size as Python objects. So the number of values is limited, and only one
+thread at a time reads or writes long JSON. This costs no time, because Python runs one thread at a time anyway. A shape
+in a request allocates no memory until the values are counted.
 
-The client of a camera or a sensor sends the same JSON with each tensor. So short JSON before binary data is kept with
-its parsed form, and so is the JSON of a binary answer.
+The client of a camera or a sensor sends the same JSON with each tensor. So a cache has the parsed form of short JSON
+before binary data. Another cache has the JSON of binary answers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # values in one answer
-SHORT_JSON = 16 * 1024  # up to so many bytes to read, or values to write, no lock is needed
-KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest kept JSON, and how many are kept of requests, and of answers
+SHORT_JSON = 16 * 1024  # up to this number of bytes to read, or of values to write, no lock is needed
+CACHED_JSON_BYTES_MAX, CACHED_MAX = 2048, 64  # the longest cached JSON, and the entries of each of the two caches
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
@@ -49,7 +49,7 @@ VALUES_MAX = 2**32  # the values of a shape; an axis of 0 counts as 1
 LISTS_MAX = 256 * 1024
 STRINGS_MAX = 2048
 
-Given = NDArray[Any] | list[bytes]
+InputValues = NDArray[Any] | list[bytes]
 
 # The types of JSON values that fit an array of each kind.
 _KINDS: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {int, bool}}
@@ -57,8 +57,8 @@ _KINDS: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": 
 _long_json = threading.Lock()
 
 
-class WantedOutput(NamedTuple):
-    """One wanted output. If `classes` is above 0, so many of the largest values replace the tensor."""
+class RequestedOutput(NamedTuple):
+    """One requested output. With `classes` above 0, this number of the largest values replaces the tensor."""
 
     name: str
     binary: bool
@@ -66,7 +66,7 @@ class WantedOutput(NamedTuple):
 
 
 class BinaryInput(NamedTuple):
-    """An input among the binary data: `dtype` None means BYTES."""
+    """An input in the binary data, from byte `begin` to byte `end`. `dtype` None means BYTES."""
 
     name: str
     dtype: np.dtype[Any] | None
@@ -74,7 +74,7 @@ class BinaryInput(NamedTuple):
     begin: int
     end: int
 
-    def given(self, data: memoryview) -> Given:
+    def values(self, data: memoryview) -> InputValues:
         """Return the input's values, as a view of `data`. Raises RequestError if lengths of BYTES are wrong."""
         own = data[self.begin : self.end]
         if self.dtype is None:
@@ -82,34 +82,40 @@ class BinaryInput(NamedTuple):
         return np.frombuffer(own, self.dtype).reshape(self.shape)
 
 
-class Question(NamedTuple):
-    """One inference request. `outputs` None means all; `timeout_s` None means the server's default.
+class InferRequest(NamedTuple):
+    """One inference request.
 
-    `priority` is a priority of Triton: 0 is the default, 1 the highest.
+    Args:
+        inputs: The values of the inputs by name.
+        id: The client's id of the request, for the response; "" for no id.
+        outputs: The requested outputs; None for all outputs.
+        binary: Whether outputs are sent as binary data by default.
+        priority: A priority of Triton: 0 is the default, 1 the highest.
+        timeout_s: The time-out of the request; None for the server's default.
     """
 
-    inputs: dict[str, Given]
+    inputs: dict[str, InputValues]
     id: str
-    outputs: tuple[WantedOutput, ...] | None
+    outputs: tuple[RequestedOutput, ...] | None
     binary: bool
     priority: int
     timeout_s: float | None
 
 
-def read_question(body: memoryview, json_length: str | None) -> Question:
+def read_request(body: memoryview, json_length: str | None) -> InferRequest:
     """Parse `body`; the arrays are views of it. Raises RequestError."""
     header, data = _split(body, json_length)
-    if data and len(header) <= KEPT_JSON_BYTES_MAX:
-        stated, question = _kept_question(bytes(header), len(data))
+    if data and len(header) <= CACHED_JSON_BYTES_MAX:
+        in_data, request = _cached_request(bytes(header), len(data))
     else:
         with _long_json if len(header) > SHORT_JSON else contextlib.nullcontext():
-            stated, question = _question(bytes(header), len(data))
-    if not stated:
-        return question
-    return question._replace(inputs={**question.inputs, **{each.name: each.given(data) for each in stated}})
+            in_data, request = _request(bytes(header), len(data))
+    if not in_data:
+        return request
+    return request._replace(inputs={**request.inputs, **{each.name: each.values(data) for each in in_data}})
 
 
-def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question]:
+def _request(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], InferRequest]:
     """Return the inputs in the `data_bytes` of binary data, and the request without these inputs."""
     if len(text) > SHORT_JSON:
         _check(
@@ -131,56 +137,62 @@ def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question
         "sequences of requests are not supported over HTTP: leave 'sequence_id' out, or open a session through the local socket",
     )
     binary = parameters.get("binary_data_output", False) is True
-    names: set[str] = set()
-    inputs: dict[str, Given] = {}
-    stated: list[BinaryInput] = []
-    offset = 0
-    for entry in entries:
-        name, tensor = _input(entry, data_bytes, offset)
-        _check(name not in names, f"input {name!r} is given twice")
-        names.add(name)
-        if isinstance(tensor, BinaryInput):
-            stated.append(tensor)
-            offset = tensor.end
-        else:
-            inputs[name] = tensor
-    _check(offset == data_bytes, f"the inputs state {offset} bytes of binary data, the body has {data_bytes}")
-    question_id = value.get("id", "")
-    _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
+    in_data, inputs = _inputs(entries, data_bytes)
+    request_id = value.get("id", "")
+    _check(isinstance(request_id, str) and len(request_id) <= ID_LENGTH_MAX, "'id' must be a short string")
     timeout_us = _whole_number(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
-    return stated, Question(
-        id=question_id,
+    return in_data, InferRequest(
+        id=request_id,
         inputs=inputs,
-        outputs=_wanted(value.get("outputs"), binary),
+        outputs=_requested_outputs(value.get("outputs"), binary),
         binary=binary,
         priority=_whole_number(parameters.get("priority", 0), "the parameter 'priority'"),
         timeout_s=timeout_us / 1e6 if timeout_us else None,
     )
 
 
-_kept_question = lru_cache(KEPT_MAX)(_question)
+def _inputs(entries: list[Any], data_bytes: int) -> tuple[list[BinaryInput], dict[str, InputValues]]:
+    """Return the inputs in the `data_bytes` of binary data, and the values of the inputs in JSON by name."""
+    names: set[str] = set()
+    in_json: dict[str, InputValues] = {}
+    in_data: list[BinaryInput] = []
+    offset = 0
+    for entry in entries:
+        name, tensor = _input(entry, data_bytes, offset)
+        _check(name not in names, f"input {name!r} is given twice")
+        names.add(name)
+        if isinstance(tensor, BinaryInput):
+            in_data.append(tensor)
+            offset = tensor.end
+        else:
+            in_json[name] = tensor
+    _check(offset == data_bytes, f"the inputs state {offset} bytes of binary data, the body has {data_bytes}")
+    return in_data, in_json
+
+
+_cached_request = lru_cache(CACHED_MAX)(_request)
 
 
 def answer(
-    question: Question, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
+    request: InferRequest, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
 ) -> HttpResponse:
-    """Return the response. `labels` name the classes of outputs with as many classes. Raises RequestError."""
-    wanted = question.outputs
-    if wanted is None:
-        wanted = tuple([WantedOutput(name, question.binary) for name in outputs])
-    for want in wanted:
-        if want.name not in outputs:
-            raise RequestError(f"model {model} has no output {want.name[:200]!r}; it has {', '.join(outputs)}")
-    if all(want.binary and not want.classes for want in wanted):
-        arrays = [outputs[want.name] for want in wanted]
-        forms = tuple((want.name, array.dtype, array.shape) for want, array in zip(wanted, arrays, strict=True))
-        return _response([_kept_head(question.id, model, release, forms), *map(bytes_of, arrays)])
-    values = sum(_values(want, outputs[want.name]) for want in wanted)
+    """Return the response. `labels` name the classes of outputs of this length. Raises RequestError."""
+    requested = request.outputs
+    if requested is None:
+        requested = tuple([RequestedOutput(name, request.binary) for name in outputs])
+    for output in requested:
+        if output.name not in outputs:
+            raise RequestError(f"model {model} has no output {output.name[:200]!r}; it has {', '.join(outputs)}")
+    if all(output.binary and not output.classes for output in requested):
+        arrays = [outputs[output.name] for output in requested]
+        forms = tuple((output.name, array.dtype, array.shape) for output, array in zip(requested, arrays, strict=True))
+        return _response([_cached_head(request.id, model, release, forms), *map(bytes_of, arrays)])
+    values = sum(_values(output, outputs[output.name]) for output in requested)
     if values > JSON_VALUES_MAX:
         raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: request binary_data")
     with _long_json if values > SHORT_JSON else contextlib.nullcontext():
-        entries = [_output_json(want, outputs[want.name], labels) for want in wanted]
-        head = _head(question.id, model, release, [entry for entry, _ in entries])
+        entries = [_output_json(output, outputs[output.name], labels) for output in requested]
+        head = _head(request.id, model, release, [entry for entry, _ in entries])
     return _response([head, *(data for _, data in entries if data is not None)])
 
 
@@ -191,26 +203,26 @@ def _response(parts: list[bytes | memoryview]) -> HttpResponse:
     return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
 
 
-def _head(question_id: str, model: str, release: int, entries: list[dict[str, Any]]) -> bytes:
+def _head(request_id: str, model: str, release: int, entries: list[dict[str, Any]]) -> bytes:
     head: dict[str, Any] = {"model_name": model, "model_version": str(release), "outputs": entries}
-    if question_id:
-        head["id"] = question_id
+    if request_id:
+        head["id"] = request_id
     return json.dumps(head, allow_nan=False).encode()
 
 
-@lru_cache(KEPT_MAX)
-def _kept_head(
-    question_id: str, model: str, release: int, forms: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+@lru_cache(CACHED_MAX)
+def _cached_head(
+    request_id: str, model: str, release: int, forms: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 ) -> bytes:
     """Return the JSON of an answer whose outputs all follow as binary data."""
-    return _head(question_id, model, release, [_binary_entry(*form) for form in forms])
+    return _head(request_id, model, release, [_binary_entry(*form) for form in forms])
 
 
-def _values(want: WantedOutput, array: NDArray[Any]) -> int:
+def _values(output: RequestedOutput, array: NDArray[Any]) -> int:
     """Return the number of values of `array` that become Python objects."""
-    if want.classes:
-        return array.size // max(1, array.shape[-1]) * want.classes if array.ndim else 1
-    return 0 if want.binary else array.size
+    if output.classes:
+        return array.size // max(1, array.shape[-1]) * output.classes if array.ndim else 1
+    return 0 if output.binary else array.size
 
 
 def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memoryview]:
@@ -227,8 +239,8 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
     return body[:length], body[length:]
 
 
-def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, Given | BinaryInput]:
-    """Return an input's name and its values, or its place from byte `offset` of the binary data."""
+def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, InputValues | BinaryInput]:
+    """Return an input's name, and its values or its range from byte `offset` of the binary data."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or (datatype not in NUMPY_NAMES and datatype != "BYTES"):
@@ -312,7 +324,7 @@ def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape:
 
 
 def _flat(data: list[Any], shape: list[int]) -> list[Any] | None:
-    """Return the values of lists that are nested like `shape`, None if they are not."""
+    """Return the values of lists that are nested like `shape`; None if `data` is nested in another way."""
     level: list[Any] = [data]
     for length in shape:
         if not all(type(row) is list and len(row) == length for row in level):
@@ -321,13 +333,13 @@ def _flat(data: list[Any], shape: list[int]) -> list[Any] | None:
     return level
 
 
-def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
+def _requested_outputs(entries: Any, binary: bool) -> tuple[RequestedOutput, ...] | None:
     if entries is None or entries == []:
         return None
     _check(
         isinstance(entries, list) and len(entries) <= TENSORS_MAX, f"'outputs' must list at most {TENSORS_MAX} tensors"
     )
-    wanted = []
+    requested = []
     for entry in entries:
         _check(
             isinstance(entry, dict) and isinstance(entry.get("name"), str),
@@ -337,23 +349,23 @@ def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
         _check("shared_memory_region" not in parameters, "shared memory regions are not supported")
         classes = _whole_number(parameters.get("classification", 0), "the parameter 'classification'")
         _check(classes <= CLASSES_MAX, f"the parameter 'classification' is at most {CLASSES_MAX}")
-        wanted.append(WantedOutput(entry["name"], parameters.get("binary_data", binary) is True, classes))
-    return tuple(wanted)
+        requested.append(RequestedOutput(entry["name"], parameters.get("binary_data", binary) is True, classes))
+    return tuple(requested)
 
 
 def _output_json(
-    want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
+    output: RequestedOutput, array: NDArray[Any], labels: Sequence[str]
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
-    """Return the JSON of an output, and its binary data if it has any."""
-    if want.classes:
-        return _classified(want, array, labels)
-    if want.binary:
-        return _binary_entry(want.name, array.dtype, array.shape), bytes_of(array)
+    """Return the JSON of an output, and its binary data; None if the JSON has the values."""
+    if output.classes:
+        return _classified(output, array, labels)
+    if output.binary:
+        return _binary_entry(output.name, array.dtype, array.shape), bytes_of(array)
     flat = array.ravel()
     values = flat.tolist()
     if array.dtype.kind == "f" and not np.isfinite(flat).all():  # JSON has no NaN and no infinity
         values = [value if math.isfinite(value) else None for value in values]
-    return {**_entry(want.name, array.dtype, array.shape), "data": values}, None
+    return {**_entry(output.name, array.dtype, array.shape), "data": values}, None
 
 
 def _entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
@@ -365,27 +377,27 @@ def _binary_entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict
 
 
 def _classified(
-    want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
+    output: RequestedOutput, array: NDArray[Any], labels: Sequence[str]
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
     """Return the largest values of each item as `value:index[:label]`: Triton's classification extension."""
     if not array.ndim:
-        raise RequestError(f"output {want.name!r} has no classes: omit `classification`")
+        raise RequestError(f"output {output.name!r} has no classes: omit `classification`")
     rows = array.reshape(-1, array.shape[-1])
     named = len(labels) == array.shape[-1]
     texts: list[str] = []
     for row in rows:
-        for index in np.argsort(-row.astype(np.float64), kind="stable")[: want.classes]:
+        for index in np.argsort(-row.astype(np.float64), kind="stable")[: output.classes]:
             texts.append(f"{row[index]:f}:{index}" + (f":{labels[index]}" if named else ""))
-    shape = [*array.shape[:-1], min(want.classes, array.shape[-1])]
-    entry: dict[str, Any] = {"name": want.name, "datatype": "BYTES", "shape": shape}
-    if not want.binary:
+    shape = [*array.shape[:-1], min(output.classes, array.shape[-1])]
+    entry: dict[str, Any] = {"name": output.name, "datatype": "BYTES", "shape": shape}
+    if not output.binary:
         return {**entry, "data": texts}, None
     data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (text.encode() for text in texts))
     return {**entry, "parameters": {"binary_data_size": len(data)}}, data
 
 
 def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """Return the JSON object at `key` of `value`; empty if there is none."""
+    """Return the JSON object at `key` of `value`; an empty object if `value` has no such key."""
     member = value.get(key, {})
     _check(isinstance(member, dict), f"{key!r} of {where} must be an object")
     return dict(member)

@@ -1,7 +1,7 @@
 """The requests of one connection, parsed by httptools (the parser of Node.js).
 
-Most clients send the same head with each request, before a different tensor. So the last head is kept with its parsed
-form. If the parser is between two requests, the same bytes have the same meaning, and are not parsed again.
+Most clients send the same head with each request, before a different tensor. So the parser stores the last head with
+its parsed form. Between two requests, the same bytes have the same meaning, so the parser does not parse them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """The arrived parts of a request. httptools calls the methods of `RequestParser` that fill it."""
+    """The arrived parts of a request. The callbacks of `RequestParser` add the parts."""
 
     method: str = ""
     url: str = ""
@@ -36,35 +36,37 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Collects requests in the order of arrival; the last one may be incomplete."""
+    """Collects requests in the order of arrival; the last request may be incomplete."""
 
     def __init__(self) -> None:
         self.requests: deque[ParsedRequest] = deque()
-        self._kept_head, self._kept = b"", ParsedRequest()
+        self._last_head = b""
+        self._last_head_parsed = ParsedRequest()
         self.skip_body()
 
     def feed(self, data: memoryview) -> None:
         """Parse `data`. Raises HttpError (400, 431) if it is not HTTP, or a head is too long."""
-        is_between = self._last.complete and not self._unparsed_bytes
-        if is_between and self._kept_head and self._came_again(data):
+        between_requests = self._last.complete and not self._unparsed_bytes
+        if between_requests and self._last_head and self._reuse_head(data):
             return
         self._parse(data)
-        if is_between:
-            self._keep(data)
+        if between_requests:
+            self._store_head(data)
 
-    def take(self) -> ParsedRequest | None:
+    def next_request(self) -> ParsedRequest | None:
         """Return the first request once its head is complete."""
         return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
 
     def skip_body(self) -> None:
-        """Expect the next request; the caller itself reads the rest of the current request's body."""
+        """Expect the next request, because the caller itself reads the rest of the current request's body."""
         from httptools import HttpRequestParser
 
         self._parser: HttpRequestParser = HttpRequestParser(self)
-        self._last, self._unparsed_bytes = ParsedRequest(complete=True), 0
+        self._last = ParsedRequest(complete=True)
+        self._unparsed_bytes = 0
 
-    def _keep(self, data: memoryview) -> None:
-        """Keep the head in `data`, if only bytes of a body with a stated length follow the head."""
+    def _store_head(self, data: memoryview) -> None:
+        """Store the head in `data`, if only bytes of a body with a stated length follow the head."""
         request = self._last
         head = bytes(data[: len(data) - request.body_bytes])
         if (
@@ -73,18 +75,19 @@ class RequestParser:
             and "transfer-encoding" not in request.headers
             and head.find(b"\r\n\r\n") == len(head) - 4
         ):
-            self._kept_head, self._kept = head, replace(request, parts=[])
+            self._last_head = head
+            self._last_head_parsed = replace(request, parts=[])
 
-    def _came_again(self, data: memoryview) -> bool:
-        """Use `data` if it begins with the kept head and goes on with body bytes; otherwise return False."""
-        kept, at = self._kept, len(self._kept_head)
-        size_bytes = int(kept.headers.get("content-length", 0))
+    def _reuse_head(self, data: memoryview) -> bool:
+        """Add a request without parsing if `data` is the stored head and body bytes; return whether it is."""
+        parsed, at = self._last_head_parsed, len(self._last_head)
+        size_bytes = int(parsed.headers.get("content-length", 0))
         body_bytes = len(data) - at
-        if body_bytes > size_bytes or bytes(data[:at]) != self._kept_head:
+        if body_bytes > size_bytes or bytes(data[:at]) != self._last_head:
             return False
         self._last = ParsedRequest(
-            kept.method, kept.url, kept.headers, [bytes(data[at:])] if body_bytes else [], kept.head_bytes, body_bytes,
-            head_complete=True, complete=body_bytes == size_bytes, keep_alive=True, version=kept.version,
+            parsed.method, parsed.url, parsed.headers, [bytes(data[at:])] if body_bytes else [], parsed.head_bytes,
+            body_bytes, head_complete=True, complete=body_bytes == size_bytes, keep_alive=True, version=parsed.version,
         )  # fmt: skip
         self.requests.append(self._last)
         return True
@@ -106,7 +109,7 @@ class RequestParser:
             if head_bytes > HEAD_BYTES_MAX or len(request.headers) > HEADERS_MAX:
                 raise HttpError(
                     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    f"a request's head may have {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} fields",
+                    f"the request's head is too long: send at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} fields",
                 )
 
     def _progress(self) -> tuple[int, int, int, bool, bool]:

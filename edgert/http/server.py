@@ -1,7 +1,7 @@
 """Accepts HTTP connections, each with its own thread, and limits their number.
 
-It uses blocking threads instead of an event loop, because a blocking call computes the answer. Passing the answer
-between a loop and a thread pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
+The server uses blocking threads instead of an event loop, because a blocking call computes the answer. To pass the
+answer between a loop and a thread pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ class Readable(Protocol):
 
 
 class HttpServer:
-    """Serves `listener`, which does not block, with `handle`."""
+    """Answers the requests of all connections to `listener`, a non-blocking socket, with `handle`."""
 
     def __init__(
         self, listener: socket.socket, handle: Handler, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._listener, self._handle, self._limits, self._clock = listener, handle, limits, clock
+        self._listener = listener
+        self._handle = handle
+        self._limits = limits
+        self._clock = clock
         self._admission = Admission(limits, clock)
 
     def run(self, stop: Readable, release_memory: Callable[[], bool] = lambda: True) -> None:
         """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests in progress.
 
-        After the first client, call `release_memory` every `release_after_s`, until it returns True and no client is
-        left.
+        After the first client, call `release_memory` every `release_after_s`, until `release_memory` returns True and
+        no client is left.
         """
         due_s: float | None = None
         with selectors.DefaultSelector() as selector:

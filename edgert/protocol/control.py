@@ -1,4 +1,4 @@
-"""The protocol of the control socket for `edgertd`'s commands: each request and answer is a JSON line."""
+"""The protocol of the control socket for `edgertd`: each request and each answer is a JSON line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SYNC_S_MAX = 240.0  # the time-out of "sync", longer than the limit of a worker'
 def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
-    Raises DaemonUnreachable if no daemon listens, DaemonEnded if the daemon ends before it answers, and DaemonBusy if
-    it does not answer in time. Also raises the daemon's own error.
+    Raises DaemonUnreachable if no daemon listens, DaemonEnded if the daemon ends before the answer, and DaemonBusy if
+    the daemon does not answer in time. Also raises the daemon's own error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)

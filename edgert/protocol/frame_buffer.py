@@ -1,6 +1,6 @@
-"""The bytes that one connection has received, and the frames in them.
+"""The received bytes of one connection, and the frames in these bytes.
 
-Receive into `room`, then call `feed` with the number of received bytes. A FrameBuffer never reads a socket, and it
+Receive into `room`, then call `feed` with the number of received bytes. A FrameBuffer never reads a socket, and
 needs no NumPy: tensors are memoryviews.
 """
 
@@ -53,20 +53,20 @@ _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 class FrameBuffer:
     """Collects the bytes of one connection and returns its frames in order.
 
-    Bytes that break the protocol raise ProtocolError, before memory of the announced size is allocated. `shared` is the
-    memory that holds the bodies of FLAG_SHARED frames, after room for a header.
+    Bytes that break the protocol raise ProtocolError, before the buffer allocates memory of the announced size.
+    `shared` is the memory with the bodies of FLAG_SHARED frames, after space for a header.
 
-    Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The
-    buffer is in one of three states:
+    Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The buffer is in
+    one of three states:
 
-    - no frame has begun: `_filled` is 0, and `room` is the whole buffer. The last returned frame is also there, so its
-      memoryviews are valid until bytes are received;
-    - a frame has begun: its first `_filled` bytes are in the buffer, and `room` is behind them. Once the header is
-      complete, there is room for the whole frame;
-    - a frame was returned, and `more` bytes of the next frames are behind it; `_filled` counts both. `feed(0)` moves
-      these bytes to the front; before that, nothing may be received.
+    - No frame has begun. `_filled` is 0, and `room` is the whole buffer. The buffer still contains the last returned
+      frame, so the frame's memoryviews are valid until the next bytes arrive.
+    - A frame has begun. Its first `_filled` bytes are in the buffer, and `room` is behind these bytes. Once the header
+      is complete, the buffer is large enough for the whole frame.
+    - A frame was returned, and `more` bytes of the next frames are behind this frame; `_filled` counts both. `feed(0)`
+      moves the bytes to the front. Receive nothing before this call.
 
-    Every request passes through this code, at both ends. So a frame is not checked again if it arrives whole, and its
+    Every request passes through this code, at both ends. So `feed` does not check a frame again that arrives whole, if
     kind, lengths and descriptors equal those of the last frame.
     """
 
@@ -76,7 +76,7 @@ class FrameBuffer:
         size_bytes: int = 8192,
         resizing: Callable[[int, int], None] = lambda old_bytes, new_bytes: None,
     ) -> None:
-        """`resizing` is called before the buffer changes its size; to refuse, it raises an error."""
+        """Call `resizing` before each change of the buffer's size; an error of `resizing` prevents the change."""
         self._resizing = resizing
         self._small_bytes = size_bytes
         self._body_bytes_max = frame_bytes_max - HEADER_BYTES
@@ -86,13 +86,13 @@ class FrameBuffer:
         self._allocate(size_bytes)
 
     def limit(self, frame_bytes_max: int) -> None:
-        """Accept frames of at most this size from now on."""
+        """Accept frames of at most `frame_bytes_max` from now on."""
         self._body_bytes_max = frame_bytes_max - HEADER_BYTES
         self._last = _NONE
 
     def _allocate(self, size_bytes: int) -> None:
         # An anonymous map is page-aligned and costs nothing before its first use. The first use of a private map costs
-        # half as much as that of a shared map, and a sixth as much with huge pages.
+        # half as much as the first use of a shared map, and a sixth as much with huge pages.
         memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size_bytes >= HUGE_PAGE_BYTES:
             with contextlib.suppress(OSError, AttributeError):  # not every kernel has huge pages
@@ -101,7 +101,7 @@ class FrameBuffer:
         self._last = _NONE
 
     def feed(self, count: int) -> Frame | None:
-        """Return the next frame once it is complete; `count` is the number of new bytes, 0 after `more`."""
+        """Return the next frame if it is complete. `count` is the number of new bytes; 0 to read `more`."""
         if self.more:
             self._move_to_front()
         filled = self._filled + count
@@ -126,7 +126,7 @@ class FrameBuffer:
         return len(self._view)
 
     def shrink(self) -> None:
-        """Release the memory of a large frame. Call this between frames, when their views are no longer used.
+        """Release the memory of a large frame. Call this between frames, when no view of a frame is in use.
 
         The next large frame then costs page faults, which take up to ten times as long as the copy (bench.buffers).
         """
@@ -135,7 +135,7 @@ class FrameBuffer:
             self._allocate(self._small_bytes)
 
     def missing(self) -> int:
-        """Return the least number of bytes that the current frame still needs; 0 between frames."""
+        """Return the least number of missing bytes of the current frame; 0 between frames."""
         if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:
@@ -161,7 +161,7 @@ class FrameBuffer:
         start = HEADER_BYTES + aligned(meta_bytes)
         end = start + DESCRIPTOR_BYTES * tensor_count
         descriptors = bytes(self._view[start:end])
-        # With the same descriptors at the same place, the views of the last frame are still valid.
+        # If the same descriptors are at the same offset, the views of the last frame are still valid.
         *_, last_end, last_size, last_descriptors, tensors = self._last
         if (end, size, descriptors) != (last_end, last_size, last_descriptors):
             tensors = self._parse_tensors(start, end, size)
@@ -195,7 +195,7 @@ class FrameBuffer:
             raise ProtocolError("the lengths in the header contradict each other")
 
     def _wait_behind(self, filled: int) -> None:
-        """Receive the rest of a frame behind its first `filled` bytes."""
+        """Let the rest of a frame arrive behind its first `filled` bytes."""
         self._filled, self.room = filled, self._view[filled:]
 
     def _grow(self, size: int, filled: int) -> None:
@@ -209,8 +209,8 @@ class FrameBuffer:
     def _copy_shared(self, size: int, filled: int) -> int:
         """Copy the body out of the shared memory, and return the new number of bytes in the buffer.
 
-        After the copy, the other end cannot change the checked data. Bytes that followed the header on the socket (such
-        as a MOVED after an answer) are copied behind the body.
+        After the copy, the other end cannot change the checked data. If bytes followed the header on the socket (such
+        as a MOVED after an answer), this function copies the bytes behind the body.
         """
         if self.shared is None or size > len(self.shared):
             raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
@@ -221,13 +221,13 @@ class FrameBuffer:
         return size + len(rest)
 
     def _move_to_front(self) -> None:
-        """Move the bytes that follow the last frame to offset 0; its views are then no longer valid."""
+        """Move the bytes behind the last frame to offset 0. The views of the last frame become invalid."""
         rest, self.more = self.more, 0
         self._view[:rest] = bytes(self._view[self._filled - rest : self._filled])
         self._wait_behind(rest)
 
     def _parse_tensors(self, start: int, end: int, size: int) -> tuple[WireTensor, ...]:
-        """Return the tensors whose descriptors are from `start` to `end`; their data follow, up to `size`."""
+        """Return the tensors of the descriptors from `start` to `end`. The tensors' data follow, up to `size`."""
         tensors, data = [], end
         for i, at in enumerate(range(start, end, DESCRIPTOR_BYTES)):
             number, code, rank, nbytes, *dims = DESCRIPTOR.unpack_from(self._view, at)

@@ -19,7 +19,7 @@ SO_PASSRIGHTS = 83  # Linux 6.16 and newer; Python has no name for it yet
 
 @contextmanager
 def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]:
-    """Listen at `path` with that mode and group, without blocking. Remove the socket at the end.
+    """Listen at `path` with this mode and group, without blocking. Remove the socket at the end.
 
     If the kernel supports it, clients cannot send descriptors. Raises ConfigInvalid.
     """

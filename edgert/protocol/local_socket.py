@@ -19,7 +19,7 @@ _TIMEVAL = "qq" if socket.SO_RCVTIMEO == 66 else "ll"
 
 
 def timeval(seconds: float) -> bytes:
-    """Return a time-out for SO_RCVTIMEO and SO_SNDTIMEO, at least a millisecond: 0 would mean no limit."""
+    """Return `seconds` for SO_RCVTIMEO and SO_SNDTIMEO, at least a millisecond, because 0 means no limit."""
     microseconds = max(1000, int(min(WAIT_S_MAX, seconds) * 1e6))
     return struct.pack(_TIMEVAL, microseconds // 1_000_000, microseconds % 1_000_000)
 
@@ -51,8 +51,12 @@ def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
 
 
 def _unreachable(path: Path, error: OSError) -> DaemonUnreachable:
+    if isinstance(error, BlockingIOError):
+        return DaemonUnreachable(
+            f"the daemon at {path} has too many new connections and did not accept this one in time: try again later"
+        )
     if isinstance(error, FileNotFoundError):
-        return DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start, or give its path")
+        return DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start, or give its socket's path")
     if isinstance(error, PermissionError):
         return DaemonUnreachable(f"no permission for {path}: run as its owner or a member of its group")
     return DaemonUnreachable(

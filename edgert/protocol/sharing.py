@@ -1,9 +1,9 @@
 """Memory that an app and the daemon share, for the bodies of large frames.
 
-The daemon creates the memory, seals its size, and passes its descriptor with the WELCOME; a client cannot choose
+The daemon creates the memory, seals the size, and passes the descriptor with the WELCOME; a client cannot choose the
 memory. The client writes the first half (requests), the daemon the second half (responses). Each end copies a frame out
-of the other end's half before it reads the content. The body of a frame starts at offset 64 of a half, after the space
-of a header.
+of the other end's half, and only then reads the content. The body of a frame starts at offset 64 of a half, after space
+for a header.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SharedArea:
         return 2 * mmap.PAGESIZE * -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE)
 
     @classmethod
-    def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
+    def create(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
         """Return a new area with halves of `half_bytes` or more, and its descriptor; None if memory is short."""
         size_bytes = cls.bytes_for(half_bytes)
         try:
@@ -55,8 +55,8 @@ class SharedArea:
             return None
 
     @classmethod
-    def opened(cls, descriptor: int) -> SharedArea | None:
-        """Return the area of a received descriptor; close the descriptor. None if the size could change."""
+    def open(cls, descriptor: int) -> SharedArea | None:
+        """Map the area of a received descriptor, and close the descriptor. None if the size could change."""
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 return None
@@ -67,7 +67,7 @@ class SharedArea:
             os.close(descriptor)
 
     def free_pages(self) -> None:
-        """Return the area's memory to the kernel, even if a client has its descriptor: the client reads zeros."""
+        """Return the memory to the kernel, even if a client still has the descriptor: the client reads zeros."""
         pages: mmap.mmap = self.request.obj  # type: ignore[assignment]  # made by _mapped
         with contextlib.suppress(OSError):  # not supported: the pages stay until the client closes its descriptor
             pages.madvise(mmap.MADV_REMOVE)

@@ -1,11 +1,12 @@
 """The local protocol's format (docs/protocol.md): the parts of a frame, and how frames are written.
 
-A frame is a 64-byte header, then `meta` (JSON), then one 64-byte descriptor for each tensor, then the tensors'
-bytes. Each part is padded with zeros to a multiple of 64. So every tensor is aligned in the buffer that receives it,
-and can be used there. All numbers are little-endian.
+A frame is a 64-byte header, then `meta` (JSON), then one 64-byte descriptor for each tensor, then the tensors' bytes.
+Each part is padded with zeros to a multiple of 64. So every tensor is aligned in the receiver's buffer, and can be used
+without a copy. All numbers are little-endian.
 
-Between an app and the daemon, the body of a frame may be in memory that both map (`FLAG_SHARED`). Then only the header
-passes the socket, and the receiver copies the body before it reads the content. `frame_buffer` reads frames.
+Between an app and the daemon, the body of a frame may be in memory that both processes map (`FLAG_SHARED`). Then only
+the header passes through the socket, and the receiver copies the body before it reads the content. `frame_buffer` reads
+frames.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ class WireTensor(NamedTuple):
 class Frame(NamedTuple):
     """One received frame.
 
-    `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR). `tensors` is the same object
-    as in the last frame if descriptors and place are unchanged: arrays over these tensors then stay valid. `stages` are
-    the header's bytes: see `stage_times`.
+    Args:
+        arg: The time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR).
+        tensors: The same object as in the last frame, if the descriptors and their offset are the same. Then arrays
+            over these tensors stay valid.
+        stages: The header's bytes with the stage times; `stage_times` reads them.
     """
 
     kind: int
@@ -98,12 +101,12 @@ class OutTensor(NamedTuple):
 
 
 def aligned(size_bytes: int) -> int:
-    """Return the size of a part of a frame with its padding."""
+    """Return the size of a part of a frame, including the padding."""
     return size_bytes + -size_bytes % ALIGNMENT
 
 
 def descriptor(number: int, datatype: str, shape: Sequence[int], nbytes: int) -> bytes:
-    """Return the 64 bytes that announce one tensor. Raises ProtocolError for more than eight axes."""
+    """Return the 64 bytes that describe one tensor. Raises ProtocolError for more than eight axes."""
     if len(shape) > MAX_RANK:
         raise ProtocolError(f"a tensor has {len(shape)} axes; at most {MAX_RANK} can be sent")
     dims = (*shape, *(0,) * (MAX_RANK - len(shape)))
@@ -144,9 +147,9 @@ def frame(
 
 
 def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
-    """Copy the body of a frame made by `frame` into `area`; return the header that announces it.
+    """Copy the body of a frame into `area`, and return the header for a frame with a shared body.
 
-    Returns None if the body does not fit; then send the frame unchanged.
+    `parts` are the result of `frame`. Returns None if the body does not fit: then send the frame unchanged.
     """
     at = HEADER_BYTES
     for part in parts[1:]:
@@ -184,7 +187,7 @@ def error_frame(error: EdgeRTError, *, request_id: int = 0) -> bytes:
 
 
 def error_of(received: Frame) -> EdgeRTError:
-    """Return the error that an ERROR frame reports, as its own class."""
+    """Return the error that an ERROR frame reports, as an instance of the error's own class."""
     message = str(received.json().get("message", "the daemon gave no reason"))
     return by_wire_code(received.status)(message, retry_after_s=received.arg / 1000 if received.arg else None)
 

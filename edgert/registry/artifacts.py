@@ -1,9 +1,10 @@
 """Releases and channels in a repository: OCI image manifests with their own media types.
 
-A release is one manifest. It has a layer for the signed envelope of its bundle, and a layer for each file, with the
-path as its name, as `oras` and `skopeo` expect. Releases share equal files. A channel is a manifest with one layer, the
-signed statement. Manifests are not trusted. A device checks the statement's signature. The statement has the digest of
-the envelope, and the envelope has the digest of each file. So a device does not read the manifest of a release.
+A release is one manifest. The manifest has a layer for the signed envelope of the bundle, and a layer for each file.
+The path is the name of the layer, as `oras` and `skopeo` expect. Releases share equal files. A channel is a manifest
+with one layer, the signed statement. Manifests are not trusted. A device checks the statement's signature. The
+statement has the digest of the envelope, and the envelope has the digest of each file. So a device does not read the
+manifest of a release.
 
     MODEL-RELEASE    a release; edgert.runtime-RELEASE a release of the runtime, with a layer for each wheel
     channel.NAME     the newest statement of a channel; no model's name contains a dot

@@ -1,7 +1,7 @@
 """One repository of an OCI registry: manifests and blobs, every byte checked against its digest.
 
 The protocol: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md. A registry only stores bytes and
-is not trusted: digests identify the content, and signatures its author (edgert.bundle).
+is not trusted: digests identify the content, and signatures identify the author (edgert.bundle).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Fetched:
 class Registry:
     """A repository with its login. One thread at a time may use it; `clock` counts seconds.
 
-    Its calls raise RegistryUnreachable if a repetition may help, RegistryLoginRefused, NotInRegistry,
+    The methods raise RegistryUnreachable if a repetition may help, RegistryLoginRefused, NotInRegistry,
     RegistryCorrupt for wrong bytes, and RegistryError for other answers.
     """
 
@@ -102,9 +102,9 @@ class Registry:
         return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
 
     def has(self, blob: Blob) -> bool:
-        """Return whether the registry has the blob: fetch its last byte.
+        """Return whether the registry has the blob. The method fetches the last byte of the blob.
 
-        A HEAD request would only query an index. The index may list a file that the storage lost or truncated.
+        A HEAD request would only query the registry's index, which may list a file that the storage lost or truncated.
         """
         last = blob.size_bytes - 1
         headers = {"Range": f"bytes={last}-{last}"} if blob.size_bytes else {}
@@ -137,9 +137,13 @@ class Registry:
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
         """Fetch the blob to `path`, which is missing or contains the bytes of an earlier attempt.
 
-        `on_bytes` gets the count of each piece on disk; it may wait, to limit the rate, or raise, to stop. The fetched
-        bytes stay for the next attempt, also after a power cut. If the bytes have the digest, the file is durable. If
-        not, the file is removed, and RegistryCorrupt raised. Raises StorageFailed.
+        The fetched bytes stay for the next attempt, also after a power cut. If the bytes have the blob's digest, the
+        file is durable. Otherwise the method removes the file and raises RegistryCorrupt. Raises StorageFailed.
+
+        Args:
+            blob: The blob to fetch.
+            path: The file to write.
+            on_bytes: Called with the size of each piece on disk. It may wait, to limit the rate, or raise, to stop.
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -160,7 +164,8 @@ class Registry:
     def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
         """Upload a blob that the registry lacks. Raises RegistryCorrupt if the registry lacks it afterwards.
 
-        `on_bytes` gets the count of each sent piece, and a negative count for bytes that must be sent again.
+        `on_bytes` is called with the size of each sent piece, and with a negative size for bytes that must be sent
+        again.
         """
         what = f"blob {blob.digest}"
         with self._request("POST", "/blobs/uploads/", {"Content-Length": "0"}) as response:
@@ -192,14 +197,14 @@ class Registry:
             raise
 
     def put_manifest(self, reference: str, data: bytes) -> str:
-        """Upload a manifest, after its blobs, under a tag or its digest; return its digest."""
+        """Upload a manifest under a tag or its digest, after all its blobs; return the manifest's digest."""
         headers = {"Content-Type": MANIFEST_TYPE}
         with self._request("PUT", f"/manifests/{reference}", headers, data) as response:
             self._expect(response, f"manifest {reference}", 201)
         return digest_of(data)
 
     def _continue(self, blob: Blob, file: BinaryIO, digest: hashlib._Hash, on_bytes: OnBytes) -> None:
-        """Fetch the bytes after the content of `file`; `digest` has hashed that content."""
+        """Fetch the bytes that follow the content of `file`. `digest` is the hash of this content."""
         at = file.tell()
         if at == blob.size_bytes:
             return
@@ -305,7 +310,7 @@ class Registry:
         raise RegistryError(f"{self.repository} answers {status} for {what}{advice}")
 
     def _reason_of(self, response: urllib3.BaseHTTPResponse) -> str:
-        """Return the registry's own reason as the end of a sentence, "" if there is none.
+        """Return the registry's own reason as the end of a sentence; "" if the answer has no reason.
 
         The format: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes
         """
@@ -323,7 +328,8 @@ class _Content:
     """The bytes to send; each iteration starts at the first byte. Reports each piece."""
 
     def __init__(self, source: Path | bytes, on_bytes: OnBytes) -> None:
-        self._source, self._on_bytes = source, on_bytes
+        self._source = source
+        self._on_bytes = on_bytes
         self._sent_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 """HTTP requests with limits on every wait, answer and redirect; failures become EdgeRT errors.
 
 The registry and the network are not trusted. If a server sends single bytes now and then, a socket's time-out never
-ends the wait. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. The reader of a
-large blob counts the time that it waits (client.py).
+ends the wait. So a timer shuts the socket if the head of an answer, or a whole small answer, is late. For a large blob,
+client.py adds up the waiting time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Body = bytes | Iterable[bytes]
 
 
 class Connection:
-    """Requests to one host and to hosts that it redirects to. One thread at a time may use it.
+    """Requests to one host, and to the hosts of its redirects. One thread at a time may use a Connection.
 
     `ca` is a file with the authorities of the servers' certificates; None means the system's authorities.
     """
@@ -67,9 +67,10 @@ class Connection:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request and yield its answer with an unread body; follow the redirects of a GET.
 
-        A server may close a kept connection just before the next request. Then the request is sent once more, if its
-        body can be sent again. A redirect to another host drops the login; a redirect from https to http is refused.
-        `answer_s` replaces the time for the answer's head. Raises RegistryUnreachable and RegistryError.
+        A server may close an idle connection just before the next request. Then this method sends the request once
+        more, if the body can be sent again. A redirect to another host drops the login. A redirect from https to http
+        is refused. `answer_s` is the time limit for the answer's head; 0 for the limit of this Connection. Raises
+        RegistryUnreachable and RegistryError.
         """
         for _ in range(REDIRECTS_MAX + 1):
             try:
@@ -118,7 +119,7 @@ class Connection:
 
     @contextmanager
     def limited(self, url: str, seconds: float) -> Iterator[None]:
-        """Shut the sockets if the block takes longer, and translate HTTP errors to EdgeRT errors."""
+        """Shut the sockets if the block takes longer than `seconds`, and translate HTTP errors."""
         late = threading.Event()
 
         def shut() -> None:
@@ -135,7 +136,9 @@ class Connection:
                 yield
         except RegistryUnreachable as error:
             if late.is_set():
-                raise RegistryUnreachable(f"{_host(url)} did not answer within {seconds:g} s") from error
+                raise RegistryUnreachable(
+                    f"{_host(url)} did not answer within {seconds:g} s: check the network and the registry, then try again"
+                ) from error
             raise
         finally:
             timer.cancel()
@@ -165,13 +168,13 @@ def translated(url: str) -> Iterator[None]:
     try:
         yield
     except LocationParseError as error:
-        raise RegistryError(f"{_host(url)} is not an address: {error}") from error
+        raise RegistryError(f"{_host(url)} is not an address: {error}. Correct the address of the registry") from error
     except (HTTPError, OSError, ValueError) as error:
         raise RegistryUnreachable(_reason(url, error)) from error
 
 
 def _closed_before_answer(error: RegistryUnreachable) -> bool:
-    """Return whether the server closed the connection without an answer, as servers do with idle ones."""
+    """Return whether the server closed the connection without an answer, as for an idle connection."""
     cause = error.__cause__
     closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
     return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)
@@ -183,9 +186,13 @@ def checked_location(url: str, location: str) -> str:
         target = urljoin(url, location)
         scheme = urlsplit(target).scheme
     except ValueError as error:
-        raise RegistryError(f"{_host(url)} points to {location[:80]!r}, which is not an address") from error
+        raise RegistryError(
+            f"{_host(url)} points to {location[:80]!r}, which is no address: correct the settings of the registry or its proxy"
+        ) from error
     if scheme not in ("http", "https"):
-        raise RegistryError(f"{_host(url)} points to {target[:80]!r}, which is not an address of HTTP")
+        raise RegistryError(
+            f"{_host(url)} points to {target[:80]!r}, which is no HTTP address: correct the settings of the registry or its proxy"
+        )
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise RegistryError(
             f"{_host(url)} points to {target[:80]!r}, which is without TLS: nothing was sent there. If a "
@@ -248,11 +255,10 @@ def _reason(url: str, error: BaseException) -> str:
             advice = f"This machine's clock says {time_text(time.time())}: set it, or renew the certificate"
         return f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. {advice}"
     if isinstance(inner, (ssl.SSLError, SSLError)):
-        return f"no TLS with {_host(url)}: {text}. Check that the port speaks TLS"
+        return f"no TLS with {_host(url)}: {text}. Check that the port speaks TLS, or use oci+http:// without TLS"
     if isinstance(inner, socket.gaierror):
         return f"cannot find the address of {_host(url)}: {inner.strerror}. Check its name and this machine's DNS"
     if isinstance(inner, OSError) and inner.errno is not None:
-        return (
-            f"cannot reach {_host(url)}: {os.strerror(inner.errno).lower()}. Check the address, and that it runs there"
-        )
-    return f"the connection with {_host(url)} broke: {text[:200]}"
+        reason = os.strerror(inner.errno).lower()
+        return f"cannot reach {_host(url)}: {reason}. Check the address, and that the registry runs there"
+    return f"the connection with {_host(url)} broke: {text[:200]}. Check the network, then try again"

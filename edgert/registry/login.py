@@ -45,7 +45,8 @@ class Credentials:
 def read_credentials(file: Path | None, host: str) -> Credentials | None:
     """Return the credentials for `host` in a file of Docker's format; None if the file has none.
 
-    If the file names a credential helper for the host, this function runs it, like Docker. Raises ConfigInvalid.
+    If the file names a credential helper for the host, this function runs the helper, like Docker. Raises
+    ConfigInvalid.
     """
     if file is None:
         return None
@@ -72,7 +73,9 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
 def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
     """Run `docker-credential-HELPER get`: https://github.com/docker/docker-credential-helpers#development."""
     if not _HELPER.fullmatch(helper):
-        raise ConfigInvalid(f"{file} names the credential helper {helper[:80]!r}, which is not the name of a program")
+        raise ConfigInvalid(
+            f"{file} names the credential helper {helper[:80]!r}, which is no program name: correct the file"
+        )
     import subprocess
 
     program = f"docker-credential-{helper}"
@@ -83,7 +86,8 @@ def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
         if done.returncode:
             if b"credentials not found" in done.stdout:
                 return None
-            raise ConfigInvalid(f"{program} gives no login for {host}: {done.stdout.decode(errors='replace')[:200]}")
+            reason = done.stdout.decode(errors="replace")[:200]
+            raise ConfigInvalid(f"{program} gives no login for {host}: {reason}. Log in again: docker login {host}")
         value = json.loads(done.stdout)
         if value["Username"] == "<token>":
             raise ConfigInvalid(_identity_token(program, host))
@@ -91,7 +95,9 @@ def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigInvalid(f"{file} names the credential helper {program}, which cannot be run: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigInvalid(f"{program} gives no login for {host} that can be read") from error
+        raise ConfigInvalid(
+            f"the answer of {program} for {host} cannot be read: log in again (docker login {host})"
+        ) from error
 
 
 def _identity_token(source: str, host: str) -> str:
@@ -102,18 +108,20 @@ def _identity_token(source: str, host: str) -> str:
 
 
 class Login:
-    """Answers the challenges of one registry; later requests reuse the answer."""
+    """Answers the challenges of one registry. Later requests send the same answer."""
 
     def __init__(self, connection: Connection, host: str, credentials: Credentials | None) -> None:
         self.header = ""
-        self._connection, self._host, self._credentials = connection, host, credentials
+        self._connection = connection
+        self._host = host
+        self._credentials = credentials
 
     def answer(self, url: str, challenge: str) -> None:
         """Set `header` to the answer to a challenge of `url`. Raises RegistryLoginRefused and RegistryError."""
         parts = urlsplit(url)
         if parts.scheme != "https" and self._credentials is not None and parts.hostname not in _HERE:
             raise RegistryLoginRefused(
-                f"{self._host} requires a login, but the address is without TLS: use oci://, so that nobody reads it"
+                f"{self._host} requires a login, but its address has no TLS, so others could read the password: use oci://"
             )
         scheme, _, rest = challenge.partition(" ")
         if scheme.lower() == "basic":
@@ -159,7 +167,11 @@ def _read_token(data: bytes, realm: str) -> str:
         value: Any = json.loads(data)
         token = str(value.get("token") or value["access_token"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RegistryError(f"{realm[:200]} gives no token that can be read") from error
+        raise RegistryError(
+            f"the token from {realm[:200]} cannot be read: check that the registry uses this address for tokens"
+        ) from error
     if not re.fullmatch(r"[!-~]{1,32768}", token):
-        raise RegistryError(f"{realm[:200]} gives a token that no header can hold")
+        raise RegistryError(
+            f"the token from {realm[:200]} is not 1 to 32768 printable characters: check the registry's token service"
+        )
     return token

@@ -4,9 +4,9 @@ Theory of operation: an alarm is raised when its reading is above its limit in R
 cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A missing reading changes
 nothing.
 
-A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until it contains
-REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX windows
-without a request, each further window gives a reading of 0: a model without requests has no more failures.
+A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until the stretch
+contains REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX
+windows without a request, each further window gives a reading of 0: a model without requests has no more failures.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class Alarms:
 
 
 class Readings:
-    """Turns windows into readings; some of them need the previous window."""
+    """Turns windows into readings; some readings need the previous window."""
 
     def __init__(self) -> None:
         self._before = Totals()
         self._silent_s = 0.0
-        self._answered, self._asked = _Stretch(), _Stretch()
+        self._answered, self._requests = _Stretch(), _Stretch()
 
     def of(self, report: WindowReport, facts: Mapping[str, object]) -> dict[str, float | None]:
         """Return the readings for the alarms. `facts` may hold temp_c, throttled and rss_bytes."""
@@ -111,7 +111,7 @@ class Readings:
         # A model that never had a request does not count as silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         answered = self._answered.add(report.latency.count, latency=report.latency)
-        recent = self._asked.add(requests, failed)
+        recent = self._requests.add(requests, failed)
         return {
             "p99_ms": None if answered is None else answered.latency.quantile(0.99),
             "error_share": None if recent is None else recent.failed / max(recent.requests, 1),
@@ -132,7 +132,7 @@ class _Stretch:
     latency: Sketch = field(default_factory=Sketch)
 
     def add(self, requests: int, failed: int = 0, latency: Sketch | None = None) -> _Stretch | None:
-        """Add a window. If this window ends the stretch, return it and start the next."""
+        """Add a window. If the stretch ends with this window, return the stretch and start the next one."""
         if requests and not self.requests:
             self.windows = 0  # drop earlier windows without requests
         self.windows += 1
@@ -143,7 +143,10 @@ class _Stretch:
             return None
         ended = replace(self)
         # Without a request, the stretch does not start again: each further window gives a reading.
-        self.windows, self.requests, self.failed, self.latency = (0 if self.requests else self.windows), 0, 0, Sketch()
+        self.windows = 0 if self.requests else self.windows
+        self.requests = 0
+        self.failed = 0
+        self.latency = Sketch()
         return ended
 
 

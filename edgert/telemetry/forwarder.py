@@ -1,4 +1,4 @@
-"""Sends a device's reports from the spool to the broker, over one connection at a time.
+"""Sends a device's reports from the spool to the broker, through one connection at a time.
 
 Several processes write to the spool, and none of them notifies the forwarder. So the forwarder checks the spool for
 changes once a second. A check costs about 0.1 ms of processor time.
@@ -54,9 +54,16 @@ HINT_BYTES_MAX = 64
 class ForwarderSettings:
     """The broker, and the device's messages to it.
 
-    `info` is the retained message about the device; `sys` is sent every `sys_interval_s`. `home_assistant` is the
-    prefix of the discovery message ("": none). Messages on `hint_topic` ("": none) are only hints, so they are not
-    trusted.
+    Args:
+        broker: The broker's address and the login.
+        topics: The device's topics.
+        boot: The id of the daemon's start.
+        info: The fields of the retained message about the device.
+        sys_interval_s: The interval of the `sys` messages.
+        home_assistant: The prefix of the discovery message; "" for no such message.
+        hint_topic: The topic of hints, which are not trusted; "" for no hints.
+        rate_per_s: The largest number of messages per second.
+        retry_pauses_s: The pauses between attempts to connect.
     """
 
     broker: MqttSettings
@@ -74,11 +81,18 @@ class ForwarderSettings:
 
 
 class Forwarder:
-    """Sends one device's reports from the spool to the broker, and keeps its `status` correct.
+    """Sends one device's reports from the spool to the broker, and updates the device's `status` message.
 
     An unreachable broker is no error. `run` tries again until it must stop, after a growing pause with jitter, and logs
-    each change once. `sys_fields` returns the machine's fields of `sys`. `on_hint` is called when the hint changes.
-    `clock` is monotonic seconds.
+    each change once.
+
+    Args:
+        settings: The broker, and the device's messages.
+        spool: The reports to send.
+        sys_fields: Returns the machine's fields of the `sys` message.
+        on_hint: Called when the hint changes.
+        clock: Monotonic seconds.
+        log: Called with each line for the log.
     """
 
     def __init__(
@@ -91,8 +105,12 @@ class Forwarder:
         clock: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._settings, self._topics, self._spool = settings, settings.topics, spool
-        self._sys_fields, self._on_hint, self._hint = sys_fields, on_hint, b""
+        self._settings = settings
+        self._topics = settings.topics
+        self._spool = spool
+        self._sys_fields = sys_fields
+        self._on_hint = on_hint
+        self._hint = b""
         self._backoff = Backoff(settings.retry_pauses_s, STABLE_AFTER_S, clock)
         self._clock = clock
         self._log = log
@@ -109,7 +127,7 @@ class Forwarder:
         self._reset()
 
     def run(self, stop: Stop) -> None:
-        """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S unless connecting.
+        """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S, unless connecting.
 
         The forwarder sleeps until the broker sends something, the next check of the spool, or the next due message.
         """
@@ -129,7 +147,7 @@ class Forwarder:
                 select.select([stop], [], [], self._backoff.failed() * random.uniform(0.5, 1.0))
 
     def _reset(self) -> None:
-        """Drop the state of messages in flight on the last connection; the spool still has these messages."""
+        """Forget the messages in flight on the last connection; the spool still has these messages."""
         self._last_id = 0
         self._retained_version = 0
         self._file = self._spool.file_id
@@ -143,7 +161,7 @@ class Forwarder:
         self._online_again_at: float | None = None
 
     def _suspect(self) -> None:
-        """Hold a message back if the broker closed several connections after it."""
+        """Hold a message back if the broker closed several connections after this message."""
         message_id = self._held.hung_up(filter(None, self._in_flight.values()), self._clock())
         self._in_flight = {}
         if message_id is not None:
@@ -188,7 +206,7 @@ class Forwarder:
             self._connection.pump(0.02)
 
     def _step(self) -> bool:
-        """Send the messages that may be sent now; return True if only the rate limit prevents sending more.
+        """Send the messages that are due; return True if only the rate limit prevents further messages.
 
         A disk error does not end the connection: without a spool, the device still reports that it is online.
         """
@@ -216,13 +234,16 @@ class Forwarder:
         if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
             raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")
         if self._refused_at is not None and now - self._refused_at > REFUSED_RETRY_S:
-            self._refused_at, self._last_id = None, 0
+            self._refused_at = None
+            self._last_id = 0
         return self._send(now)
 
     def _send_retained(self) -> None:
         retained = self._spool.retained(self._retained_version)
         if self._spool.file_id != self._file:
-            self._file, self._last_id, self._retained_version = self._spool.file_id, 0, 0
+            self._file = self._spool.file_id
+            self._last_id = 0
+            self._retained_version = 0
             retained = self._spool.retained()
         for each in retained:
             self._retained_version = each.version
@@ -269,7 +290,8 @@ class Forwarder:
                 self._acknowledged_ids.append(message_id)
                 self._held.acknowledged(message_id)
         elif self._refused_at is None:
-            self._refused_at, self._refused = self._clock(), True
+            self._refused_at = self._clock()
+            self._refused = True
             self._note(
                 REFUSED,
                 f"the broker {self._address} refuses messages ({refused_because}); they stay on disk and are sent "
@@ -298,7 +320,7 @@ class Forwarder:
         return messages.dump({**common, **values})
 
     def _note(self, state: str, text: str) -> None:
-        """Log a change of the connection's state and store it for `edgertd status`."""
+        """Log a change of the connection's state, and store the state for `edgertd status`."""
         if state != self._state:
             self._state = state
             write_broker_connection(self._spool.path.parent, state, text)
@@ -306,6 +328,6 @@ class Forwarder:
 
 
 def retained_topics(topics: Topics, home_assistant: str) -> list[str]:
-    """Return the topics that the broker retains of a device."""
+    """Return the topics of a device whose messages the broker retains."""
     retained = [topics.status, topics.info, topics.deploy]
     return [*retained, discovery_topic(topics, home_assistant)] if home_assistant else retained

@@ -1,9 +1,9 @@
 """The forwarder's process: `python -m edgert.telemetry.forwarder_process --state DIR --boot ID`.
 
-The process sends the spool to the broker. It is separate, so that workers and supervisor load no paho and no TLS, and
-never wait for a slow network. It reads the device's configuration. It stops within 2 s of SIGTERM or SIGINT, or of the
-death of the supervisor, which holds the other end of its standard input. Exit status: 0, or the exit code of an error
-in the configuration (an unreachable broker is no error).
+The process sends the spool to the broker. It is a separate process, so that workers and supervisor load no paho and no
+TLS, and never wait for a slow network. It reads the device's configuration. The supervisor holds the other end of the
+process's standard input. The process stops within 2 s of SIGTERM, of SIGINT, or of the supervisor's death. Exit status:
+0, or the exit code of an error in the configuration (an unreachable broker is no error).
 """
 
 from __future__ import annotations

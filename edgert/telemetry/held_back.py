@@ -1,10 +1,11 @@
-"""The messages that a broker does not accept. They are held back, so that others need not wait. Pure.
+"""The messages that a broker does not accept. They must not block other messages. Pure.
 
-A broker may limit the size of a message. A broker with MQTT 5 may state its limit. Other brokers just end the
-connection, and would end the next connection at the same message. So a message is held back if several connections in a
-row end at it soon after their start. After the second such end, messages are sent one at a time, to find the right
-message. A held-back message stays in the spool. It is sent again when the device connects a day later, or after the
-device's next start. A broker that failed for other reasons may then accept the message.
+A broker may limit the size of a message. With MQTT 5, a broker may state the limit. Other brokers end the connection,
+and would end the next connection at the same message. So the forwarder holds a message back if several connections in a
+row end at this message soon after their start. After the second end, the forwarder sends messages one at a time, to
+identify the message. A held-back message stays in the spool. The forwarder sends it again when the device connects a
+day later, or after the device's next start: if the broker failed for another reason, the broker may then accept the
+message.
 """
 
 from __future__ import annotations

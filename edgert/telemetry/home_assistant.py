@@ -37,8 +37,14 @@ def discovery(
 ) -> tuple[str, bytes]:
     """Return the topic and the payload to publish, retained.
 
-    `prefix` is Home Assistant's discovery prefix, usually `homeassistant`. A model that is no longer named disappears
-    with the next message.
+    With the next message, models disappear from Home Assistant that are no longer in `models`.
+
+    Args:
+        topics: The device's topics.
+        prefix: Home Assistant's discovery prefix, usually `homeassistant`.
+        models: The models of the device.
+        info: The device's `info` message, for profile and version.
+        window_s: The length of a window, after which values become unavailable.
     """
     node = node_id(topics)
     # A device `b_c` with a model `d` must differ from a device `b` with a model `c_d`.
@@ -80,9 +86,9 @@ def discovery_topic(topics: Topics, prefix: str) -> str:
 def node_id(topics: Topics) -> str:
     """Return the device's id in Home Assistant: unique, of `A-Z a-z 0-9 _ -` only.
 
-    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, and so is a
-    `_` of a device before any other character. A `.` becomes `_-`. Most names stay unchanged; a broker's access list
-    with `%u` depends on this.
+    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled. A `_` of a
+    device is doubled if no letter or digit follows. A `.` becomes `_-`. Most names stay unchanged, because a broker's
+    access list with `%u` depends on the name.
     """
     site = topics.site.replace("_", "__").replace(".", "_-")
     return f"edgert_{site}_{_device_part(topics)}"

@@ -1,7 +1,7 @@
-"""MQTT topics and flat-JSON payloads: the device builds them, subscribers parse them.
+"""MQTT topics and flat-JSON payloads, which the device builds and subscribers parse.
 
 docs/telemetry.md is the contract. Payloads are flat (no arrays, no objects), and booleans are 0 or 1. Every id contains
-a letter, because exporters turn `1.10` into the number 1.1.
+a letter, because exporters would turn the id `1.10` into the number 1.1.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def subscriptions(site: str | None = None) -> tuple[str, ...]:
 
 
 def release_id(release: int) -> str:
-    """Return a release number in its wire form: a letter before it, so that exporters treat it as a label."""
+    """Return a release number for the wire. The letter `r` makes exporters treat the number as a label."""
     return f"r{release}"
 
 
@@ -197,7 +197,7 @@ def hist_fields(report: WindowReport, *, model_version: str, clock_synced: objec
 
 
 def _quantile(sketch: Sketch, share: float) -> float | None:
-    """Return a percentile in ms; None without a measurement, because 0 would be a reading."""
+    """Return a percentile in ms; None without a measurement, because 0 would look like a measurement."""
     return round(sketch.quantile(share), 4) if sketch.count else None
 
 
@@ -233,8 +233,8 @@ class _WindowMessage:
 class HistMessage(_WindowMessage):
     """One window's latencies of one model, ready to merge.
 
-    `stages` are its stage times as edgert.telemetry.stages packs them. If the device sent none, or invalid ones, it is
-    b"", and `stages_fault` has the reason.
+    `stages` are the stage times, packed by edgert.telemetry.stages; b"" if the device sent no valid stage times. If the
+    stage times are invalid, `stages_fault` is the reason.
     """
 
     sketch: Sketch
@@ -270,7 +270,7 @@ class HistMessage(_WindowMessage):
 
 @dataclass(frozen=True)
 class MetricsMessage(_WindowMessage):
-    """One window's figures of one model; `fields` has all of them by their names on the wire."""
+    """One window's figures of one model. `fields` has all figures, by their names on the wire."""
 
     fields: dict[str, Scalar]
 

@@ -1,13 +1,13 @@
 """MQTT: one connection to a broker. The only file that imports paho.
 
-Theory of operation: paho is only a codec with a socket, which the owner of the `Connection` drives. It runs no thread
+Theory of operation: paho is only a codec with a socket, and the owner of the `Connection` calls it. Paho runs no thread
 and stores nothing. Each attempt to connect creates a new paho client, so that paho never repeats a message by itself.
-The forwarder repeats messages, because the spool still has every unacknowledged message. MQTT 5 is tried first, because
-its PUBACK names the reason of a refusal. For a broker without MQTT 5, 3.1.1 is used.
+The forwarder repeats messages, because the spool still has every unacknowledged message. A Connection tries MQTT 5
+first, because the PUBACK of MQTT 5 names the reason of a refusal, and then MQTT 3.1.1.
 
-A subscriber may let the broker keep its session. The broker then keeps messages of QoS 1 while the subscriber is
-away; with 3.1.1 the broker's own limit applies (mosquitto: persistent_client_expiration). Only a call of `acknowledge`
-acknowledges received messages; the broker sends all others again.
+A subscriber may let the broker keep its session. The broker then keeps messages of QoS 1 while the subscriber is not
+connected. With 3.1.1, the broker's own time limit applies (mosquitto: persistent_client_expiration). Only a call of
+`acknowledge` acknowledges received messages; the broker sends all other messages again.
 """
 
 from __future__ import annotations
@@ -125,11 +125,17 @@ class Will:
 
 
 class Connection:
-    """A connection to one broker, opened and lost any number of times. One thread uses it.
+    """A connection to one broker, opened and lost any number of times. Use it in one thread only.
 
-    `pump` calls `on_message(topic, payload, retained)` and `on_acknowledged(message_id, refused_because)`, whose second
-    argument is None for a success. With `session_s`, the broker keeps a session for that time while this client is
-    away. Then only `acknowledge` acknowledges messages. A session needs a `client_id`.
+    Args:
+        settings: The broker's address and the login.
+        client_id: The MQTT client id; "" lets the broker choose an id.
+        will: The message that the broker publishes if this client vanishes.
+        session_s: The time for which the broker keeps a session while this client is not connected. Then only
+            `acknowledge` acknowledges messages, and `client_id` must be given. None for no session.
+        on_message: `pump` calls on_message(topic, payload, retained) for each message.
+        on_acknowledged: `pump` calls on_acknowledged(message_id, refused_because) for each acknowledgement;
+            `refused_because` is None for a success.
     """
 
     def __init__(
@@ -173,7 +179,7 @@ class Connection:
                 return
 
     def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
-        """Send a message; return the id that the broker will acknowledge, None without acknowledgement."""
+        """Send a message; return the id that the broker will acknowledge; None if it acknowledges no message."""
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
@@ -182,11 +188,11 @@ class Connection:
 
     @property
     def unacknowledged(self) -> int:
-        """The number of messages of this session that `acknowledge` has not acknowledged."""
+        """The number of received messages of this session that are not acknowledged."""
         return len(self._handed)
 
     def acknowledge(self, up_to: int) -> None:
-        """Acknowledge the first `up_to` of the messages `taken`; the broker sends all others again."""
+        """Acknowledge the first `up_to` received messages; the broker sends all other messages again."""
         assert self._client is not None
         while self._handed and self._handed[0][0] <= up_to:
             self._client.ack(self._handed.popleft()[1], 1)
@@ -198,7 +204,9 @@ class Connection:
         gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
         while code == paho.MQTT_ERR_SUCCESS and message_id not in self._granted:
             if time.monotonic() > gives_up_at:
-                raise BrokerUnreachable(f"the broker {self._settings.address} did not answer SUBSCRIBE")
+                raise BrokerUnreachable(
+                    f"the broker {self._settings.address} did not answer SUBSCRIBE; try again, or check its log"
+                )
             self.pump(0.1)
         if not self._granted.pop(message_id or 0, False):
             raise BrokerRefused(
@@ -265,27 +273,30 @@ class Connection:
             raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
             raise BrokerUnreachable(
-                f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check host, port and firewall, and that it runs"
+                f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check that the broker runs, "
+                "and check host, port and firewall"
             ) from error
         code, gives_up_at = paho.MQTT_ERR_SUCCESS, time.monotonic() + timeout_s
         while not answer and code == paho.MQTT_ERR_SUCCESS and time.monotonic() < gives_up_at:
             code = client.loop(0.1)
         if not answer:
             # A broker without MQTT 5 may close the connection on a CONNECT of MQTT 5.
-            asks = self._settings.tls and not self._settings.cert
-            also = "; or it wants a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
+            advice = "check the port, and whether the port speaks TLS"
+            if self._settings.tls and not self._settings.cert:
+                advice += "; if the broker requires a client certificate, set mqtt.cert and mqtt.key"
             if self._will is not None and protocol == "3.1.1":  # 3.1.1 gives no reason
-                also += "; or it accepts no retained message of QoS 1 (mosquitto: retain_available true, max_qos 1)"
-            raise _UnsupportedProtocol(
-                f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
-            )
+                advice += (
+                    "; let the broker accept retained messages of QoS 1 (mosquitto: retain_available true, max_qos 1)"
+                )
+            raise _UnsupportedProtocol(f"{address} answers, but not as an MQTT {protocol} broker; {advice}")
         reason, said = answer[0]
         if reason.is_failure:
             raise self._refusal(reason)
         self.packet_bytes_max = getattr(said, "MaximumPacketSize", PACKET_BYTES_END)
         # paho does not allow this change after the connection; nothing was sent yet.
         client._max_inflight_messages = min(IN_FLIGHT_MAX, getattr(said, "ReceiveMaximum", IN_FLIGHT_MAX))
-        self._client, self._opened_at = client, time.monotonic()
+        self._client = client
+        self._opened_at = time.monotonic()
 
     def _new_client(self, protocol: str) -> paho.Client:
         client = paho.Client(

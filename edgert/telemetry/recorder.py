@@ -5,8 +5,8 @@ integers of the span into a buffer. The spans are counted at the end of the wind
 PENDING_MAX of them wait. A computing thread delays the serving threads, so NumPy counts many spans (a slice) in a few
 steps.
 
-The buffer is a separate mapping. A bytearray would grow in the memory of the appending thread, and the C library keeps
-some MB of such memory for each group of threads.
+The buffer is a separate mapping. A bytearray would grow in the memory of the appending thread, and the C library would
+keep some MB of this memory for each group of threads.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from edgert.telemetry.spans import (
     WindowReport,
 )
 
-# Counting so many spans takes 2 ms on a slow x86 core, and every client waits. With 8 clients, this delays one request
-# in 4,096, which p99.9 does not show. A smaller number delays each request less, but delays more requests.
+# Counting this number of spans takes 2 ms on a slow x86 core, and every client waits. With 8 clients, one request in
+# 4,096 is delayed, which p99.9 does not show. A smaller number delays each request less, but delays more requests.
 PENDING_MAX = 32768
 SLICE = 2048  # smaller slices need more calls of NumPy; the columns of larger ones exceed the processor's cache
 
@@ -87,7 +87,7 @@ class WindowRecorder:
             self._pending.write(packed)
 
     def cut(self, now: float | None = None) -> WindowReport:
-        """End the window at `now` on the recorder's clock, start the next, and return its report."""
+        """End the window at `now` on the recorder's clock, return its report, and start the next window."""
         with self._lock:
             self._count_pending()
             if not self._spare.tell():
@@ -182,7 +182,7 @@ def _buffer() -> mmap.mmap:
 
 
 class _Window:
-    """The accumulators of the current window; the recorder's lock guards them. The columns are `_COLUMNS`."""
+    """The counters of the current window, guarded by the recorder's lock. The columns are `_COLUMNS`."""
 
     def __init__(self) -> None:
         self.engine_answers = 0

@@ -1,8 +1,8 @@
 """The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
-Once per window it appends `metrics` and `hist`. Between these times it sleeps, so an idle device does not wake up
-without need. If the spool fails, the messages of a window are lost, but no request fails. The reporter logs this once,
-and tries again with the next window.
+Once per window the reporter appends `metrics` and `hist`. Between windows the reporter sleeps, so that an idle device
+does not wake up. If the spool fails, the messages of a window are lost, but no request fails. The reporter logs the
+failure once, and tries again with the next window.
 """
 
 from __future__ import annotations
@@ -46,8 +46,18 @@ class ReporterSettings:
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    `facts` returns further fields of `metrics`; `window_ended` is called before each report. `clock`
-    is monotonic seconds, `wall_clock` seconds since 1970. Tests pass their own and call `tick` themselves.
+    Tests pass their own clocks and call `tick` themselves.
+
+    Args:
+        recorder: The model's recorder.
+        spool: The spool for the messages.
+        settings: The topics and the length of a window.
+        alarms: The model's alarms; None for no alarms.
+        facts: Returns further fields of `metrics`.
+        window_ended: Called before each report.
+        clock: Monotonic seconds.
+        wall_clock: Seconds since 1970.
+        log: Called with each line for the log.
     """
 
     def __init__(
@@ -67,9 +77,13 @@ class Reporter:
         self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
         self._readings = Readings()
-        self._recorder, self._spool, self._settings = recorder, spool, settings
-        self._clock, self._wall_clock = clock, wall_clock
-        self._facts, self._window_ended = facts, window_ended
+        self._recorder = recorder
+        self._spool = spool
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._facts = facts
+        self._window_ended = window_ended
         self._log = log
         self._refused = False
         self._window_ends_at = clock() + settings.window_s
@@ -168,7 +182,7 @@ class Reporter:
 def append_event(
     spool: Spool, topics: Topics, name: str, *, boot: str, ts_ms: int, model: str | None = None, **fields: Scalar | None
 ) -> int:
-    """Spool an `event` message called `name`, about `model`, or about the device. Raises StorageFailed."""
+    """Spool an `event` message with the event `name`, about `model` or the device. Raises StorageFailed."""
     values = {"event": name, "model": model, "clock_synced": machine.clock_synced(), **fields}
     return spool.append(
         "event",

@@ -13,7 +13,7 @@ ANSWERS_WITHIN_S = 10.0
 def retain(settings: MqttSettings, payloads: Mapping[str, bytes], client_id: str = "") -> None:
     """Let the broker retain a payload for each topic; b"" clears a retained message.
 
-    With MQTT 3.1.1 a broker does not report a message that its access list refuses. Raises BrokerRefused,
+    With MQTT 3.1.1, a broker does not report that its access list refuses a message. Raises BrokerRefused,
     BrokerUnreachable, BrokerTlsFailed.
     """
     waiting: set[int] = set()

@@ -3,7 +3,7 @@
 Base 2**(1/32); bucket `i` counts values in (base**i, base**(i+1)], the convention of OpenTelemetry's
 exponential histogram and of Prometheus' native histograms at schema 5
 (https://opentelemetry.io/docs/specs/otel/metrics/data-model/#exponentialhistogram).
-The scale never changes, so merging only adds integers. It is exact in any order.
+The scale never changes, so merging only adds integers, and is exact in any order.
 
 Guarantee: `quantile` differs from the true value by at most (base - 1) / (base + 1) < 1.09 %, for values from 1
 microsecond to 17 minutes. Values outside this range are clamped to the outermost bucket.
@@ -30,7 +30,7 @@ RELATIVE_ERROR_MAX = (BASE - 1) / (BASE + 1)
 
 
 class Sketch:
-    """A histogram of latencies. `sum`, `min` and `max` are exact; `min` and `max` are 0 while it is empty."""
+    """A histogram of latencies. `sum`, `min` and `max` are exact; in an empty sketch they are 0."""
 
     __slots__ = ("buckets", "count", "max", "min", "sum", "zero")
 
@@ -55,7 +55,7 @@ class Sketch:
         self.sum += other.sum
 
     def quantile(self, q: Fraction | float) -> float:
-        """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 while empty.
+        """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 if empty.
 
         The result differs from the true value by at most RELATIVE_ERROR_MAX, and is never outside [min, max]. The rank
         is exact: a float counts as its printed decimal, because 0.999 in binary times 1000 may be just above 999.
@@ -97,7 +97,9 @@ class Sketch:
     def of_counts(cls, buckets: dict[int, int], zero: int) -> Sketch:
         """Return the sketch of counts alone; it estimates `sum`, `min` and `max` from the buckets' middles."""
         sketch = cls()
-        sketch.buckets, sketch.zero, sketch.count = buckets, zero, zero + sum(buckets.values())
+        sketch.buckets = buckets
+        sketch.zero = zero
+        sketch.count = zero + sum(buckets.values())
         sketch.sum = sum(count * middle_ms(index) for index, count in buckets.items())
         if buckets:
             sketch.min, sketch.max = 0.0 if zero else middle_ms(min(buckets)), middle_ms(max(buckets))

@@ -32,11 +32,18 @@ class RequestSpan(NamedTuple):
 class Totals:
     """Counters since the recorder started; they only grow.
 
-    `requests` counts every outcome. Latency counters cover the requests answered `ok`; `within_ms[i]` is the exact
-    number that took at most SLO_BOUNDS_MS[i]. `executed` counts the requests that an engine run answered, `gone` the
-    requests whose client left before its answer. `stage_sum_us` is the time of answered requests in each stage,
-    `hit_cache_sum_us` the part of the cache stage for hits. `failed_sum_us` is the time of the other requests until
-    their refusal.
+    Args:
+        requests: The number of requests with any outcome.
+        errors: The number of failed requests.
+        shed: The number of refused requests.
+        cache_hits: The number of requests that a cache answered.
+        latency_sum_us: The total time of answered requests.
+        within_ms: The number of answered requests that took at most SLO_BOUNDS_MS[i], exactly.
+        executed: The number of requests that an engine run answered.
+        failed_sum_us: The total time of the other requests, until their refusal.
+        hit_cache_sum_us: The total time of cache hits in the stage `cache`.
+        stage_sum_us: The total time of answered requests in each stage.
+        gone: The number of requests whose client left before the answer.
     """
 
     requests: int = 0
@@ -111,7 +118,7 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the start, of the current window, and of the last one (or None)."""
+    """Figures for `edgertd status`: since the start, of the current and of the last window (or None)."""
 
     uptime_s: float
     requests: int
@@ -125,5 +132,5 @@ class LiveStats:
 
     @property
     def recent(self) -> WindowFigures:
-        """The current window, or the last one if the current window has no answers yet."""
+        """The current window, or the last window while the current window has no answers."""
         return self.last_window if self.last_window is not None and not self.window.answered else self.window

@@ -1,14 +1,14 @@
 """The spool: reports on this device's disk that the broker has not acknowledged yet.
 
-Theory of operation: one SQLite file in WAL mode. Every worker process appends; the forwarder reads the oldest messages
-first and deletes acknowledged ones. Each append is one transaction: it uses the stream's next `seq` and writes the
-message. If the spool exceeds its limits, it also deletes the oldest messages of the least important kind. With
-`synchronous = NORMAL` a commit survives the death of any process. A power cut may lose the last commits, so subscribers
-distinguish boots.
+Theory of operation: the spool is one SQLite file in WAL mode. Every worker process appends messages. The forwarder
+reads the oldest messages first, and deletes acknowledged messages. Each append is one transaction, which uses the
+stream's next `seq` and writes the message. If the spool exceeds its limits, the transaction also deletes the oldest
+messages of the least important kind. With `synchronous = NORMAL` a commit survives the death of any process. A power
+cut may lose the last commits, so subscribers distinguish boots.
 
-An unreadable database is renamed to `NAME.corrupt-N` and replaced by a new one. The other processes notice the new
-inode and use the new file. In the new file, `seq` starts at a random number above 2**32, so that no `seq` of this boot
-occurs twice.
+A process that finds the database unreadable renames it to `NAME.corrupt-N`, and creates a new database. The other
+processes notice the new inode and use the new file. In the new file, `seq` starts at a random number above 2**32, so
+that no `seq` of this boot occurs twice.
 
 The threads of one process may share a `Spool`; a forked process must open its own.
 """
@@ -71,8 +71,8 @@ class Retained:
 class SpoolStats:
     """The number of waiting messages, and of messages lost since the file was created, by kind.
 
-    At the limits, metrics, hist and event messages are dropped. An earlier file that was lost counts as one
-    LOST_WITH_FILE.
+    A full spool drops messages of the kinds metrics, hist and event. An earlier file that was lost counts as one
+    message of the kind LOST_WITH_FILE.
     """
 
     rows: int
@@ -107,8 +107,8 @@ class Spool:
     def append(self, stream: str, topic: str, fields: Fields, qos: int, kind: str) -> int:
         """Store one message and return its `seq`: 1, 2, 3 ... in each `stream`.
 
-        `fields` returns the fields to send for that `seq`. Some messages are dropped and counted as lost: a message
-        that alone exceeds the limits, and, in a full spool, a message that is less important than all waiting messages.
+        `fields` returns the fields to send with a given `seq`. The spool drops a message and counts it as lost if the
+        message alone exceeds the limits, or if the spool is full and all waiting messages are more important.
         """
         assert kind in IMPORTANCE, kind
 
@@ -150,7 +150,7 @@ class Spool:
         self._transact(delete)
 
     def retain(self, topic: str, fields: Mapping[str, object]) -> None:
-        """Set the value of a retained topic; the forwarder publishes it again on every connect."""
+        """Set the value of a retained topic. The forwarder publishes the value again after each connect."""
 
         def put(database: sqlite3.Connection) -> None:
             (version,) = database.execute("SELECT coalesce(max(version), 0) + 1 FROM retained").fetchone()

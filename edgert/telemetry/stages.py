@@ -2,8 +2,8 @@
 
 Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS on.
 Its first cell counts times below a microsecond, the next cells are the buckets from INDEX_MIN. The packed form lists
-the filled cells in ascending order. First comes the distance of each cell from the one before (uint16; the first
-distance is the cell's number plus one), then the count of each (uint32). Both are little-endian and compressed with
+the filled cells in ascending order: first the distance of each cell from the cell before (uint16; the first distance is
+the cell's number plus one), then the count of each cell (uint32). The numbers are little-endian and compressed with
 zlib. Merging adds the counts of equal cells, so it is exact.
 """
 
@@ -29,7 +29,7 @@ _RECORD_BYTES = 2 + 4
 
 
 def text_of(stages: Mapping[str, Sketch]) -> str | None:
-    """Return a window's stages as text; None if there are no times, or more than a report can contain."""
+    """Return a window's stages as text; None without times, or for more times than a report can contain."""
     cells, counts = list[int](), list[int]()
     for number, name in enumerate(NUMBERED):
         sketch, first = stages[name], number * CELLS
@@ -41,7 +41,7 @@ def text_of(stages: Mapping[str, Sketch]) -> str | None:
 
 
 def packed_of(text: str) -> bytes:
-    """Return the packed stages of a report's text, without unknown ones. Raises ProtocolError."""
+    """Return the packed stages of a report's text, without unknown stages. Raises ProtocolError."""
     try:
         packed = base64.b64decode(text, validate=True)
         inflater = zlib.decompressobj()

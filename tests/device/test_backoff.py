@@ -1,4 +1,4 @@
-"""Pauses grow with failures in a row, and a long attempt makes the failures before it forgotten."""
+"""Pauses grow with failures in a row. After a long attempt, earlier failures do not count."""
 
 from __future__ import annotations
 

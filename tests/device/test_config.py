@@ -1,4 +1,4 @@
-"""The device's configuration: what is read, what is refused and how the error reads, and where sockets are."""
+"""The device's configuration: accepted and refused keys, the errors, and the paths of sockets."""
 
 from __future__ import annotations
 

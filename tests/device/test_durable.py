@@ -120,7 +120,7 @@ def test_a_lock_has_one_holder_until_it_is_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as NFS without its lock daemon, and some of FUSE."""
+    """Examples are NFS without its lock daemon, and some FUSE file systems."""
 
     def flock(file: object, how: int) -> None:
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""The commands that make an environment: what is installed, and when it counts. tests/end_to_end runs them for real."""
+"""The commands that make an environment, as text. tests/end_to_end runs the commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Result:
 
 
 def environment(home: Path, python: str, *, exactly: bool = False) -> Environment:
-    """Copy the runtime in use, whose Python becomes a script."""
+    """Copy the runtime in use, and replace its Python by a script."""
     stand_in_home(home)
     (home / "venvs" / FIRST / "bin/python").write_text(f"#!/bin/sh\n{python}\n")
     base = {"edgert-0-py3-none-any.whl": "0", "gone-1-py3-none-any.whl": "9"}
@@ -150,7 +150,7 @@ def test_the_release_of_an_environment_is_that_of_the_channel(tmp_path: Path) ->
 def test_the_trial_of_a_runtime_begins_on_a_system_without_nohup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """busybox may lack it: the host waited ten minutes for a script that had never begun."""
+    """busybox may lack nohup: the host once waited ten minutes for a script that had not started."""
     (tmp_path / "bin").mkdir()
     for name in ("sh", "rm", "sleep"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")

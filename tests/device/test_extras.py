@@ -1,4 +1,4 @@
-"""A package that is missing is named with the line that installs it, whichever command needs it."""
+"""The error for a missing package has the command that installs the package."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_module_that_no_extra_brings_is_no_missing_extra() -> None:
 
 
 def helped(python: str, commands: list[list[str]]) -> list[tuple[list[str], int, str]]:
-    """Ask for the help of each command with that interpreter; return words, exit code and stderr."""
+    """Run --help of each command with an interpreter; return words, exit code and stderr."""
     program = (
         "import contextlib, io, json, sys\n"
         "from edgert_deploy.cli import main\n"
@@ -111,7 +111,7 @@ def imported(path: Path) -> Iterator[str]:
 
 @cache
 def distributions_by_module() -> dict[str, set[str]]:
-    """Return each top-level module's distributions; Python 3.10's function knows no namespace packages."""
+    """Return each top-level module's distributions, including namespace packages (not in Python 3.10)."""
     found = defaultdict(set)
     for each in distributions():
         name = str(canonicalize_name(each.name))  # each use of it parses the metadata
@@ -121,7 +121,7 @@ def distributions_by_module() -> dict[str, set[str]]:
 
 
 def brought_by(extra: str) -> set[str]:
-    """Return the distributions of an extra, with those that they require themselves."""
+    """Return the distributions of an extra, and their own requirements."""
     direct = {canonicalize_name(requirement.name) for requirement in requirements(extra)}
     further = set()
     for name in direct:

@@ -1,4 +1,4 @@
-"""The log must never be what stops the daemon."""
+"""A failure of the log never stops the daemon."""
 
 from __future__ import annotations
 

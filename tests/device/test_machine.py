@@ -41,7 +41,7 @@ def test_the_fields_of_a_sys_message_are_those_of_this_machine(tmp_path: Path) -
 
 
 def test_a_process_without_a_free_descriptor_knows_less_and_goes_on(tmp_path: Path) -> None:
-    """The thread that reports a worker's figures ended at the first one that could not be read."""
+    """An unreadable fact once ended the thread that reports a worker's figures."""
     (tmp_path / "thermal_zone0").mkdir()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))

@@ -1,4 +1,4 @@
-"""Ids: which can be a level of a topic and an exporter's label."""
+"""Ids: the texts that can be a level of a topic and an exporter's label."""
 
 from __future__ import annotations
 

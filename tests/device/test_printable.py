@@ -1,4 +1,4 @@
-"""Text from outside reaches a terminal without what controls it."""
+"""Foreign text reaches a terminal without control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound on the bytes a second of a transfer."""
+"""The limit on the bytes per second of a transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a state folder and the socket of a daemon are."""
+"""The paths of a state folder and of a daemon's socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of the supervisor stops on a signal and when the supervisor has died, and only then."""
+"""A process of the supervisor stops only at a signal or when the supervisor has died."""
 
 from __future__ import annotations
 

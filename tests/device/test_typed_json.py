@@ -1,4 +1,4 @@
-"""Typed JSON: a dataclass survives the way through JSON, and every wrong value is one error that names its field."""
+"""Typed JSON: a dataclass is read back unchanged, and the error of a wrong value names the field."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from edgert.http.admission import Admission, Place
 from edgert.http.connection import HttpConnection
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
-from edgert.http.oip import LENGTH_HEADER, answer, read_question
+from edgert.http.oip import LENGTH_HEADER, answer, read_request
 from edgert.protocol import control
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.registry.artifacts import channel_manifest, statement_blob
@@ -282,7 +282,7 @@ def http(data: bytes) -> None:
 def _respond(request: HttpRequest) -> HttpResponse:
     """Answer like the endpoint of an inference, from a model that returns its inputs."""
     try:
-        question = read_question(request.body, request.headers.get(LENGTH_HEADER.lower()))
+        question = read_request(request.body, request.headers.get(LENGTH_HEADER.lower()))
         outputs = {name: np.zeros(len(v)) if isinstance(v, list) else v for name, v in question.inputs.items()}
         for want in question.outputs or ():
             if want.name not in outputs:

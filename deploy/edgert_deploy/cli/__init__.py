@@ -1,4 +1,4 @@
-"""`edgert`: the host's command. Each subcommand is one file, imported when it is called."""
+"""`edgert`: the host's command. Each subcommand has one file, which is imported when it is called."""
 
 from __future__ import annotations
 

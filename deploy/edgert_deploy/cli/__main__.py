@@ -1,4 +1,4 @@
-"""`python -m edgert_deploy.cli`: the command `edgert`, where its script is not on the path."""
+"""`python -m edgert_deploy.cli`: the same as `edgert`, for use if the script is not on the path."""
 
 import sys
 

@@ -37,11 +37,12 @@ def bench(
 ) -> None:
     """Measure latency, throughput, memory and temperature on devices.
 
-    For a BUNDLE (a file, or a name that ends in .edgert), the command sends each device its artifacts. The device runs
-    them directly in the engine, without the daemon, alternating with the live version of the same model. Then it
-    removes them, so nothing stays installed. For a MODEL, the device measures the live version with golden inputs
-    through the daemon's socket: one client measures the latency, --clients the throughput. Without SELECTOR, the
-    devices are those of the project's `selector`.
+    For a BUNDLE (a file, or a name that ends in .edgert), the command sends each device the artifacts for its profile.
+    The device runs the artifacts directly in the engine, without the daemon, alternating with the live version of the
+    same model. Then the device removes the artifacts, so nothing stays installed.
+
+    For a MODEL, the device measures the live version with golden inputs through the daemon's socket: one client
+    measures the latency, --clients the throughput. Without SELECTOR, the devices are those of the project's `selector`.
 
     Exits with the code of the first device that could not be measured.
 

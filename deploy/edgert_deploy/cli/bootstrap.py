@@ -58,12 +58,13 @@ def bootstrap(
 ) -> None:
     """Set up bare devices: Python environment, edgert, engines, key, configuration, service.
 
-    The devices need no internet: everything they get comes from this host. A repeated bootstrap changes only the parts
-    that differ. It does not replace another version of edgert unless you give --upgrade.
+    The devices need no internet: all files come from this host. A repeated bootstrap changes only the parts that
+    differ. A bootstrap replaces another version of edgert only with --upgrade.
 
-    The device first tests a new runtime beside the old one, then puts it on trial. It restores the old runtime unless
-    the new one serves all models that the old one served, with the right answers. The command upgrades one device
-    first; if that fails, the others do not change. Without SELECTOR, the devices are those of the project's `selector`.
+    The device first tests a new runtime beside the old runtime, then puts the new runtime on trial. The device restores
+    the old runtime unless the new runtime serves all models that the old runtime served, with the right answers. The
+    command upgrades one device first; if this upgrade fails, the other devices do not change. Without SELECTOR, the
+    devices are those of the project's `selector`.
 
     \b
     Examples:

@@ -9,7 +9,7 @@ from click.shell_completion import get_completion_class
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that completes commands, devices and models in SHELL. The examples install it.
+    """Print the script that completes commands, devices and models in SHELL; see the examples.
 
     \b
     Examples:

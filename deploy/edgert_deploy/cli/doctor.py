@@ -37,8 +37,9 @@ def doctor(
 ) -> None:
     """Check every precondition on this host and on devices.
 
-    Each finding is ok, warn or fail; those that are not ok name the next step. Nothing is changed. A device that does
-    not answer does not delay the others. Without SELECTOR, the devices are those of the project's `selector`, else all.
+    Each finding is ok, warn or fail; a finding that is not ok names the next step. The command changes nothing. A
+    device that does not answer does not delay the other devices. Without SELECTOR, the devices are those of the
+    project's `selector`, else all.
 
     Exits with 0 if nothing failed, else with the code of the first failure: 4 this host, 6 unreachable or another
     host key, 7 a device.
@@ -69,7 +70,7 @@ def doctor(
 
 
 def _is_typed() -> bool:
-    """Return whether the user gave SELECTOR; else it is the project's."""
+    """Return whether the user gave SELECTOR; otherwise SELECTOR is the project's."""
     return click.get_current_context().get_parameter_source("selector") is ParameterSource.COMMANDLINE
 
 
@@ -102,7 +103,7 @@ def _as_json(finding: Finding) -> dict[str, str]:
 
 
 def _table(shown: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """Return a line for each finding, and the next step below those that are not ok."""
+    """Return a line for each finding, and the next step below each finding that is not ok."""
     width = max((len(finding.where) for finding in shown), default=0)
     check_width = max((len(finding.check) for finding in shown), default=0)
     lines = []

@@ -56,8 +56,8 @@ def infer(
     """Send one request for MODEL to a running daemon and show the answer.
 
     Without SELECTOR, the request goes to this machine's daemon. With the SELECTOR of one device, the command sends the
-    file there, and returns an answer of up to 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the device
-    cannot be reached, 8 if the request fails.
+    file to this device, and returns an answer of up to 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the
+    device cannot be reached, 8 if the request fails.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def infer(
         if source is None:
             source = Path(folder) / "text.txt"
             source.write_bytes((text or "").encode(errors="surrogateescape"))
-        inputs = read_inputs(source)  # reports an unreadable file before it is sent
+        inputs = read_inputs(source)  # reports an unreadable file before the command sends it
         if selector is not None:
             outputs, names = ask_device(inventory.device(selector), model, source)
         else:
@@ -93,7 +93,7 @@ def infer(
 
 
 def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays]:
-    """Send the file, run `edgertd infer` on the device, and remove the file there.
+    """Send the file, run `edgertd infer` on the device, and remove the file from the device.
 
     Returns the outputs and the names of their classes.
     """

@@ -58,9 +58,9 @@ IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.d
 def init(folder: Path, as_json: bool) -> None:
     """Make DIR (default: this folder) a project: write edgert.toml, inventory.toml and .gitignore.
 
-    If you have no signing key, the command makes one in your own configuration folder, outside of the project. It
-    copies the public half to keys/. A team commits the folder. Existing files stay as they are, so you may repeat the
-    command.
+    If you have no signing key, the command makes a key in your own configuration folder, outside of the project. The
+    command copies the public half of your key to keys/. A team commits the folder. Existing files do not change, so you
+    may repeat the command.
 
     \b
     Examples:
@@ -102,7 +102,7 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write a file unless it exists; return whether it was written."""
+    """Write a file unless it exists; return whether the function wrote the file."""
     try:
         with path.open("x") as file:
             file.write(text)

@@ -39,7 +39,7 @@ def keys() -> None:
 )
 @json_option
 def new(name: str, folder: Path | None, as_json: bool) -> None:
-    """Make a key pair; an existing one is never overwritten. A project gets a copy of the public half.
+    """Make a key pair; never overwrite an existing pair. A project gets a copy of the public half.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
     if selector is not None:
         _on_devices(selector, inventory, as_json, "list")
         return
-    by_key = {}  # by key and name: if user and project have the same key, the user's files are shown
+    by_key = {}  # by key and name: if user and project have the same key, the output shows the user's files
     for public in public_keys():
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         key_id = read_public_key(public).key_id
@@ -96,14 +96,14 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
 @keys.command()
 @click.argument("key")
 @selector_argument()
-@click.option("--force", is_flag=True, help="Remove it even if it is the only key that the device trusts.")
+@click.option("--force", is_flag=True, help="Remove the key even if it is the only key that the device trusts.")
 @inventory_option
 @json_option
 def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
-    """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that it signed.
+    """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that this key signed.
 
     Installed versions stay and serve. The key's files on this host stay, too. Pass another --key to later bootstraps:
-    otherwise they install the removed key again.
+    otherwise a bootstrap installs the removed key again.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: 
 
 
 def _on_devices(selector: str, inventory: Inventory, as_json: bool, *words: str) -> None:
-    """Run `edgertd keys WORDS` on each device, and print the keys that each device trusts after it."""
+    """Run `edgertd keys WORDS` on each device, and print the keys that each device then trusts."""
 
     def ask(device: Device, transport: Transport) -> dict[str, list[str]]:
         answer = RemoteDaemon(transport, device).call("keys", *words)

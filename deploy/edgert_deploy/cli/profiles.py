@@ -17,10 +17,10 @@ from edgert_deploy.devices.profiles import list_profiles
 @profiles_option
 @json_option
 def profiles(profiles_dir: Path | None, as_json: bool) -> None:
-    """List the device profiles, which `edgert build --target` takes. Each is one TOML file.
+    """List the device profiles for `edgert build --target`. Each profile is one TOML file.
 
-    The column ENGINE has the engine that the profile prefers. If the folder ./profiles has profiles, they are listed in
-    place of those that ship.
+    The column ENGINE has the engine that the profile prefers. If the folder ./profiles has profiles, the command lists
+    these profiles instead of the profiles that ship.
 
     \b
     Examples:

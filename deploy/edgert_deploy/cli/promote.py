@@ -27,7 +27,7 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 @click.command()
 @click.argument("model", type=ModelName())
 @click.option("--from", "source", type=ChannelName(), help="The channel that has the release [default: that of --to].")
-@click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets it.")
+@click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets the release.")
 @entry_options("as it was; with --limit the project's, else 60s")
 @reach_options
 @signing_options
@@ -37,9 +37,9 @@ def promote(
 ) -> None:
     """Offer a channel's newest release of MODEL to another channel, or to more of its own devices.
 
-    The registry has the release already, so no file is sent. The release keeps its limits unless you give others.
-    Within one channel it also keeps its sites, profiles and tags. A higher --share only adds devices. The command
-    refuses to promote a halted release.
+    The registry has the release already, so the command sends no file. The release keeps its limits unless you give
+    other limits. Within one channel, the release also keeps its sites, profiles and tags. A higher --share only adds
+    devices. The command refuses to promote a halted release.
 
     \b
     Examples:

@@ -37,11 +37,11 @@ from edgert_deploy.rollout.request import read_offer
 def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing, reach: Reach, as_json: bool) -> None:
     """Put BUNDLE into a registry, and with --channel offer it to the devices that follow the channel.
 
-    You can use any OCI registry. The command sends only files that the registry lacks. A release there is immutable:
-    the command refuses the same number with other content.
+    You can use any OCI registry. The command sends only files that the registry lacks. A published release is
+    immutable: the command refuses the same number with other content.
 
-    A channel is a statement that you sign. Devices verify it, fetch the release, try it with the limits, and keep it or
-    roll it back by themselves. See docs/channels.md.
+    A channel is a statement that you sign. Devices verify the statement and fetch the release. They put the release on
+    trial with the limits, and keep it or roll it back by themselves. See docs/channels.md.
 
     The command uses the login of docker, podman or skopeo (docker login HOST).
 

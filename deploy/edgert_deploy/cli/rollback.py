@@ -28,10 +28,10 @@ from edgert_deploy.devices.transports import Transport
 @inventory_option
 @json_option
 def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
-    """Make the previous version of MODEL live again, or drop one that is only installed.
+    """Make the previous version of MODEL live again, or remove a version that is installed but not live.
 
-    A second rollback would restore the version that the first one replaced. The device refuses it unless you give
-    --force. The same applies to a rollback during a deployment.
+    A second rollback would restore the version that the first rollback replaced. The device refuses a second rollback
+    unless you give --force, and also a rollback during a deployment.
 
     \b
     Examples:

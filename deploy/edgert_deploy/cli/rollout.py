@@ -33,7 +33,7 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 def rollout() -> None:
     """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; the project keeps its progress.
 
-    ID is a rollout's id, or the start of one.
+    ID is the id of a rollout, or the start of an id.
 
     \b
     Examples:
@@ -87,7 +87,7 @@ def status(id: str | None, as_json: bool) -> None:
 @verbose_option
 @json_option
 def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool, as_json: bool) -> None:
-    """Finish rollout ID (default: the newest): devices that failed, were interrupted or not tried yet.
+    """Finish rollout ID (default: the newest) on devices that failed, were interrupted or not tried yet.
 
     Waves, limits and pauses stay the same; earlier failures do not count. The exit codes are those of edgert deploy.
     Any host of the team may finish a rollout of another host.
@@ -124,7 +124,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
 def abort(id: str | None, yes: bool, as_json: bool) -> None:
     """Abort rollout ID (default: the newest), so that no host resumes it. Devices keep their version.
 
-    To abort a rollout that runs in another process, press Ctrl-C there.
+    To abort a rollout that runs in another process, press Ctrl-C in that process.
 
     \b
     Example:
@@ -149,7 +149,7 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
 
 
 def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
-    """Return the rollout's bundle and its offer. Raises ConfigInvalid if it is not on this host."""
+    """Return the rollout's bundle and its offer. Raises ConfigInvalid if the bundle is not on this host."""
     project, other = find_project(), ""
     recorded = project.path_of(rollout.bundle)
     for path in [given] if given is not None else [recorded, (project.bundles or recorded.parent) / recorded.name]:
@@ -165,7 +165,7 @@ def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
 
 
 def _state_text(rollout: Rollout) -> str:
-    """Return the state: `done` if the release is live on every device, else the results of the others."""
+    """Return the state: `done` if the release is live on every device, else the other devices' results."""
     if rollout.state is not RolloutState.DONE or not rollout.left:
         return rollout.state.value
     results = Counter(rollout.result(device).value for device in rollout.left)
@@ -173,7 +173,7 @@ def _state_text(rollout: Rollout) -> str:
 
 
 def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
-    """Return the rollout. Its state is "cut off" if it is marked as running but no process works on it."""
+    """Return the rollout, with the state "cut off" if it is marked as running but no process works on it."""
     if rollout.state is not RolloutState.RUNNING:
         return rollout
     at_work = store.is_at_work(rollout.id)

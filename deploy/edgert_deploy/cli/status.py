@@ -1,4 +1,4 @@
-"""`edgert status`: the live releases on devices, and their drift from the wanted ones."""
+"""`edgert status`: the live releases on devices, and their drift from the wanted releases."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NO_STATUS = {
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A device's status, whether it `drifts`, its own `drift`, and that of its `models`."""
+class _DeviceReport:
+    """A device's status, whether the device `drifts`, the `drift` of the device itself, and its `models`."""
 
     drifts: bool
     drift: tuple[Drift, ...]
@@ -50,11 +50,11 @@ class _Asked:
 @inventory_option
 @json_option
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
-    """Show the releases that devices serve, and mark drift from the wanted ones.
+    """Show the releases that devices serve, and mark drift from the wanted releases.
 
-    If the device follows a channel, the channel's release is wanted; WANTED shows the channel's name, too. Otherwise
-    the newest rollout of the project that names the device decides. Without SELECTOR, the devices are those of the
-    project's `selector`, else all.
+    If the device follows a channel, the wanted release is that of the channel, and WANTED also shows the channel's
+    name. Otherwise the wanted release is that of the newest rollout of the project to this device. Without SELECTOR,
+    the devices are those of the project's `selector`, else all.
 
     \b
     Drift means one of these:
@@ -74,13 +74,13 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     rollouts = open_rollouts().all()
     wanted, code = wanted_of(rollouts, find_project().name_of(inventory.path)), code_digest(CODE)
 
-    def ask(device: Device, transport: Transport) -> _Asked:
+    def ask(device: Device, transport: Transport) -> _DeviceReport:
         status = RemoteDaemon(transport, device).status()
         models, device_drift = model_drifts(status, wanted.get(device.name, {})), device_drifts(status, own_code=code)
-        return _Asked(bool(device_drift) or any(model.drift for model in models), device_drift, models, status)
+        return _DeviceReport(bool(device_drift) or any(model.drift for model in models), device_drift, models, status)
 
     results = run_on_each(inventory.select(selector), ask)
-    drifts = bool(results.failed) or any(asked.drifts for _, asked in results.good)
+    drifts = bool(results.failed) or any(report.drifts for _, report in results.good)
     results.show(
         columns([HEADING, *(cells for name, answer in results.answers for cells in _cells(name, answer))]),
         as_json,
@@ -92,29 +92,29 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     )
 
 
-def _reasons(good: list[tuple[str, _Asked]]) -> list[str]:
+def _reasons(good: list[tuple[str, _DeviceReport]]) -> list[str]:
     lines = []
-    for name, asked in good:
-        lines += [f"{name}: {drift.text}" for drift in asked.drift]
-        lines += [f"{name} {model.model}: {drift.text}" for model in asked.models for drift in model.drift]
+    for name, report in good:
+        lines += [f"{name}: {drift.text}" for drift in report.drift]
+        lines += [f"{name} {model.model}: {drift.text}" for model in report.models for drift in model.drift]
     return lines
 
 
-def _doubts(good: list[tuple[str, _Asked]]) -> list[str]:
+def _doubts(good: list[tuple[str, _DeviceReport]]) -> list[str]:
     """Return a line for each live version whose trial proved little."""
     lines = []
-    for name, asked in good:
-        for model in asked.status.models:
+    for name, report in good:
+        for model in report.status.models:
             trial = None if model.serving is None else model.serving.trial
             if trial and trial.doubt and trial.release == model.release:
                 lines.append(f"{name} {model.model}: release {trial.release} held its limits, but {trial.doubt}")
     return lines
 
 
-def _next_steps(good: list[tuple[str, _Asked]], rollouts: Sequence[Rollout]) -> list[str]:
+def _next_steps(good: list[tuple[str, _DeviceReport]], rollouts: Sequence[Rollout]) -> list[str]:
     """Return the next steps if no daemon runs, nothing was deployed, or a release was rolled back."""
-    stopped = ",".join(name for name, asked in good if not asked.status.daemon.running)
-    bare = ",".join(name for name, asked in good if not asked.models)
+    stopped = ",".join(name for name, report in good if not report.status.daemon.running)
+    bare = ",".join(name for name, report in good if not report.models)
     lines = []
     if stopped:
         lines.append(f"next: the daemon does not run on {stopped}: edgert bootstrap {stopped} starts it")
@@ -124,8 +124,8 @@ def _next_steps(good: list[tuple[str, _Asked]], rollouts: Sequence[Rollout]) -> 
     unfinished: dict[str, list[str]] = {}
     rolled_back: dict[tuple[str, int | None, str], list[str]] = {}
     missing: dict[tuple[str, int], list[str]] = {}
-    for name, asked in good:
-        for model in asked.models:
+    for name, report in good:
+        for model in report.models:
             kinds = {drift.kind for drift in model.drift}
             if model.wanted is None or not kinds & LACKS_RELEASE:
                 continue
@@ -134,7 +134,7 @@ def _next_steps(good: list[tuple[str, _Asked]], rollouts: Sequence[Rollout]) -> 
                 unfinished.setdefault(rollout.id, []).append(name)
             elif "rolled-back" in kinds:
                 rolled_back.setdefault((model.model, model.live, model.wanted.channel), []).append(name)
-            elif "missing" in kinds and rollout is not None and not asked.status.models:
+            elif "missing" in kinds and rollout is not None and not report.status.models:
                 missing.setdefault((model.model, rollout.release), []).append(name)
     lines += [
         f"next: release {release} of {model} is wanted on {','.join(devices)}, and no model is there, as on a new machine: "
@@ -156,7 +156,7 @@ def _after_roll_back(model: str, live: int | None, channel: str, devices: str) -
     return f"next: deploy a fixed release of {model} to {devices}: {how}{keep}"
 
 
-def _cells(name: str, answer: _Asked | EdgeRTError) -> list[tuple[str, ...]]:
+def _cells(name: str, answer: _DeviceReport | EdgeRTError) -> list[tuple[str, ...]]:
     if isinstance(answer, EdgeRTError):
         return [(name, "-", "not known", "-", "-", "-", "-", "-", _NO_STATUS.get(answer.code, "no answer"))]
     status = answer.status

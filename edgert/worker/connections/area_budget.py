@@ -57,7 +57,7 @@ class AreaBudget:
                 return None
             if size_bytes > self._size_bytes_max * USER_SHARE - self._by_user[uid]:
                 return None
-            area = SharedArea.made(half_bytes)
+            area = SharedArea.create(half_bytes)
             if area is not None:
                 self._users[area[0]] = uid
                 self._by_user[uid] += size_bytes

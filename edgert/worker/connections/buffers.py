@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edgert.errors import Overloaded
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from edgert.worker.pipeline.app_tensors import ModelInputs
 
 FIRST_BUFFER_BYTES = 8192
@@ -45,11 +45,11 @@ class SpareBuffers(NamedTuple):
     """
 
     frames: FrameBuffer
-    reply: KeptFrame
+    reply: FrameBuilder
     tensors: tuple[wire.WireTensor, ...] | None = None
     inputs: ModelInputs | None = None
 
     @classmethod
     def new(cls, frame_bytes_max: int, budget: BufferBudget) -> SpareBuffers:
         """Return new buffers for frames of at most `frame_bytes_max`; `budget` counts their growth."""
-        return cls(FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), KeptFrame(wire.RESULT))
+        return cls(FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), FrameBuilder(wire.RESULT))

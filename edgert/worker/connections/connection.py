@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from edgert.errors import EdgeRTError, Overloaded, ProtocolError, RequestError
 from edgert.protocol import wire
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
 from edgert.protocol.sharing import SharedArea, send_with_descriptor
 from edgert.telemetry.recorder import WindowRecorder
@@ -81,7 +81,7 @@ class Connection:
         area, descriptor = shared
         self.area = area
         self.frames.shared = area.request
-        self.reply = KeptFrame(wire.RESULT, shared=area.response)
+        self.reply = FrameBuilder(wire.RESULT, shared=area.response)
         try:
             send_with_descriptor(self.sock, welcome, descriptor)
         finally:

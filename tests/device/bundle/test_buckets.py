@@ -1,4 +1,4 @@
-"""Buckets: which sizes and places a manifest may state, and which size holds a length."""
+"""Buckets: the sizes and axes that a manifest may state, and the size for a length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def check(buckets: Buckets) -> None:
 def test_the_smallest_bucket_that_holds_a_length_is_taken() -> None:
     assert [BUCKETS.size_for(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
     for length in (0, 17):
-        with pytest.raises(RequestError, match=f"has {length} along axis 'tokens'; the model was built for 1 to 16"):
+        with pytest.raises(
+            RequestError, match=f"has length {length} along axis 'tokens'; the model was built for 1 to 16"
+        ):
             BUCKETS.size_for(length)
 
 
@@ -36,18 +38,18 @@ def test_specs_are_known_at_each_length_also_of_outputs_that_are_shorter() -> No
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sizes": ()}, "1 to 16 lengths, ascending"),
+        ({"sizes": ()}, "1 to 16 different lengths from 1 up, in ascending order"),
         ({"sizes": (16, 8)}, "ascending"),
         ({"sizes": (8, 8)}, "ascending"),
         ({"sizes": (0, 8)}, "ascending"),
-        ({"sizes": tuple(range(1, 18))}, "1 to 16 lengths"),
+        ({"sizes": tuple(range(1, 18))}, "1 to 16 different lengths"),
         ({"sizes": (8, 2**25)}, "at most 16777216"),
         ({"inputs": ()}, "do not name the open axis of every input"),
         ({"inputs": (PaddedInput("ids", 2),)}, "of every input"),
         ({"inputs": (PaddedInput("other", 1),)}, "of every input"),
         ({"outputs": ()}, "of every output"),
-        ({"outputs": (CutOutput("states", 1, 0),)}, "divisor is at least 1"),
-        ({"golden_lengths": (3, 17)}, "longer than the largest bucket"),
+        ({"outputs": (CutOutput("states", 1, 0),)}, "output 'states' has the divisor 0; give at least 1"),
+        ({"golden_lengths": (3, 17)}, "has length 17; the buckets allow 1 to 16"),
     ],
 )
 def test_buckets_that_do_not_fit_the_model_are_refused(changes: dict[str, Any], says: str) -> None:

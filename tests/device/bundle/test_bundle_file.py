@@ -1,4 +1,4 @@
-"""A bundle is accepted whole, as it was signed, by a key that is trusted; anything else is refused."""
+"""A bundle is accepted only if every byte is as signed by a trusted key."""
 
 from __future__ import annotations
 
@@ -99,7 +99,12 @@ def test_errors_name_the_file_also_where_two_bundles_are_open(
     with pytest.raises(SignatureInvalid, match=f"^{path}: the bundle is signed by"), open_bundle(path, ()):
         pass
     other.write_bytes(b"hello")
-    with pytest.raises(BundleCorrupt, match=f"^{other}: this is not an .edgert bundle$"), open_bundle(other, None):
+    with (
+        pytest.raises(
+            BundleCorrupt, match=f"^{other}: this is not a bundle: give the .edgert file that edgert build wrote$"
+        ),
+        open_bundle(other, None),
+    ):
         pass
 
 

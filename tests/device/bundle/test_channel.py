@@ -1,4 +1,4 @@
-"""Statements of channels: what is signed is read back, and everything else is refused with its own error."""
+"""Statements of channels: a signed statement is read back, and each fault has its own error."""
 
 from __future__ import annotations
 

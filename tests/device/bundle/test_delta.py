@@ -1,4 +1,4 @@
-"""Hostile deltas at the device's own door: refused, and nothing is installed."""
+"""Hostile deltas: the device refuses them, and installs nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def key() -> SigningKey:
 
 @pytest.fixture
 def state(key: SigningKey, tmp_path: Path) -> StateDir:
-    """A device's state folder with release 1 good, as a bootstrap and a deployment left it."""
+    """A device's state folder after a bootstrap and a deployment of release 1."""
     made = StateDir(tmp_path / "state")
     made.make()
     made.keys.mkdir()

@@ -1,4 +1,4 @@
-"""Envelopes: canonical bytes, and only the owner of a trusted key can make one that verifies."""
+"""Envelopes: the bytes are canonical, and only the owner of a trusted key can make a valid envelope."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_same_payload_and_key_give_the_same_envelope(signing_key: SigningKey
 
 
 def test_what_is_signed_is_dsses_pre_authentication_encoding(signing_key: SigningKey) -> None:
-    """Any DSSE tool can check it: github.com/secure-systems-lab/dsse/blob/master/protocol.md."""
+    """Any DSSE tool can check the signature: github.com/secure-systems-lab/dsse/blob/master/protocol.md."""
     envelope = json.loads(sign(PAYLOAD, signing_key))
     signed = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(PAYLOAD), PAYLOAD)
     signature = base64.b64decode(envelope["signatures"][0]["sig"])

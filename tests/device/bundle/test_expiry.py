@@ -1,4 +1,4 @@
-"""Expiry: how people give it, and that a host sends nothing of what is over."""
+"""Expiry: the forms of a time, and an expired bundle that a host does not send."""
 
 from __future__ import annotations
 

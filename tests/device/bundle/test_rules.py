@@ -1,4 +1,4 @@
-"""Processing rules: each wrong one is refused with its reason, before a device applies it."""
+"""Processing rules: a wrong rule is refused with the reason, before a device applies it."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_rules_that_fit_the_model_are_accepted() -> None:
         (Classify("scores", (), top_k=0), "top_k >= 1"),
         (Classify("scores", ("a", "b"), threshold=(0.5,) * 3), "3 thresholds; give one finite number, or 2"),
         (Classify("scores", threshold=(float("nan"),)), "one finite number"),
-        (Classify("scores", ("a", "b"), none=("c",)), "none = 'c', which is not one of the labels"),
+        (Classify("scores", ("a", "b"), none=("c",)), "the key none has 'c', which is not a label"),
         (Classify("scores", smooth=Smooth("median", 3)), "rule 'median'; known: mean"),
         (Classify("scores", smooth=Smooth("mean", 1)), "windows = 1; give 2 to 1000"),
         (Classify("scores", top_k=2, smooth=Smooth("all", 3)), "leave top_k at 1"),
         (replace(CTC, output="text"), "which the model does not have"),
         (replace(CTC, output="scores"), "needs class scores"),
-        (replace(CTC, time_axis="first"), "14 classes, and output 'boxes' has 100"),
+        (replace(CTC, time_axis="first"), "14 labels, and output 'boxes' has 100 classes"),
         (replace(CTC, time_axis="middle"), "time_axis 'middle'"),
         (replace(CTC, blank=14), "a class from 0 to 13"),
         (replace(CTC, labels=("\0", *CTC.labels[1:])), "NUL"),

@@ -27,7 +27,7 @@ def test_a_device_gets_the_first_target_with_all_that_it_has() -> None:
     assert RELEASE.target_for(*here, frozenset({"tflite"}), NONE) == SMALL
     assert RELEASE.target_for(*here, frozenset({"onnxruntime"}), NONE) == LARGE
     assert RELEASE.target_for(*here, NONE, frozenset({"text"})) == LARGE
-    with pytest.raises(NotCompatible, match="publish one for its profile and its Python"):
+    with pytest.raises(NotCompatible, match="publish a runtime for this device"):
         RELEASE.target_for(*here, frozenset({"openvino"}), NONE)
     with pytest.raises(NotCompatible, match=r"this device has Python 3.12 on aarch64, glibc 2.36 and no engine"):
         RELEASE.target_for("3.12", "aarch64", "2.36", NONE, NONE)

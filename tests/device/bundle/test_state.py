@@ -1,4 +1,4 @@
-"""The state of a manifest: what may be bound to what."""
+"""The state of a manifest: the outputs and inputs that may form a pair."""
 
 from __future__ import annotations
 

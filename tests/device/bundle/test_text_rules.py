@@ -58,7 +58,7 @@ def test_inputs_that_hold_no_tokens_are_refused() -> None:
 def test_an_open_length_needs_buckets_of_the_same_inputs_and_pads() -> None:
     with pytest.raises(BundleError, match="build with --buckets"):
         check_text(TEXT, inputs(-1), None)
-    with pytest.raises(BundleError, match="they must be the same inputs"):
+    with pytest.raises(BundleError, match="name exactly the inputs with this axis"):
         check_text(TEXT, inputs(-1), buckets("ids", "mask", "other"))
     with pytest.raises(BundleError, match="give --pad ids=1"):
         check_text(replace(TEXT, pad_id=1), inputs(-1), buckets("ids", "mask"))

@@ -1,4 +1,4 @@
-"""`edgertd activate`, where no daemon runs."""
+"""`edgertd activate` without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgertd bench`: what is refused before anything is measured."""
+"""`edgertd bench`: the refusals before any measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgertd keys`: which key goes, and which must stay."""
+"""`edgertd keys`: the keys that the command removes, and the last key, which must stay."""
 
 from __future__ import annotations
 

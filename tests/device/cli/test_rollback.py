@@ -1,4 +1,4 @@
-"""`edgertd rollback`, where no daemon runs."""
+"""`edgertd rollback` without a daemon."""
 
 from __future__ import annotations
 

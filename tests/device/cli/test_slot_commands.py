@@ -1,4 +1,4 @@
-"""The commands that change a model's slots, where there is nothing to change."""
+"""The commands that change a model's slots, without such a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgertd start`: where the daemon's log goes. tests/end_to_end starts daemons."""
+"""`edgertd start`: the path of the daemon's log. tests/end_to_end starts daemons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgert.state_dir import StateDir
 
 
 class ReadOnlyState(StateDir):
-    """A state folder on storage that takes no change; `volatile` is the place in memory."""
+    """A state folder on read-only storage; `volatile` is the folder in memory."""
 
     read_only = True
 

@@ -1,4 +1,4 @@
-"""`edgertd stop` where no daemon runs. tests/end_to_end stops daemons."""
+"""`edgertd stop` without a daemon. tests/end_to_end stops daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers on the terminal: classes have their names, and what does not fit the labels has none."""
+"""Answers on the terminal: classes have names, unless a class does not fit the labels."""
 
 from __future__ import annotations
 

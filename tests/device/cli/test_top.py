@@ -1,4 +1,4 @@
-"""`edgertd top`: rates are of the interval, counters of a new worker begin at 0, and every part of a model is shown."""
+"""`edgertd top`: rates of the interval, counters of a new worker from 0, and every part of a model."""
 
 from __future__ import annotations
 

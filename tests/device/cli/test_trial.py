@@ -1,4 +1,4 @@
-"""`edgertd trial`, where no daemon runs: the slots alone tell."""
+"""`edgertd trial` without a daemon: only the slots have the state."""
 
 from __future__ import annotations
 

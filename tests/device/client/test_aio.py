@@ -1,4 +1,4 @@
-"""The asyncio client against the real daemon, and against false ones."""
+"""The asyncio client against the real daemon, and against simulated daemons."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ async def until(true: Callable[[], bool], what: str) -> None:
 
 
 async def off_loop(work: Callable[[], Any]) -> Any:
-    """Commands of the device block; the loop goes on meanwhile."""
+    """Run a blocking command of the device in a thread, so that the loop continues."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Device]:
-    """A device shared by the tests that leave it as it was."""
+    """A device for all tests that do not change it."""
     with a_device() as device:
         device.put()
         device.put(model="sum", op="sum")
@@ -118,7 +118,7 @@ def test_inputs_that_do_not_fit_are_refused_and_the_client_goes_on(serving: Devi
 
 
 def shared_areas() -> int:
-    """How many areas shared with a daemon this process has mapped."""
+    """Return the number of areas shared with a daemon that this process has mapped."""
     return Path("/proc/self/maps").read_text().count("/memfd:edgert")
 
 
@@ -277,7 +277,7 @@ def test_a_client_outlives_its_loop_and_serves_one_loop_at_a_time(serving: Devic
 async def load(
     device: Device, model: str = "echo", tasks: int = 8
 ) -> AsyncIterator[tuple[list[int], list[EdgeRTError]]]:
-    """Tasks of one client that always have a request ahead: releases that answered, errors."""
+    """Tasks of one client that always have a request in progress; releases that answered, errors."""
     stop = False
     releases: list[int] = []
     errors: list[EdgeRTError] = []

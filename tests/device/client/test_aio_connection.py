@@ -1,4 +1,4 @@
-"""The asyncio client's connections against false daemons, and the pool that they come from."""
+"""The asyncio client's connections against simulated daemons, and their pool."""
 
 from __future__ import annotations
 
@@ -120,19 +120,19 @@ def test_bytes_that_nobody_asked_for_end_an_idle_connection(tmp_path: Path) -> N
 def test_turns_go_in_order_to_those_that_still_wait() -> None:
     async def test() -> None:
         pool, far = Pool(1), time.monotonic() + WAIT_S_MAX
-        await pool.enter(0.0)  # there is a turn: no time is needed
+        await pool.acquire(0.0)  # there is a turn: no time is needed
         with pytest.raises(DeadlineExceeded, match="raise connections_max or timeout_s"):
-            await pool.enter(time.monotonic())
-        cancelled, first, second = (asyncio.ensure_future(pool.enter(far)) for _ in range(3))
+            await pool.acquire(time.monotonic())
+        cancelled, first, second = (asyncio.ensure_future(pool.acquire(far)) for _ in range(3))
         await asyncio.sleep(0)
         cancelled.cancel()
-        pool.leave()
+        pool.release()
         await first
         assert not second.done()
-        pool.leave()
+        pool.release()
         await second
-        pool.leave()
-        await pool.enter(0.0)
+        pool.release()
+        await pool.acquire(0.0)
 
     run(test())
 
@@ -140,10 +140,10 @@ def test_turns_go_in_order_to_those_that_still_wait() -> None:
 def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next() -> None:
     async def test() -> None:
         pool, far = Pool(1), time.monotonic() + WAIT_S_MAX
-        await pool.enter(far)
-        first, second = (asyncio.ensure_future(pool.enter(far)) for _ in range(2))
+        await pool.acquire(far)
+        first, second = (asyncio.ensure_future(pool.acquire(far)) for _ in range(2))
         await asyncio.sleep(0)
-        pool.leave()
+        pool.release()
         first.cancel()  # in the same step of the loop
         with pytest.raises(asyncio.CancelledError):
             await first

@@ -31,7 +31,7 @@ def quick() -> Iterator[Device]:
 
 
 def wrong_answers(client: Client, number: int) -> int:
-    """Return how many of many answers are those of another request."""
+    """Send many requests, and return the number of answers that belong to another request."""
     values = [np.full((1, 4), number * 1000 + i, np.float32) for i in range(200)]
     return sum(not np.array_equal(client.infer("echo", value, cache=False)["y"], value) for value in values)
 
@@ -67,7 +67,7 @@ def test_a_session_stays_with_the_process_that_began_it(quick: Device) -> None:
         assert np.array_equal(stream.infer(ITEM)["y"], ITEM)
         child = fork.Process(target=ask_session, args=(stream, told))
         child.start()
-        assert "belongs to the parent process" in told.get(timeout=60)
+        assert told.get(timeout=60) == "the session belongs to the parent process: start a new session"
         child.join()
         assert np.array_equal(stream.infer(ITEM)["y"], 2 * ITEM)
 
@@ -85,7 +85,7 @@ def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Dev
 
 
 def shared_areas() -> int:
-    """How many areas shared with a daemon this process has mapped."""
+    """Return the number of areas shared with a daemon that this process has mapped."""
     gc.collect()
     return Path("/proc/self/maps").read_text().count("/memfd:edgert")
 

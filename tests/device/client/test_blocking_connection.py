@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from edgert import Client
-from edgert.errors import DeadlineExceeded
+from edgert.errors import DaemonUnreachable, DeadlineExceeded
 from tests.support.clients import ITEM, halted
 from tests.support.devices import Device, a_device
 
@@ -62,3 +66,15 @@ def test_an_answer_that_comes_too_late_is_an_error_in_time(device: Device) -> No
         with halted(device), pytest.raises(DeadlineExceeded):
             client.infer("echo", ITEM, timeout_s=RUN_S / 5, cache=False)
         assert time.monotonic() - began_s >= RUN_S / 5
+
+
+def test_a_full_queue_of_new_connections_is_not_reported_as_a_missing_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "full.sock"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(path))
+        listener.listen(1)
+        for _ in range(2):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(os.fspath(path))
+        with pytest.raises(DaemonUnreachable, match="has too many new connections"):
+            Client(path, timeout_s=0.05).models()

@@ -55,7 +55,7 @@ def compiled(source: Path, program: Path, *options: str, cc: str | None = None) 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """Builds a source file once, with the sanitizers where this machine's compiler has them."""
+    """Builds a source file once, with sanitizers if this machine's compiler supports them."""
     folder = tmp_path_factory.mktemp("c")
     empty = folder / "empty.c"
     empty.write_text("int main(void) { return 0; }\n")
@@ -76,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
 
 
 def compilers() -> list[str]:
-    """Return the compilers of this machine, one of each kind: cc is usually a link to one of the others."""
+    """Return the compilers of this machine, one of each kind: cc is usually a link to another compiler."""
     found = {os.path.realpath(path): path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))}
     return list(found.values())
 
@@ -137,7 +137,7 @@ class Lines:
         return dict(json.loads(line))
 
     def end(self) -> None:
-        """It ends by itself at the end of its input, without a sanitizer's complaint."""
+        """Wait for the program, which ends at the end of its input, without a report of a sanitizer."""
         _, errors = self.process.communicate(timeout=WAIT_S_MAX)
         assert self.process.returncode == 0, f"exit {self.process.returncode}: {errors}"
 
@@ -160,7 +160,7 @@ def codec(built: Callable[[Path], Path]) -> Iterator[Lines]:
 
 
 def decoded_in_c(codec: Lines, data: bytes) -> dict[str, Any]:
-    """As `decoded`, by the C client; the keys `refused` or `incomplete` where it is no frame."""
+    """Decode like `decoded`, in C. The keys `refused` or `incomplete` mark bytes that are no frame."""
     read = codec.ask(f"decode {data.hex()}")
     if "kind" not in read:
         return read
@@ -366,7 +366,7 @@ def driver(built: Callable[[Path], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Device]:
-    """A device shared by the tests that leave it as it was."""
+    """A device for all tests that do not change it."""
     with a_device() as device:
         device.put()
         device.put(model="sum", op="sum")
@@ -382,7 +382,7 @@ def client(driver: Path, path: Path, model: str = "echo", timeout_ms: int = 20_0
 
 
 def refusal(driver: Path, path: Path, model: str = "echo", timeout_ms: int = 20_000) -> dict[str, Any]:
-    """The error that connecting ends with."""
+    """Return the error of an attempt to connect."""
     command = [os.fspath(driver), os.fspath(path), model, str(timeout_ms)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr
@@ -450,7 +450,7 @@ def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Dev
 
 
 def test_c_refuses_calls_that_a_program_gets_wrong(serving: Device, built: Callable[[Path], Path]) -> None:
-    """A shape whose bytes no number holds was sent, failed, and was repeated until the time-out."""
+    """A shape whose size overflows was once sent, and repeated until the time-out."""
     program = built(Path(__file__).parent / "c" / "misuse.c")
     done = subprocess.run([program, serving.socket, "echo"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
@@ -537,7 +537,7 @@ def session(driver: Path, device: Device, model: str) -> Iterator[Lines]:
 
 
 def first_sum(lines: Lines) -> float:
-    """The first value of the answer to 1, 2, 3, 4."""
+    """Return the first value of the answer to 1, 2, 3, 4."""
     return float(lines.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"][0])
 
 
@@ -674,8 +674,8 @@ def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])
 def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sealed: bool) -> None:
-    """The answer is in that memory, with a MOVED right behind its header: C takes both, or neither."""
-    made = SharedArea.made(65536)
+    """The answer is in shared memory, and a MOVED follows its header: C reads both frames or none."""
+    made = SharedArea.create(65536)
     assert made is not None
     area, descriptor = made
     if not sealed:
@@ -713,7 +713,7 @@ def test_a_system_header_before_it_is_an_error_that_says_what_to_do(tmp_path: Pa
 
 
 def test_c_finds_the_daemon_where_python_does(serving: Device, built: Callable[[Path], Path], tmp_path: Path) -> None:
-    """The first place where a socket is, not the one that this user's daemon would have."""
+    """The client uses the first existing socket, not the default path of this user's daemon."""
     program = built(ROOT / "examples" / "c" / "classify.c")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGERT_")} | {"HOME": os.fspath(tmp_path)}
     if default_socket_of(environment).exists():
@@ -732,6 +732,6 @@ def test_c_finds_the_daemon_where_python_does(serving: Device, built: Callable[[
 
 
 def default_socket_of(environment: dict[str, str]) -> Path:
-    """Return where Python would look, in this environment."""
+    """Return the default socket of the Python client in this environment."""
     words = [sys.executable, "-c", "from edgert.state_dir import default_socket; print(default_socket())"]
     return Path(subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.strip())

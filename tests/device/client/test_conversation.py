@@ -23,7 +23,7 @@ from edgert.errors import (
 )
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.protocol.kept_frame import KEPT_BYTES_MAX
+from edgert.protocol.frame_builder import KEPT_BYTES_MAX
 from edgert.protocol.sharing import SharedArea
 from edgert.tensors import InferResponse, StageTimes
 
@@ -31,11 +31,11 @@ RNG = np.random.default_rng(7)
 
 
 def a_conversation(*item_shapes: list[int], memory: int | None = None, share: bool = True) -> Conversation:
-    """A conversation that the daemon has greeted; if it does not `share`, the next one may."""
+    """A conversation after the WELCOME. Without `share`, the next conversation may get shared memory."""
     inputs = [{"name": f"x{i}", "datatype": "FP32", "shape": [-1, *shape]} for i, shape in enumerate(item_shapes)]
     outputs = [{"name": "y", "datatype": "FP32", "shape": [-1]}]
     conversation = Conversation("m", share=share, may_share=True)
-    conversation.take_memory(memory)
+    conversation.map_memory(memory)
     welcome = {"inputs": inputs, "outputs": outputs, "release": 1}
     meta = b"".join(wire.frame(wire.WELCOME, model_id=5, meta=json.dumps(welcome).encode()))
     assert conversation.received(received([meta])) == welcome
@@ -95,7 +95,7 @@ def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
 
 
 def test_long_requests_go_through_shared_memory_each_time() -> None:
-    made = SharedArea.made(1 << 20)
+    made = SharedArea.create(1 << 20)
     assert made is not None
     area, descriptor = made
     talk = a_conversation([20_000], memory=descriptor)

@@ -1,4 +1,4 @@
-"""An app's inputs that a model does not take are refused before anything is sent."""
+"""Inputs that do not fit the model are refused before the client sends anything."""
 
 from __future__ import annotations
 

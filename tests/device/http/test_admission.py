@@ -1,4 +1,4 @@
-"""A connection gives way to a newcomer: the right one, by an injected clock."""
+"""A new connection takes the place of the right client, by an injected clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgert.http.admission import Admission, Place, address_of
+from edgert.http.admission import EVICTED, Admission, Place, address_of
 from edgert.http.limits import BODY_BYTES_PER_S_MIN, Limits
 from edgert.http.messages import HttpError
 
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def client(clock: Clock) -> Iterator[Callable[..., Place]]:
-    """Makes places; the clock moves on by a second before each."""
+    """Makes places; before each place, the clock advances by a second."""
     pairs: list[tuple[socket.socket, socket.socket]] = []
 
     def make(address: str = "10.0.0.1", **said: object) -> Place:
@@ -47,7 +47,7 @@ def client(clock: Clock) -> Iterator[Callable[..., Place]]:
 
 
 def ended(places: list[Place]) -> list[int]:
-    return [number for number, place in enumerate(places) if place.must_end]
+    return [number for number, place in enumerate(places) if place.end_reason]
 
 
 def test_a_newcomer_takes_the_place_of_the_client_that_is_latest(clock: Clock, client: Callable[..., Place]) -> None:
@@ -74,10 +74,10 @@ def test_an_address_with_many_places_takes_none_from_one_with_few(clock: Clock, 
     assert all(map(admission.admit, (few, *many)))
     for _ in range(PLACES - 1):
         assert admission.admit(client())
-    assert not few.must_end
-    assert all(place.must_end for place in many)
+    assert not few.end_reason
+    assert all(place.end_reason for place in many)
     assert admission.admit(client("10.0.0.3"))
-    assert not few.must_end
+    assert not few.end_reason
 
 
 def test_places_that_are_not_yet_left_are_bounded_too(clock: Clock, client: Callable[..., Place]) -> None:
@@ -95,19 +95,19 @@ def test_a_body_that_moves_stays_and_one_that_drips_gives_its_memory(
     assert all(map(admission.admit, (quick, slow)))
     for place in (quick, slow):
         place.due_s = clock()
-        admission.take(place, 400)
-        place.moved(10**9, clock())  # excuses a second
+        admission.add_bytes(place, 400)
+        place.note_progress(10**9, clock())  # excuses a second
     for _ in range(20):
         clock.now_s += 0.5
-        quick.moved(BODY_BYTES_PER_S_MIN // 2, clock())
-        slow.moved(1, clock())
+        quick.note_progress(BODY_BYTES_PER_S_MIN // 2, clock())
+        slow.note_progress(1, clock())
     newcomer = client()
     assert admission.admit(newcomer)
     clock.now_s -= 1
-    admission.take(newcomer, 400)
-    assert (quick.must_end, slow.must_end) == (False, True)
+    admission.add_bytes(newcomer, 400)
+    assert (quick.end_reason, slow.end_reason) == ("", EVICTED)
     with pytest.raises(HttpError) as raised:
-        admission.take(newcomer, 400)
+        admission.add_bytes(newcomer, 400)
     assert raised.value.retry_after_s == 1.0
 
 
@@ -115,16 +115,16 @@ def test_memory_is_counted_to_the_byte(clock: Clock, client: Callable[..., Place
     admission, place = Admission(LIMITS, clock), client()
     assert admission.admit(place)
     for _ in range(3):
-        admission.take(place, 1000)
-        admission.give_back(place)
-    admission.take(place, 600)
+        admission.add_bytes(place, 1000)
+        admission.release_bytes(place)
+    admission.add_bytes(place, 600)
     admission.leave(place)
     assert admission.is_empty
     other = client()
     assert admission.admit(other)
-    admission.take(other, 1000)
+    admission.add_bytes(other, 1000)
     with pytest.raises(HttpError):
-        admission.take(other, 1)
+        admission.add_bytes(other, 1)
 
 
 def test_an_address_of_ipv6_is_its_network() -> None:

@@ -1,8 +1,10 @@
-"""One HTTP connection without a daemon: what slow and wrong clients get, with short limits."""
+"""One HTTP connection without a daemon: the answers to slow and wrong clients, with short limits."""
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import termios
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -12,10 +14,10 @@ from http import HTTPStatus
 
 import pytest
 
-from edgert.http.admission import Admission, Place
+from edgert.http.admission import EVICTED, STOPPING, Admission, Place
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
-from tests.support.devices import WAIT_S_MAX
+from tests.support.devices import WAIT_S_MAX, wait_until
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
@@ -41,7 +43,7 @@ def served(
     *,
     sent: bytes = b"",
 ) -> Iterator[socket.socket]:
-    """The client's end of a connection that a thread serves until it ends; first it finds `sent`."""
+    """The client's end of a connection that a thread serves. The client has already sent `sent`."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT_S_MAX)
     ours.sendall(sent)
@@ -60,11 +62,11 @@ def served(
         yield ours
     thread.join(WAIT_S_MAX)
     assert not thread.is_alive()
-    assert not place.taken_bytes
+    assert not place.body_bytes
 
 
 def all_of(sock: socket.socket) -> bytes:
-    """Everything that comes until the connection ends."""
+    """Return all bytes until the connection ends."""
     data = b""
     while part := sock.recv(65536):
         data += part
@@ -95,7 +97,7 @@ def test_requests_sent_together_are_answered_in_their_order() -> None:
 
 
 def test_a_client_of_http_1_0_is_told_that_the_connection_stays() -> None:
-    """ab -k waits for the end of a connection that does not say so."""
+    """Without the field, `ab -k` waits for the end of the connection."""
     asked = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok"
     with served() as sock:
         sock.sendall(asked + asked)
@@ -145,7 +147,7 @@ def test_bodies_of_all_connections_together_are_limited() -> None:
     admission, other = Admission(limits), Place(socket.socket(), "", 0.0)
     assert admission.admit(other)
     other.due_s = None  # its request is handled
-    admission.take(other, 90)
+    admission.add_bytes(other, 90)
     with served(limits, admission) as sock:
         sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + bytes(20))
         sock.shutdown(socket.SHUT_WR)
@@ -155,6 +157,23 @@ def test_bodies_of_all_connections_together_are_limited() -> None:
         sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + bytes(20))
         sock.shutdown(socket.SHUT_WR)
         assert all_of(sock).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("reason", [EVICTED, STOPPING])
+@pytest.mark.parametrize(
+    "sent", [b"GET /echo HTTP/1.1\r\nHo", HEAD + b"Content-Length: 900\r\n\r\n"], ids=["head", "body"]
+)
+def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str) -> None:
+    admission = Admission(PATIENT)
+    with served(PATIENT, admission, sent=sent) as sock:
+        wait_until(
+            lambda: not any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))),
+            "the connection receives the bytes",
+            pause_s=0.001,
+        )
+        (place,) = admission._places
+        place.end(reason)
+        assert reason.encode() in all_of(sock)
 
 
 def test_a_length_that_is_only_stated_takes_no_memory() -> None:

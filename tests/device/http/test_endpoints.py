@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, against the real daemon, by hand and through Triton's own client."""
+"""The Open Inference Protocol over HTTP against the real daemon, by hand and with Triton's client."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_process_keeps_to_one_core(site: Site) -> None:
 
 
 def put_types(device: Device) -> None:
-    """A model with an input and an output of every datatype, which copies."""
+    """Install a model that copies inputs of every datatype to outputs."""
     folder = device.folder / "types"
     golden = {name: np.array([[0, 1], [1, 0]]).astype(dtype) for name, dtype in TYPES.items()}
     contents = {f"golden/{name.lower()}.npy": _npy(array) for name, array in golden.items()}

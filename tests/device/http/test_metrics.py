@@ -1,4 +1,4 @@
-"""The daemon's status as Prometheus reads it."""
+"""The daemon's status, read by Prometheus' own parser."""
 
 from __future__ import annotations
 

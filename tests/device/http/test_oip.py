@@ -14,13 +14,13 @@ from edgert.http import oip
 
 
 def test_answers_of_too_many_values_must_be_binary() -> None:
-    question = oip.read_question(
+    request = oip.read_request(
         memoryview(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()),
         None,
     )
     many = {"y": np.zeros(oip.JSON_VALUES_MAX + 1, np.int8)}
     with pytest.raises(RequestError, match="binary_data"):
-        oip.answer(question, "m", 1, many)
+        oip.answer(request, "m", 1, many)
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_files_travel_as_bytes_tensors(data: bytes, count: int, good: bool) -> N
     head = json.dumps({"inputs": [tensor]}).encode()
     body = memoryview(head + data)
     if good:
-        files = oip.read_question(body, str(len(head))).inputs["f"]
+        files = oip.read_request(body, str(len(head))).inputs["f"]
         assert isinstance(files, list)
         assert len(files) == count
     else:
         with pytest.raises(RequestError):
-            oip.read_question(body, str(len(head)))
+            oip.read_request(body, str(len(head)))
 
 
 def body_of(values: NDArray[np.float32], **more: object) -> tuple[bytes, str]:
-    """Return the JSON and its length of a client that sends `values` as binary data and wants binary data."""
+    """Return the JSON, and its length, of a client that sends and requests binary data."""
     size = {"binary_data_size": values.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": size}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}, **more}).encode()
@@ -59,7 +59,7 @@ def test_each_tensor_after_the_same_json_is_read() -> None:
     for start in range(3):
         values = np.arange(start, start + 4, dtype=np.float32)[None]
         head, length = body_of(values)
-        inputs = oip.read_question(memoryview(head + values.tobytes()), length).inputs
+        inputs = oip.read_request(memoryview(head + values.tobytes()), length).inputs
         assert np.array_equal(np.asarray(inputs["x"]), values)
 
 
@@ -68,16 +68,16 @@ def test_the_same_json_before_other_lengths_is_refused() -> None:
     head, length = body_of(values)
     for data, good in ((values.tobytes(), True), (values.tobytes()[1:], False), (values.tobytes() + b"x", False)):
         with nullcontext() if good else pytest.raises(RequestError, match="binary data"):
-            oip.read_question(memoryview(head + data), length)
+            oip.read_request(memoryview(head + data), length)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1), (0,), ()])
 @pytest.mark.parametrize("more", [{}, {"id": "seven"}])
 def test_a_binary_answer_states_its_own_outputs(shape: tuple[int, ...], more: dict[str, str]) -> None:
     head, length = body_of(np.zeros((1, 4), np.float32), **more)
-    question = oip.read_question(memoryview(head + bytes(16)), length)
+    request = oip.read_request(memoryview(head + bytes(16)), length)
     for release, values in ((1, np.ones(shape, np.float16)), (2, np.ones(shape, np.int8))):
-        response = oip.answer(question, "m", release, {"y": values})
+        response = oip.answer(request, "m", release, {"y": values})
         size, datatype = {"binary_data_size": values.nbytes}, {1: "FP16", 2: "INT8"}[release]
         output = {"name": "y", "datatype": datatype, "shape": list(shape), "parameters": size}
         assert json.loads(bytes(response.parts[0])) == {
@@ -86,9 +86,9 @@ def test_a_binary_answer_states_its_own_outputs(shape: tuple[int, ...], more: di
         assert bytes(response.parts[1]) == values.tobytes()
 
 
-def of_json(shape: list[int], data: object) -> oip.Given:
+def of_json(shape: list[int], data: object) -> oip.InputValues:
     entry = {"name": "t", "datatype": "BYTES", "shape": shape, "data": data}
-    return oip.read_question(memoryview(json.dumps({"inputs": [entry]}).encode()), None).inputs["t"]
+    return oip.read_request(memoryview(json.dumps({"inputs": [entry]}).encode()), None).inputs["t"]
 
 
 def test_texts_are_strings_in_json() -> None:

@@ -1,4 +1,4 @@
-"""The parser of a connection's requests: what comes out does not depend on how the bytes are cut."""
+"""The parser of a connection's requests: the result does not depend on the pieces of bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODIES = [body for _, body in STREAM[:8]] + [b"hi", b"!", b"odd", b"two"]
 
 
 def read_all(pieces: list[bytes]) -> list[tuple[str, bytes]]:
-    """Return every request's target and body, read as by a connection: stated lengths stay outside."""
+    """Return each request's target and body. Bodies of stated length bypass the parser."""
     parser, found = RequestParser(), []
     waiting = [piece for piece in pieces if piece]
 
@@ -47,7 +47,7 @@ def read_all(pieces: list[bytes]) -> list[tuple[str, bytes]]:
             waiting[:0] = [piece[lacks:]] if piece[lacks:] else []
 
     while waiting or parser.requests:
-        request = parser.take()
+        request = parser.next_request()
         if request is None:
             feed(None)
             continue
@@ -82,7 +82,7 @@ def test_a_head_that_came_before_is_not_parsed_again(monkeypatch: pytest.MonkeyP
     requests = []
     for body in (b"abc", b"xyz"):
         parser.feed(memoryview(SMALL + body))
-        requests.append(parser.take())
+        requests.append(parser.next_request())
         monkeypatch.setattr(parser, "_parse", None)
     first, second = requests
     assert first is not None
@@ -96,12 +96,12 @@ def test_the_head_of_a_last_request_does_not_begin_another(last: bytes) -> None:
     data = PLAIN[:-2] + last + b"\r\n"
     parser = RequestParser()
     parser.feed(memoryview(data))
-    request = parser.take()
+    request = parser.next_request()
     assert request is not None
     assert not request.keep_alive
     try:
         parser.feed(memoryview(data))
     except HttpError:
         return
-    again = parser.take()
+    again = parser.next_request()
     assert again is None or not again.keep_alive

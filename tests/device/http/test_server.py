@@ -1,4 +1,4 @@
-"""The HTTP server without a daemon: when it gives memory back, and a sandbox around its process."""
+"""The HTTP server without a daemon: the release of memory, and a sandbox around the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = Limits(body_bytes_max=1000, connections_max=8, release_after_s=0.02)
 
 
 class Rests:
-    """Counts the calls, and returns False for the first ones: there was an inference."""
+    """Counts the calls, and returns False for the first calls, as after an inference."""
 
     def __init__(self, busy: int) -> None:
         self.busy, self.calls = busy, 0

@@ -1,4 +1,4 @@
-"""The control socket's client: a daemon that ends while it is asked is told from one that is busy."""
+"""The control socket's client distinguishes a daemon that ends during a command from a busy daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgert.protocol.control import ask
 
 
 def answer_to(folder: Path, respond: Callable[[socket.socket], object]) -> None:
-    """Ask a daemon that does `respond` with the connection and closes it."""
+    """Send a request to a daemon that calls `respond` with the connection and closes the connection."""
     path = folder / "control.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

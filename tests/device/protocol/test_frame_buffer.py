@@ -1,4 +1,4 @@
-"""Frames come out of the bytes of a connection as they went in, and false ones cost no memory."""
+"""Frames are read from the bytes of a connection unchanged, and false frames cost no memory."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_smaller_limit_counts_for_a_frame_like_the_last_one() -> None:
 
 @pytest.mark.parametrize("flags", [wire.FLAG_SHARED, 0])
 def test_the_same_frame_through_the_other_way_is_read_from_there(flags: int) -> None:
-    """A sender may change between shared memory and the socket with each frame."""
+    """A sender may use shared memory for one frame and the socket for the next frame."""
     frames = FrameBuffer()
     ones, twos = (infer_frame(np.full(16, value, np.float32)) for value in (1, 2))
     frames.shared = memoryview(bytearray(ones))

@@ -1,4 +1,4 @@
-"""docs/protocol-vectors.json, which other languages are tested against, and the Python codec say the same."""
+"""The Python codec agrees with docs/protocol-vectors.json, the tests of other languages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_kind_and_every_datatype_has_a_vector() -> None:
 
 @pytest.mark.parametrize("name", ["hello", "infer"])
 def test_the_examples_on_the_protocol_page_are_vectors(name: str) -> None:
-    """docs/protocol.md shows two of them in hex, in lines of 32 bytes."""
+    """docs/protocol.md shows two vectors in hex, in lines of 32 bytes."""
     vector = next(v for v in VECTORS["frames"] if v["name"] == name)
     lines = [vector["hex"][at : at + 64] for at in range(0, len(vector["hex"]), 64)]
     assert "\n".join(lines) in (DOCS / "protocol.md").read_text()

@@ -1,4 +1,4 @@
-"""Memory shared between an app and the daemon: same answers as the socket's, and no way to misuse it."""
+"""Memory shared between an app and the daemon: the same answers as through the socket, and no misuse."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_shared_memory_without_having_asked_is_a_protocol_error(device: Device) 
 
 
 def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
-    """A client cannot change its request while it runs: the descriptor is read from the copy."""
-    made = SharedArea.made(2**20)
+    """A client cannot change a request in progress: the daemon reads the descriptor from its copy."""
+    made = SharedArea.create(2**20)
     assert made is not None
     area, descriptor = made
     os.close(descriptor)
@@ -138,7 +138,7 @@ def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
 
 
 def test_a_frame_behind_an_answer_in_shared_memory_is_not_lost() -> None:
-    """A worker that is replaced sends MOVED right after its last answer: both may be read at once."""
+    """A replaced worker sends MOVED right after its last answer, so both frames may arrive at once."""
     area = memoryview(bytearray(2**20))
     frames = FrameBuffer(size_bytes=4096)
     frames.shared = area
@@ -162,7 +162,7 @@ def test_a_frame_behind_an_answer_in_shared_memory_is_not_lost() -> None:
 def test_memory_that_is_not_sealed_is_not_used() -> None:
     descriptor = os.memfd_create("plain", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 2 * mmap.PAGESIZE)
-    assert SharedArea.opened(descriptor) is None
+    assert SharedArea.open(descriptor) is None
     reader, writer = os.pipe()
     os.close(writer)
-    assert SharedArea.opened(reader) is None
+    assert SharedArea.open(reader) is None

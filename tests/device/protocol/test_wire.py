@@ -1,4 +1,4 @@
-"""The frames of the local protocol as they are sent, and errors that cross the wire."""
+"""The bytes of the local protocol's frames, and errors on the wire."""
 
 from __future__ import annotations
 

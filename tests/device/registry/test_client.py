@@ -166,7 +166,7 @@ def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_pat
 
 
 def test_a_limit_of_a_proxy_is_named(tmp_path: Path) -> None:
-    """nginx takes 1 MB unless it is told otherwise."""
+    """nginx accepts 1 MB by default."""
     large = os.urandom(2_000_000)
     with RegistryServer.in_folder(tmp_path / "registry") as server, Proxy(tmp_path / "proxy", server) as proxy:
         proxy.registry().upload(BLOB, CONTENT)

@@ -65,7 +65,7 @@ def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.
 def test_a_certificate_that_the_clock_speaks_against_names_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A board without a battery begins in 1970."""
+    """The clock of a board without a battery starts in 1970."""
     monkeypatch.setattr("tests.support.servers.brokers.BEGUN", timedelta(days=-1))
     with (
         RegistryServer.in_folder(tmp_path, secured=True) as server,
@@ -90,7 +90,7 @@ def test_a_time_that_cannot_be_is_none(date: str) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_kept_connection_that_the_server_closes_is_made_anew(tmp_path: Path, reset: bool) -> None:
-    """The connection ends with the next request on its way, so the client cannot see it before."""
+    """The server closes while the next request is on its way, so the client cannot know of the close."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

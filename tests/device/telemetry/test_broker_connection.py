@@ -1,4 +1,4 @@
-"""The note about the forwarder's connection: kept beside the spool, and never in the way."""
+"""The state of the forwarder's connection is stored beside the spool, and its loss prevents nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forwarder at a real broker: nothing that was appended is lost, and the status is always true."""
+"""A forwarder at a real broker: no appended message is lost, and the status is always true."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
 
 
 def heard_in_session(broker: Broker) -> list[int]:
-    """Return what arrived for a subscriber with a kept session; the first call begins the session."""
+    """Return the messages of a subscriber with a session, which the first call starts."""
     heard: list[int] = []
     subscribed = threading.Event()
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id="auditor", clean_session=False)

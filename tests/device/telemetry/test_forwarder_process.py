@@ -1,4 +1,4 @@
-"""The forwarder's process, at a real broker or none."""
+"""The forwarder's process, with a real broker and without a broker."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_proce
 
 
 def _cpu_s(pid: int) -> float:
-    """The processor time that a process has used."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -142,7 +142,7 @@ def start_forwarder(folder: Path, settings: MqttSettings, device: str = TOPICS.d
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop it by a signal. It keeps STOP_S_MAX itself; a supervisor waits that long before it kills."""
+    """Stop the process by a signal. A supervisor waits STOP_S_MAX before it kills the process."""
     assert STOP_S_MAX < 2
     process.terminate()
     assert process.wait(WAIT_S_MAX) == 0

@@ -1,4 +1,4 @@
-"""Which message a broker does not take is known after several connections, and none is blamed for another."""
+"""Several connections identify the message that a broker refuses, and no other message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics and payloads are what docs/telemetry.md promises, on both sides."""
+"""Topics and payloads agree with docs/telemetry.md, on the device and at subscribers."""
 
 from __future__ import annotations
 

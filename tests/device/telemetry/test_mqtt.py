@@ -1,4 +1,4 @@
-"""Connections to brokers: how each refusal reads, which protocol is spoken, which settings are refused."""
+"""Connections to brokers: the message of each refusal, the protocol, and refused settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_tls_to_a_port_without_it_is_an_error_that_says_so(broker: Broker) -> No
 
 def test_no_tls_to_a_port_with_it_is_an_error_that_says_so(secured: Broker) -> None:
     plain = MqttSettings("127.0.0.1", secured.port)
-    with pytest.raises(BrokerUnreachable, match="TLS or not"):
+    with pytest.raises(BrokerUnreachable, match="whether the port speaks TLS"):
         Connection(plain).open()
 
 
@@ -109,7 +109,7 @@ def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def answered_by(connack: bytes) -> Iterator[tuple[Connection, socket.socket]]:
-    """A connection to a broker that answers CONNECT so, and the broker's end."""
+    """A connection to a broker that answers CONNECT with `connack`, and the broker's end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends: list[socket.socket] = []
 

@@ -136,7 +136,7 @@ def test_more_spans_than_the_buffer_holds_are_all_counted() -> None:
 
 
 def test_many_threads_need_no_more_memory_than_one() -> None:
-    """A bytearray left 4.6 MB in the C library's memory of each thread that had filled it: 74 MB on two cores."""
+    """A bytearray left 4.6 MB in the C library's memory of each thread that filled it: 74 MB on two cores."""
     recorder, turn, done = WindowRecorder("digits", Clock()), threading.Lock(), threading.Event()
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""Windows become spooled messages; a spool that refuses costs messages, never a request."""
+"""Windows become spooled messages. If the spool fails, messages are lost, but no request fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Bench:
-    """A reporter whose time the test owns."""
+    """A reporter with clocks that the test sets."""
 
     def __init__(self, folder: Path, rows: int = ROWS_MAX) -> None:
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""Messages that a real broker retains are set and cleared, or the reason is told."""
+"""A real broker retains and clears messages, or the error has the reason."""
 
 from __future__ import annotations
 

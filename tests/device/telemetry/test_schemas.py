@@ -1,4 +1,4 @@
-"""The schemas that ship describe what a real daemon publishes, and the documentation includes them."""
+"""The shipped schemas describe the messages of a real daemon, and are in the documentation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ console.log(JSON.stringify(wrong));
 
 @pytest.fixture(scope="module")
 def ajv() -> Path:
-    """Return a folder with ajv, kept from run to run."""
+    """Return a folder with ajv, which later test runs reuse."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not installed: apt-get install npm")

@@ -1,4 +1,4 @@
-"""The sketch keeps its promises: merging is exact and order-free, quantiles are within the stated bound."""
+"""The sketch's guarantee: merging is exact in any order, and quantiles are within the stated bound."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_quantile_is_within_the_stated_bound_of_the_exact_one(values: list[flo
 
 
 def drawn(number: int) -> list[float]:
-    """Return one of 40 samples: four families of distributions, of sizes at which rank errors show."""
+    """Return one of 40 samples: four families of distributions, in sizes that reveal errors of the rank."""
     dice = random.Random(number)
     families = (
         lambda: dice.lognormvariate(1, 1.5),

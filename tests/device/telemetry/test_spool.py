@@ -1,4 +1,4 @@
-"""Appended records survive any crash; the bounds hold; a corrupt file stops no reader."""
+"""Appended messages survive any crash, the limits hold, and a corrupt file stops no reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage times keep every count on their way through a report, and nothing else comes through."""
+"""Stage times keep every count in a report, and invalid reports are refused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def text_of_records(records: bytes) -> str:
 
 
 def text(*pairs: tuple[int, int]) -> str:
-    """Cells by their distances, and counts."""
+    """Return the text of cells, given by their distances, and of counts."""
     distances, counts = zip(*pairs, strict=True)
     return text_of_records(struct.pack(f"<{len(pairs)}H{len(pairs)}I", *distances, *counts))
 
 
 def unpacked(packed: bytes) -> tuple[list[int], list[int]]:
-    """The cells and counts, as docs/telemetry.md reads them."""
+    """Return the cells and counts, read as docs/telemetry.md describes."""
     records = zlib.decompress(packed)
     n = len(records) // 6
     cells = np.cumsum(np.frombuffer(records, "<u2", n)) - 1

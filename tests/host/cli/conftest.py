@@ -23,7 +23,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """An empty fleet in a configuration folder of the test's own."""
+    """An empty fleet in the test's own configuration folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -37,7 +37,7 @@ def edgert(capfd: pytest.CaptureFixture[str], edgertd_is_forked: None) -> Edgert
 
 @pytest.fixture
 def here(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> Iterator[Path]:
-    """A local device `here`, not bootstrapped yet; the folder for bundles, with the key in it."""
+    """A local device `here`, not bootstrapped yet, and a folder for bundles that contains the key."""
     key = new_key()
     write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
     assert edgert("device", "add", "here", "--local", "dev")[0] == 0

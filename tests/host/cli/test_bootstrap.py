@@ -1,4 +1,4 @@
-"""`edgert bootstrap` writes what its options say, and no login of another broker or registry stays."""
+"""`edgert bootstrap` writes its options to the device, and removes another broker's login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real command in a process of its own: results on stdout, progress on stderr, stable exit codes."""
+"""The real command in its own process: results on stdout, progress on stderr, stable exit codes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_four_targets_are_built_for_all_their_engines(shell_here: Shell) -> None
 
 @dataclass(frozen=True)
 class BuiltApart:
-    """A bundle that a process of its own built, what that process imported of TOOLS, and what it left in TMPDIR."""
+    """A bundle from a separate process, the TOOLS that this process imported, and its files in TMPDIR."""
 
     bundle: bytes
     imported: str
@@ -180,7 +180,7 @@ sys.exit(code)
 
 @pytest.fixture(scope="module")
 def built_twice(shell_with_key: Shell, tmp_path_factory: pytest.TempPathFactory) -> list[BuiltApart]:
-    """Two builds of four targets for all their engines: in other folders, with other hashes, time zones and jobs."""
+    """Two builds of four targets for all engines, with other folders, hashes, time zones and jobs."""
     words = [w for t in ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine") for w in ("--target", t)]
     root, built = tmp_path_factory.mktemp("twice"), []
     for number, jobs in ((1, "1"), (2, "2")):
@@ -214,7 +214,7 @@ def test_all_targets_built_twice_are_the_same_bytes(built_twice: list[BuiltApart
 
 
 def test_a_build_imports_neither_engines_nor_tools_into_its_own_process(built_twice: list[BuiltApart]) -> None:
-    """So none of them can crash it."""
+    """So an engine or a tool cannot crash the process."""
     assert [each.imported for each in built_twice] == ["[]", "[]"]
 
 

@@ -187,7 +187,7 @@ def test_a_hint_is_retained_and_each_is_new(inventory: Inventory, edgert: Edgert
 
 
 def retained(broker: Broker, topic: str) -> bytes:
-    """Return what the broker retains for a topic."""
+    """Return the retained message of a topic."""
     seen: list[bytes] = []
     connection = Connection(broker.settings, on_message=lambda topic, payload, retained: seen.append(payload))
     connection.open()

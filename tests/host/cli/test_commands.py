@@ -96,7 +96,7 @@ def test_wrong_words_have_their_exit_codes(
 def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Nothing listens at the device's address: code 6 would mean that it was asked."""
+    """The device is unreachable: exit code 6 would mean an attempt to connect."""
     key = new_key()
     write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
     make_null_bundle(tmp_path, key).rename(tmp_path / "there.edgert")
@@ -128,7 +128,7 @@ def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
 def test_a_named_pipe_is_refused_before_it_is_opened(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """To open it would wait for a program that writes to it."""
+    """Opening a named pipe waits for a program that writes to the pipe."""
     make_null_bundle(tmp_path, new_key()).rename(tmp_path / "there.edgert")
     inventory.add(FAR)
     os.mkfifo(next(word for word in words if word.startswith("pipe")))
@@ -137,7 +137,7 @@ def test_a_named_pipe_is_refused_before_it_is_opened(
 
 
 def test_a_key_may_come_from_another_command(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
-    """As `--key <(command)` in a shell."""
+    """A shell passes a pipe for `--key <(command)`."""
     key = new_key()
     bundle = make_null_bundle(tmp_path, key)
     reader, writer = os.pipe()
@@ -270,7 +270,7 @@ def test_output_that_nobody_takes_costs_no_exit_code(
 
 
 def test_a_broken_pipe_to_a_device_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    """click ends the process at any broken pipe, with 1 and without a word."""
+    """click ends the process at every broken pipe, with exit code 1 and without a message."""
 
     @click.group(cls=Group)
     def group() -> None: ...
@@ -284,7 +284,7 @@ def test_a_broken_pipe_to_a_device_is_said(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_progress_that_nobody_takes_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a deployment whose log is on a full disk."""
+    """An example is a deployment whose log is on a full disk."""
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stderr", full)
         say("board", "sending")

@@ -29,7 +29,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
 
 
 def completed(*words: str) -> list[str]:
-    """Return what a shell offers for the last of the words."""
+    """Return the completions that a shell offers for the last word."""
     shell = ShellComplete(edgert, {}, "edgert", "_EDGERT_COMPLETE")
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 

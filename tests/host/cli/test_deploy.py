@@ -1,4 +1,4 @@
-"""`edgert deploy`: no device delays the others, Ctrl-C rolls back, wrong bundles and rates are refused first."""
+"""`edgert deploy`: no device delays another, Ctrl-C rolls back, and wrong bundles are refused first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.servers.ports import free_port
 
 
 class SlowInstall:
-    """A device `here` on which every install waits until the test lets it go on."""
+    """A device `here` on which every installation waits until the test continues it."""
 
     def __init__(self, there: Device, server: SshDevice) -> None:
         self.there, self._gate = there, server.folder / "gate"
@@ -44,16 +44,16 @@ class SlowInstall:
         program.chmod(0o755)
 
     def go_on(self) -> None:
-        """Let the install that waits go on."""
+        """Continue the waiting installation."""
         self._gate.write_text("\n")
 
     def wait_no_more(self) -> None:
-        """Let every later install go on at once."""
+        """Continue every later installation at once."""
         self._gate.unlink()
         self.go_on()
 
     def interrupted_deploy(self, bundle: Path, presses: int) -> tuple[int, str, str]:
-        """Deploy in a process of its own, interrupted while it installs; return exit code, stdout, stderr."""
+        """Deploy in a separate process, and interrupt the installation; return exit code, stdout, stderr."""
         words = [sys.executable, "-m", "edgert_deploy.cli", "deploy", str(bundle), "here"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
         with subprocess.Popen(
@@ -92,7 +92,7 @@ def slow(inventory: Inventory, tmp_path: Path) -> Iterator[SlowInstall]:
 def test_a_damaged_bundle_is_refused_before_a_device_is_asked(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice, tmp_path: Path
 ) -> None:
-    """The device's port is closed: had it been asked, the error would be another."""
+    """The device is unreachable: an attempt to connect would give another error."""
     inventory.add(sshd.device(port=free_port()))
     flipped = flip_bit(make_null_bundle(tmp_path / "b", new_key(), padding_bytes=5000), -3000)
     code, answer = edgert("deploy", flipped, "board")

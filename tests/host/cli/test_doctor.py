@@ -20,7 +20,7 @@ HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sU
 
 @pytest.fixture
 def fleet(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A host without a fault and without an agent, and no device."""
+    """A correct host without an SSH agent and without devices."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "default"))
@@ -28,17 +28,17 @@ def fleet(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def bare(name: str, folder: Path) -> Device:
-    """A local device where nothing is installed."""
+    """A local device that is not bootstrapped."""
     return Device(name, "local", str(folder / name), "this-machine", str(folder / name))
 
 
 def gone(name: str) -> Device:
-    """A device that nothing answers for."""
+    """An unreachable device."""
     return Device(name, "ssh", f"root@127.0.0.1:{free_port()}", "this-machine", "/s", "/h", HOST_KEY)
 
 
 def found(answer: dict[str, Any], where: str, *levels: str) -> set[str]:
-    """The checks on `where` that ended with one of `levels`."""
+    """Return the checks on `where` that ended with one of `levels`."""
     return {one["check"] for one in answer["findings"] if one["where"] == where and one["level"] in levels}
 
 

@@ -1,4 +1,4 @@
-"""`edgert infer` sends a request to a device and leaves nothing there."""
+"""`edgert infer` sends a request to a device and leaves no file on the device."""
 
 from __future__ import annotations
 

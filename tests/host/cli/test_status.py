@@ -1,4 +1,4 @@
-"""`edgert status` shows every device, and names the error and the next step of those that fail."""
+"""`edgert status` shows every device, with the error and the next step if the device fails."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_live_version_whose_trial_compared_few_answers_is_reported(
 def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
     become: str, edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """sudo warns before each command where the device's own name has no address."""
+    """sudo prints a warning before each command if the device's own name has no address."""
     sudo = tmp_path / "bin" / "sudo"
     sudo.parent.mkdir()
     sudo.write_text('#!/bin/sh\nshift 2\necho "sudo: unable to resolve host board" >&2\nexec "$@"\n')

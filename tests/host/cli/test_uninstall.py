@@ -1,4 +1,4 @@
-"""`edgert uninstall` removes what bootstrap made, and nothing that the user did not agree to."""
+"""`edgert uninstall` removes the files of bootstrap, and other files only if the user agrees."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def second(edgert: Edgert, state: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def files_of(folder: Path) -> set[str]:
-    """The files that stay as they are while a daemon runs."""
+    """Return the files that do not change while a daemon runs."""
     return {name for name in ("config.toml", "keys", "models", "edgert.sock") if (folder / name).exists()}
 
 

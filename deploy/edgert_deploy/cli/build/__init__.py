@@ -53,9 +53,9 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: bool) -> None:
     """Build, check and sign a bundle of MODEL for one or more targets.
 
-    MODEL is a model file (.toml) that names the model and sets options; options on the command line override it. Or it
-    is the model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch (.pt2 of
-    torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
+    MODEL is a model file (.toml) that names the model and sets options; options on the command line override the model
+    file. Or MODEL is the model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch
+    (.pt2 of torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
     Exits with 3 and writes no bundle if an artifact loses more accuracy than --max-drop. 4: the model, the samples or
     an option cannot be used. 10: an engine does not support the model. 11: a builder's tool failed, or an engine
@@ -73,7 +73,7 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
     \b
     The figures of the accuracy gate (--metric):
       auto    the first that fits the hold-out and the model: map, cer, top1, decisions.
-      top1    top-1 accuracy with labels; without, how often artifact and FP32 name the same class.
+      top1    top-1 accuracy with labels; without labels, how often artifact and FP32 name the same class.
       top5    how often the right class is among the first five; needs labels.
       map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
       wer     1 - the word error rate; needs --postprocess with [ctc], and texts in the hold-out.

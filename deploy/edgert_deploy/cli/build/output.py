@@ -28,7 +28,7 @@ HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip(
 
 
 def rows(choice: Choice, model_bytes: int) -> str:
-    """Return a target's rows, with the other candidates of each engine; `model_bytes` is the size in FP32."""
+    """Return a target's rows with the other candidates of each engine. `model_bytes` is the FP32 size."""
     lines = []
     for candidate in choice.packed:
         lines.append(_row(choice.profile.name, candidate, model_bytes))

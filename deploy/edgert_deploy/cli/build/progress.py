@@ -1,7 +1,7 @@
 """The progress of a build on stderr: one bar for each target, or plain lines without a terminal.
 
 The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target always has two stages, building and
-judging. A bar counts only these, not extra stages (a search, measuring).
+judging. A bar counts only these two stages, not further stages (a search, measuring).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Bars:
             self._progress.update(task, stage=shown[:SHOWN_LETTERS_MAX], refresh=True)
 
     def _enter(self, target: str, line: str) -> None:
-        """Start a stage, which ends the previous one; a line that a parallel build repeats counts once."""
+        """Start a stage, which ends the previous stage. A line that a parallel build repeats counts once."""
         self._progress.start_task(self._tasks[target])
         if line not in self._seen and self._current is not None:
             self._progress.advance(self._tasks[self._current])

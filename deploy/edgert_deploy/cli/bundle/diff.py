@@ -38,9 +38,10 @@ SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.lab
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Show the changes between two bundles, and the bytes that a device with BEFORE fetches for AFTER.
 
-    If both have a receipt, the command also compares their builds: the accuracy gate, packed and omitted artifacts,
-    layers in float, the classes that lost most. `edgert deploy` sends these bytes, as patches if they are smaller. The
-    contents are checked, the signatures are not (edgert bundle verify checks them). Exits with 0 also if they differ.
+    `edgert deploy` sends these bytes, as patches if patches are smaller. If both bundles have a receipt, the command
+    also compares the builds: the accuracy gate, packed and omitted artifacts, layers in float, the classes that lost
+    most. The command checks the contents but not the signatures (edgert bundle verify checks a signature). Exits with 0
+    also if the bundles differ.
 
     \b
     Examples:
@@ -91,7 +92,7 @@ def _receipts(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _drop(change: Change) -> float:
-    """Return the loss of a class or slice; 0 if one bundle lacks it."""
+    """Return the loss of a class or slice; 0 if one bundle lacks the class or slice."""
     both = isinstance(change.before, (int, float)) and isinstance(change.after, (int, float))
     return change.before - change.after if both else 0.0
 

@@ -27,8 +27,8 @@ WORST_SHOWN_MAX = 5  # classes, layers
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show the content of BUNDLE: inputs, outputs, targets, artifacts, accuracy, layers, tools, receipt.
 
-    edgert bundle report shows the same as a page with plots. edgert bundle diff compares two bundles. edgert bundle
-    verify checks the signature.
+    edgert bundle report shows the same content as a page with plots. edgert bundle diff compares two bundles. edgert
+    bundle verify checks the signature.
 
     \b
     Examples:

@@ -23,7 +23,8 @@ from edgert_deploy.packager.report.page import page
 def report(bundle: Path, html: Path | None, as_json: bool) -> None:
     """Write a page on BUNDLE: accuracy by class, size, latency, ranges, harmful layers, golden answers.
 
-    The page is one file, needs no network, and prints well. edgert bundle inspect shows the same as text or JSON.
+    The page is one file, needs no network, and prints well. edgert bundle inspect shows the same content as text or
+    JSON.
 
     \b
     Examples:

@@ -29,7 +29,8 @@ from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_mo
 def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
     """Halt the newest release of MODEL (default: of every model) in channel NAME.
 
-    No other device starts to install it. Devices that have it keep it: to replace it there, publish a fixed release.
+    No further device starts to install the release. Devices that have the release keep it: to replace it on these
+    devices, publish a fixed release.
 
     \b
     Example:
@@ -41,7 +42,7 @@ def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -
 @click.command()
 @click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="")
-@click.option("--retry", is_flag=True, help="Let devices that rolled it back or refused it try it once more.")
+@click.option("--retry", is_flag=True, help="Let devices that rolled the release back or refused it try it once more.")
 @reach_options
 @signing_options
 @json_option
@@ -71,8 +72,9 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
 def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
     """Sign channel NAME again as it is, with a later expiry; revoke keys.
 
-    Run this before the channel expires, unless another command changes it in time. Devices install nothing from an
-    expired statement, and raise the alarm channel_stale. A key cannot revoke itself: give another one with --key.
+    Run this command before the channel expires, unless another command changes the channel in time. Devices install
+    nothing from an expired statement, and raise the alarm channel_stale. A key cannot revoke itself: give another key
+    with --key.
 
     \b
     Examples:

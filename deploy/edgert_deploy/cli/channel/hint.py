@@ -21,8 +21,9 @@ from edgert_deploy.cli.shared.types import ChannelName
 def hint(name: str, settings: MqttSettings, as_json: bool) -> None:
     """Make the devices that follow channel NAME check the registry at once, not only at their interval.
 
-    The broker retains a small message, and the devices that receive it check the registry. They verify the channel's
-    statement as always. All of them connect within seconds, so do not use this for a large fleet.
+    The broker retains a small message, and each device that receives this message checks the registry. The devices
+    verify the channel's statement as always. All devices connect within seconds, so do not use this command for a large
+    fleet.
 
     \b
     Examples:

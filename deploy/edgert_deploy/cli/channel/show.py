@@ -23,7 +23,7 @@ from edgert_deploy.cli.shared.types import ChannelName
 def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) -> None:
     """Verify the statement of channel NAME and show it; with --fleet also its progress.
 
-    The progress counts devices: those that kept a release, have it on trial, rolled it back or refused it, or wait.
+    The progress counts the devices that kept a release, have the release on trial, rolled it back, refused it, or wait.
     A device without a decision that sent no report for 15 minutes counts as stale.
 
     \b

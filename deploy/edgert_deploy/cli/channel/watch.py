@@ -44,7 +44,7 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt when more devices rolled it back than this number (3), or share (5%) of the devices that tried it.",
+    help="Halt when more devices rolled back than this number (3), or share (5%) of the devices that tried the release.",
 )
 @click.option(
     "--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="Time between two checks."
@@ -67,9 +67,9 @@ def watch(
 ) -> None:
     """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices roll it back.
 
-    Devices report their progress, and `edgert fleet record` writes it to the store. Every device that rolled a release
-    back counts, at any time. The command ends when each device has decided, or after --for. It does not wait for a
-    stale device, which sent no report for 15 minutes.
+    Devices report their progress, and `edgert fleet record` writes the reports to the store. Every device that rolled a
+    release back counts, at any time. The command ends when each device has decided, or after --for. The command does
+    not wait for a stale device, which sent no report for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 
@@ -92,16 +92,21 @@ def watch(
 
 
 class _Watching:
-    """One watch; `found` is the last progress of the other releases, `halted` names the halted ones."""
+    """One watch. `found` is the last progress of the releases; `halted` names the halted models."""
 
     def __init__(
         self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
     ) -> None:
         self.found: list[Progress] = []
         self.halted: list[str] = []
-        self._channels, self._name, self._model, self._store = channels, name, model, store_url
-        self._limit, self._key, self._lasts_s = limit, key, lasts_s
-        self._said: list[str] = []
+        self._channels = channels
+        self._name = name
+        self._model = model
+        self._store = store_url
+        self._limit = limit
+        self._key = key
+        self._lasts_s = lasts_s
+        self._lines: list[str] = []
 
     def check(self) -> bool:
         """Check once, and halt releases with too many failures; return whether nothing is left to watch."""
@@ -131,9 +136,9 @@ class _Watching:
         """Print a line for each release whose progress changed."""
         lines = [_line(release) for release in releases if not release.entry.halted]
         for line in lines:
-            if line not in self._said:
+            if line not in self._lines:
                 say("", line)
-        self._said = lines
+        self._lines = lines
 
 
 def read_progress(statement: Statement, store_url: str) -> list[Progress]:
@@ -159,7 +164,7 @@ def progress_json(releases: Sequence[Progress]) -> dict[str, Any]:
 
 
 def progress_table(releases: Sequence[Progress]) -> str:
-    """Return how many devices of each release are in each state, and why devices rolled it back."""
+    """Return the number of each release's devices in each state, and the reasons of rollbacks."""
     rows = [("MODEL", "RELEASE", "DEVICES", *(_words(state).upper() for state in ReleaseState))]
     for release in releases:
         state = ", halted" if release.entry.halted else ""

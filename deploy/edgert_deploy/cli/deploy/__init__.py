@@ -61,25 +61,27 @@ def deploy(
 ) -> None:
     """Ship BUNDLE to the devices of SELECTOR and make it live, or roll back.
 
-    Each device installs the bundle, loads it beside the live version, and checks its golden samples. Then the device
-    switches to it on trial, checks it again through the socket, and keeps it. If anything fails, the previous version
-    stays live. A device that does not answer does not delay the others. If a local device is not bootstrapped yet, the
-    command does that first. A device accepts one deployment of a model at a time and refuses a second one. Without
-    SELECTOR, the devices are those of the project's `selector`.
+    Each device installs the new version, loads it beside the live version, and checks its golden samples. Then the
+    device makes the new version live on trial, checks it again through the socket, and keeps it. If a step fails, the
+    previous version stays live or becomes live again. A device that does not answer does not delay the other devices.
+    If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one deployment
+    of a model at a time and refuses a second deployment. Without SELECTOR, the devices are those of the project's
+    `selector`.
 
-    With --limit and --watch the device measures the version on trial. It rolls back by itself, with the reason, when a
-    limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].
+    With --limit and --watch the device measures the version on trial. The device rolls back by itself, with the reason,
+    when a limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table
+    [trial].
 
-    A rollout over a fleet can have steps: some devices first (--canary), then waves with a pause between them. It stops
-    when too many devices fail. The project records its progress: after Ctrl-C, a stop or a crash of this host, `edgert
-    rollout resume` continues, also on another host of the team.
+    A rollout over a fleet can have steps: some devices first (--canary), then waves with a pause between them. The
+    rollout stops when too many devices fail. The project records the progress: after Ctrl-C, a stop or a crash of this
+    host, `edgert rollout resume` continues the rollout, also on another host of the team.
 
-    For many devices, a terminal shows a table of those in progress. Without a terminal, the command prints a line for
-    each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a summary,
-    with one line for each cause of failure.
+    For many devices, a terminal shows a table of the devices in progress. Without a terminal, the command prints a line
+    for each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a
+    summary, with one line for each cause of failure.
 
-    A device gets only the files that it lacks, as patches if it has an older version. An interrupted transfer continues
-    where it stopped, also when you repeat the command.
+    A device gets only the files that it lacks, as patches if the device has an older version. An interrupted transfer
+    continues where it stopped, also when you repeat the command.
 
     Ctrl-C ends a transfer or a watch at once; any other step finishes first. Then the command rolls back the devices
     whose new version is on trial. A second Ctrl-C ends the command at once: a device on trial then rolls back by

@@ -1,7 +1,7 @@
 """The progress of a deployment to devices, on stderr.
 
-One device, or --verbose: a line for each step. Many devices: on a terminal a live table of those in progress, elsewhere
-a line for each tenth of them.
+For one device, or with --verbose, the progress is a line for each step. For many devices, it is a live table of the
+devices in progress on a terminal, else a line for each tenth of the devices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class RolloutProgress:
     """Shows a rollout in a `with` block; any thread calls `progress(device, line)`, `sent` and `done`."""
 
     def __init__(self, title: str, devices: int, stop: UserStop, *, verbose: bool = False) -> None:
-        self._title, self._devices, self._stop = title, devices, stop
+        self._title = title
+        self._devices = devices
+        self._stop = stop
         self._each = verbose or devices == 1
         self._console = Console(stderr=True)
         self._rows: dict[str, _Row] = {}
@@ -78,7 +80,7 @@ class RolloutProgress:
                 say("", SECOND if self._stop.abandoned else FIRST)
 
     def __call__(self, device: str, line: str) -> None:
-        """Report a line about a device, or about all of them if `device` is ""."""
+        """Report a line about a device, or about all devices if `device` is ""."""
         if self._each or not device:
             say(device, line)
         else:

@@ -1,4 +1,4 @@
-"""`edgert device add`: a machine over SSH, or this one, as a device of the inventory."""
+"""`edgert device add`: add a machine over SSH, or this machine, to the inventory as a device."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def add(
 ) -> None:
     """Add a device to the inventory: over SSH, or this machine.
 
-    The command shows the device's SSH host key. After you agree to it, EdgeRT accepts no other key from the device.
-    Scripts pass --fingerprint with the key that they expect; no option accepts any key. With --jump, the jump host's
-    key is pinned in the same way. The address may be a Host of ~/.ssh/config, which may also set user and port. The
-    command reads the device's facts, and installs nothing.
+    The command shows the device's SSH host key. After you agree to this key, EdgeRT accepts no other key from the
+    device. Scripts pass --fingerprint with the expected key; no option accepts every key. With --jump, the command pins
+    the jump host's key in the same way. The address may be a Host of ~/.ssh/config, which may also set user and port.
+    The command reads the device's facts, and installs nothing.
 
     \b
     Examples:

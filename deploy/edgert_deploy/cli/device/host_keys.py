@@ -17,7 +17,7 @@ JUMP_KEY = "--jump-fingerprint"
 
 
 def pinned(device: Device, wanted: str | None, jump_wanted: str | None) -> Device:
-    """Return `device` with its host key and its jump host's, each confirmed as in `agreed_host_key`."""
+    """Return `device` with its host key and the key of its jump host, both confirmed by `agreed_host_key`."""
     if device.jump:
         jump_key = agreed_host_key(device.jump, jump_wanted, JUMP_KEY)
         device = replace(device, jump_host_key=jump_key)
@@ -27,8 +27,13 @@ def pinned(device: Device, wanted: str | None, jump_wanted: str | None) -> Devic
 def agreed_host_key(address: str, wanted: str | None, option: str, behind: Device | None = None) -> str:
     """Return the host key that `address` shows, once the user or the fingerprint `wanted` confirms it.
 
-    `option` is the name of the option for `wanted`. `behind` is the device at `address`, if a jump host leads to it.
     Raises DeviceUnreachable, HostKeyMismatch, and ConfigInvalid if nobody confirmed the key.
+
+    Args:
+        address: The address of a device or a jump host.
+        wanted: The expected fingerprint; None to ask the user.
+        option: The name of the option for `wanted`, for messages.
+        behind: The device at `address`, whose jump host is used; None for the address of a jump host.
     """
     from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
 

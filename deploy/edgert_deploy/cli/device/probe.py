@@ -32,7 +32,7 @@ class _Misses:
 
 @dataclass(frozen=True)
 class _Found:
-    """A machine, the profile that fits it (or None and the `reason`), and the misses of all profiles."""
+    """A machine, the profile that fits (or None and the `reason`), and the misses of all profiles."""
 
     facts: MachineFacts
     profile: str | None
@@ -62,10 +62,10 @@ def probe_(
     inventory: Inventory,
     as_json: bool,
 ) -> None:
-    """Show the facts and the fitting profile of devices in the inventory, or of the one at ADDRESS.
+    """Show the facts and the fitting profile of devices in the inventory, or of the machine at ADDRESS.
 
-    Nothing is installed, and the inventory stays as it is unless you pass --save. An ADDRESS contains `@`, `.` or `[`.
-    Exits with the code of the first device that cannot be reached, with 4 if no profile fits a device.
+    The command installs nothing, and changes the inventory only with --save. An ADDRESS contains `@`, `.` or `[`. Exits
+    with the code of the first device that cannot be reached, with 4 if no profile fits a device.
 
     \b
     Examples:
@@ -131,6 +131,6 @@ def _text(name: str, found: _Found) -> str:
             f"  memory, disk {facts.memory_mb} MB, {facts.disk_free_mb} MB free",
             f"  engines      {engines or 'none'}",
             f"  profile      {found.profile or found.reason}{recorded}",
-            *(["  not for it:", *misses] if misses else []),
+            *(["  other profiles:", *misses] if misses else []),
         ]
     )

@@ -108,7 +108,7 @@ _login_options = gathered(
         click.option("--repin", is_flag=True, help="Show its present host key, and pin it after you agree."),
         click.option("--fingerprint", metavar="SHA256:...", help="Pin the host key with this fingerprint."),
         click.option(
-            "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned."
+            "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to the device; the jump host's key is pinned."
         ),
         click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
         click.option("--no-jump", is_flag=True, help="Connect without a jump host, or as ~/.ssh/config states."),
@@ -134,7 +134,7 @@ _place_options = gathered(
             "tags",
             multiple=True,
             metavar="KEY[=VALUE]",
-            help="A tag; it replaces one with the same key. May be repeated.",
+            help="A tag; it replaces a tag with the same key. May be repeated.",
         ),
         click.option("--untag", multiple=True, metavar="KEY", help="A tag to remove. May be repeated."),
     ),
@@ -158,7 +158,7 @@ def set_(
 ) -> None:
     """Change the devices of SELECTOR in the inventory. The devices themselves do not change.
 
-    A new host key is pinned only if you give --repin and agree to the key; scripts pass --fingerprint.
+    To pin a new host key, give --repin and agree to the key; scripts pass --fingerprint.
 
     \b
     Examples:

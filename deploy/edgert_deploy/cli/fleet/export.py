@@ -38,7 +38,7 @@ Examples:
   edgert fleet export --broker broker.local
   edgert fleet export --broker broker.local --listen 0.0.0.0:{PORT} --by site,device,model,version
   edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
-  edgert fleet export --broker broker.local --session main     # the broker keeps messages while it is down
+  edgert fleet export --broker broker.local --session main     # the broker keeps messages while the exporter is down
   edgert fleet export --broker broker.local --otlp http://collector:4318
   edgert fleet export --broker broker.local --remote-write http://prometheus:9090
 
@@ -46,9 +46,9 @@ Examples:
 Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
   histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
 A scraper that requests text gets classic histograms with one bucket for each octave. Several exporters divide a large
-fleet by --site; sum over all of them. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
-expects. It misses messages while it is down, unless --session NAME makes the broker keep them (one NAME for each
-exporter).
+fleet by --site; sum over all exporters. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
+expects. While an exporter is down, it misses messages, unless --session NAME makes the broker keep the messages (one
+NAME for each exporter).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -134,14 +134,17 @@ def export(
 
 
 class _Pushes:
-    """Calls `push` at an interval; reports when it starts to fail, and when it works again.
+    """Calls `push` every `every_s`; reports when the pushes start to fail, and when they work again.
 
-    The first report ends with the `consequence` of the failure.
+    The report of a failure ends with the `consequence` of the failure.
     """
 
     def __init__(self, push: Callable[[], None], every_s: float, consequence: str) -> None:
-        self._push, self._every_s, self._consequence = push, every_s, consequence
-        self._at, self._failure = time.monotonic(), ""
+        self._push = push
+        self._every_s = every_s
+        self._consequence = consequence
+        self._at = time.monotonic()
+        self._failure = ""
 
     def when_due(self) -> None:
         if time.monotonic() - self._at >= self._every_s:
@@ -169,7 +172,7 @@ def words_of(by: str) -> tuple[str, ...]:
 
 
 def otlp_headers(text: str) -> dict[str, str]:
-    """Read `name=value,name=value`, percent-encoded as OpenTelemetry has it. Raises ConfigInvalid."""
+    """Read `name=value,name=value`, percent-encoded as OpenTelemetry defines it. Raises ConfigInvalid."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if any(not name.strip() or not equals for name, equals, _ in pairs):
         raise ConfigInvalid("$OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE")

@@ -33,10 +33,10 @@ Examples:
   edgert fleet forget pi-07 --site plant-a --broker broker.local --store /var/lib/edgert/fleet.db
 
 \b
-`edgert uninstall` clears a device's retained messages itself. Use this command for a device that is gone. It clears
-`status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device. With a
-store it also removes every row of the device. Sums over groups of devices stay, because they name no device. The broker
-must let this user write the device's topics.
+`edgert uninstall` clears a device's retained messages itself. Use this command for a device that is gone. The command
+clears `status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device. With a
+store the command also removes every row of the device. Sums over groups of devices stay, because they name no device.
+The broker must let this user write the device's topics.
 
 \b
 Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
@@ -49,18 +49,20 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 @broker_options
 @store_option_of("Also remove its rows from this store", "none")
 @click.option(
-    "--force", is_flag=True, help="Forget it even if its status is online: device and broker may have failed together."
+    "--force",
+    is_flag=True,
+    help="Forget the device even if its status is online: device and broker may have failed together.",
 )
 @json_option
 def forget(
     settings: MqttSettings, site: str | None, device: str, store_url: str | None, force: bool, as_json: bool
 ) -> None:
-    """Forget DEVICE: clear what the broker retains of it, and remove its rows from a store."""
+    """Forget DEVICE: clear its retained messages at the broker, and remove its rows from a store."""
     checked_id("device", device)
     # The command detects a wrong store before it clears anything, and it creates no store.
     stored = _stored_sites(store_url, device) if store_url else []
     retained = _retained(settings, site, device)
-    sites = _sites(retained, site) or stored  # an uninstall has cleared what the broker retained
+    sites = _sites(retained, site) or stored  # after an uninstall, the broker retains no messages
     if len(sites) > 1:
         raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
     if any(payload == b"online" for payload in retained.values()) and not force:
@@ -84,18 +86,18 @@ def forget(
 def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
     """Return the device's retained messages by topic: at any site if `site` is None."""
     retained_by_topic: dict[str, bytes] = {}
-    heard_at = time.monotonic()
+    last_message_at = time.monotonic()
 
     def received(topic: str, payload: bytes, retained: bool) -> None:
-        nonlocal heard_at
+        nonlocal last_message_at
         if retained and payload:
-            retained_by_topic[topic], heard_at = payload, time.monotonic()
+            retained_by_topic[topic], last_message_at = payload, time.monotonic()
 
     def listen(topic_filter: str) -> None:
-        nonlocal heard_at
+        nonlocal last_message_at
         connection.subscribe((topic_filter,), 1)
-        heard_at = time.monotonic()
-        while time.monotonic() - heard_at < SETTLE_S:
+        last_message_at = time.monotonic()
+        while time.monotonic() - last_message_at < SETTLE_S:
             connection.pump(0.1)
 
     with closing(Connection(settings, on_message=received)) as connection:

@@ -42,9 +42,9 @@ Examples:
 
 \b
 --by accepts any of {", ".join(DIMENSIONS)}. Percentiles cover all requests of a group (error at most 1.09 %); they are
-never means of percentiles. A window belongs to the minute in which it ended. Periods of more than two days ago begin
-and end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts sent reports that
-never arrived; stderr names their devices, and warns if the store's newest report is old.
+never means of percentiles. A window belongs to the minute in which the window ended. Periods of more than two days ago
+begin and end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts sent reports
+that never arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
 
 \b
 --stages shows the time of each stage: a line for each stage of a group, with its requests, its share of the time, and
@@ -141,9 +141,9 @@ def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
     """Yield warnings about missing, unsynchronized and old reports."""
     missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronized", "newest_ms"))
     if missing:
-        lost, came = sum(missing.values()), answer["windows"]
+        lost, received = sum(missing.values()), answer["windows"]
         yield (
-            f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) missing, from "
+            f"{lost} of {lost + received} reports ({lost / (lost + received):.1%}) missing, from "
             f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"
         )
     if unsynced:

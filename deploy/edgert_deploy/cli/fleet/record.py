@@ -30,13 +30,13 @@ HOUR_S = 3600
 EPILOG = """\b
 Examples:
   edgert fleet record --broker broker.local
-  edgert fleet record --broker broker.local --session main      # the broker keeps messages while it is down
+  edgert fleet record --broker broker.local --session main      # the broker keeps messages while the recorder is down
   edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7d --size 50GB
   edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
 
 \b
-A repeated report is written once: the key is (device, boot, model, seq). Any number of recorders may write to one
-store, for instance one for each --site. The recorder also adds each window to a row for its minute and a row for its
+The recorder writes a repeated report once: the key is (device, boot, model, seq). Any number of recorders may write to
+one store, for instance one for each --site. The recorder also adds each window to a row for the minute and a row for the
 hour; these rows stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq` shows the
 gaps. With --session NAME the broker keeps the reports until they are in the store. Ctrl-C or SIGTERM ends the command.
 

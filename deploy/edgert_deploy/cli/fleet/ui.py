@@ -55,13 +55,15 @@ Examples:
   ssh -L 8765:127.0.0.1:8765 ops-host       # for a page on another host: then open http://127.0.0.1:8765/
 
 \b
-The page fetches nothing from the network and changes nothing. Its state comes from the broker. Its curves come from the
-store that `edgert fleet record` fills (--store). Without such a store, the command fills its own store while it runs
-(--size limits it; stderr names the file). Rollouts are those of the project to devices that report to this broker.
+The page fetches nothing from the network and changes nothing. The state on the page comes from the broker. The curves
+come from the store that `edgert fleet record` fills (--store). Without --store, the command fills a store of its own
+while it runs (--size limits this store; stderr names the file). Rollouts are those of the project to devices that report
+to this broker.
 
 \b
-The page listens on loopback, where every user of this machine can read it. With another --host, it requires the token
-in the printed address. The connection is not encrypted: put a TLS proxy before it, or use ssh as above.
+The server listens on loopback, where every user of this machine can read the page. With another --host, the server
+requires the token in the printed address. The connection is not encrypted: put a TLS proxy before the server, or use ssh
+as above.
 
 \b
 Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the store cannot be reached.
@@ -173,7 +175,7 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
                 "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
             )
     host_names = (host, socket.gethostname(), *names) if token else (host, *names)
-    # Browsers send cookies to every port of a host, so each page names its own.
+    # Browsers send cookies to every port of a host, so each page has a cookie name of its own.
     cookie = f"edgert_fleet_{hashlib.sha256(token.encode()).hexdigest()[:8]}" if token else ""
     return Access(frozenset(name.strip("[]").lower() for name in host_names), token, cookie)
 
@@ -197,12 +199,12 @@ def begin(fleet: FleetState, query: FleetQuery) -> None:
 def _warn_if_reachable(host: str) -> None:
     if not is_loopback(host):
         _print_status(
-            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read it"
+            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read the page"
         )
 
 
 def _repeat_in_background(work: Callable[[], None], every_s: float) -> None:
-    """Do `work` again and again until the process ends. If it fails, the page shows the data that it has."""
+    """Do `work` every `every_s` until the process ends. If `work` fails, the page shows its present data."""
 
     def repeat() -> None:
         while True:

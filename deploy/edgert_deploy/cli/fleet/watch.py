@@ -69,10 +69,10 @@ Examples:
   edgert fleet watch --broker broker.local --json --for 2m | jq 'select(.alarms != [])'
 
 \b
-Percentiles cover the last ten minutes. They are merged from the devices' histograms, so those of the whole fleet are
-true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker started. `missing` counts sent
-histograms that never arrived. A device is `stale` if its status is online, but it sent nothing for 2.5 windows. Devices
-report once in each window (60 s unless configured).
+Percentiles cover the last ten minutes. They are merged from the devices' histograms, so the percentiles of the whole
+fleet are true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker started. `missing` counts
+sent histograms that never arrived. A device is `stale` if its status is online, but the device sent nothing for 2.5
+windows. Devices report once in each window (60 s unless configured).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -148,7 +148,7 @@ class View:
     lines: int | None = None
 
     def of(self, rows: list[Row]) -> list[Row]:
-        """Devices' lines as chosen, then those of the whole fleet."""
+        """Return the chosen lines of devices, then the lines of the whole fleet."""
         fleet = [row for row in rows if row.device is None and self.model in (None, row.model)]
         chosen = sorted((row for row in rows if row.device is not None and self._shows(row)), key=SORTS[self.sort])
         return chosen[: self.lines] + fleet
@@ -210,7 +210,7 @@ def show_until(
 
 
 def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | None = None) -> Table:
-    """Return the fleet as a table whose last lines sum up each model; a narrow one has fewer columns.
+    """Return the fleet as a table whose last lines sum up each model. A narrow table has fewer columns.
 
     If the table is higher than `height`, its last device lines are omitted, and the caption says how many.
     """
@@ -232,8 +232,8 @@ def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | 
         cells = dict(zip(COLUMNS, _cells(row), strict=True))
         table.add_row(*(cells[name] for name in shown), style="bold" if row.device is None else None)
     if not rows:
-        heard = state.rows(time.monotonic())
-        table.add_row("(no line fits the options)" if heard else "(nothing heard yet)")
+        any_rows = state.rows(time.monotonic())
+        table.add_row("(no line fits the options)" if any_rows else "(no message received yet)")
     elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
         table.caption = f"{len(waiting)} online, no report yet: the first comes within a window (60 s by default)"
     if left_out:

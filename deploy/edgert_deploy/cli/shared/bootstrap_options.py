@@ -34,7 +34,7 @@ _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": N
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """The Python environment of a device: its packages, and the change to a new or previous one."""
+    """The Python environment of a device: its packages, and the change to a new or previous environment."""
 
     engines: str
     extras: tuple[str, ...]
@@ -44,7 +44,7 @@ class RuntimeOptions:
     trial_s: float
 
     def check(self) -> None:
-        """Refuse options that no device could follow."""
+        """Raise UsageError for options that contradict each other or name no engine."""
         if not any(name.strip() for name in self.engines.split(",")):
             raise click.UsageError(f"--engines {self.engines!r} names none: write all, first, or names with commas")
         if self.previous_runtime and self.upgrade:
@@ -87,8 +87,8 @@ class ReportOptions:
     def broker_of_devices(self) -> Broker | None:
         """Return the broker; only the project's own broker gets the project's login.
 
-        A login from the command line replaces a device's own login; the project's login does not. Raises ConfigInvalid,
-        and UsageError for a login without its broker.
+        A login from the command line replaces a device's own login; the project's login does not replace it. Raises
+        ConfigInvalid, and UsageError for a login without a broker.
         """
         if self.broker is None:
             if lone := given_option(*_LOGIN_DEFAULTS):
@@ -118,7 +118,7 @@ class ChannelOptions:
     registry_login: Path | None
 
     def following(self) -> Following | None:
-        """Return the channel, None without a registry. The project's CA applies to the project's host only.
+        """Return the channel; None without a registry. The project's CA applies to the project's host only.
 
         Raises ConfigInvalid, and UsageError for options that need a registry.
         """
@@ -145,7 +145,7 @@ def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _toml(text: str) -> dict[str, Any]:
-    """Return the settings of a line, {} if it has none or is no TOML."""
+    """Return the settings of a line; {} for a line without settings or without TOML."""
     try:
         return tomlkit.parse(text).unwrap()
     except TOMLKitError:
@@ -153,7 +153,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _quoted_hint(line: str) -> str:
-    """Return the line with quotes for a shell if its value is text; "" if quotes do not help."""
+    """Return a hint with the line quoted for a shell if its value is text; "" if quotes do not help."""
     key, equals, value = line.partition("=")
     quoted = f"{key}={json.dumps(value.strip(), ensure_ascii=False)}"
     helps = equals and len(line) <= _SHOWN_CHARS_MAX and _toml(quoted)

@@ -1,7 +1,7 @@
 """The options that name a broker, and the MQTT settings from them.
 
-The project's options for its broker apply to that broker only. If --broker names another one, the project's login is
-never sent there.
+The project's options for its broker apply to this broker only. If --broker names another broker, EdgeRT never sends the
+project's login there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _BrokerWord(click.types.StringParamType):
-    """HOST[:PORT]. If it is missing, the error names edgert.toml as the other place to write it."""
+    """HOST[:PORT]. Without a value, the error names edgert.toml as another place for the broker."""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
@@ -103,7 +103,7 @@ session_option = click.option(
 
 
 def named_session(role: str, name: str | None) -> tuple[str, int | None]:
-    """Return the client id and its session's time in s; "" and None without a name. Raises ConfigInvalid."""
+    """Return the client id and the session's time in s; "" and None without a name. Raises ConfigInvalid."""
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", SESSION_KEPT_S
@@ -112,8 +112,12 @@ def named_session(role: str, name: str | None) -> tuple[str, int | None]:
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: Sequence[str]) -> dict[str, Any]:
     """Return `options` without the project's settings for its own broker, if --broker names another one.
 
-    A note on stderr names the ignored options. `without` maps these options to their defaults; `tls` has the names of
-    the options that turn TLS on. Raises ConfigInvalid for an invalid address.
+    A note on stderr names the ignored options. Raises ConfigInvalid for an invalid address.
+
+    Args:
+        options: The options of the command by name.
+        without: The defaults of the options that belong to a broker, by name.
+        tls: The names of the options that turn TLS on.
     """
     context = click.get_current_context()
     of_project, broker = context.lookup_default("broker"), options["broker"]

@@ -186,7 +186,7 @@ def check_offered(channel: str | None, *others: str) -> None:
 
 
 def channels_of(registry: Registry) -> Channels:
-    """Return the registry's channels; trusted are the public keys of the project and the user."""
+    """Return the registry's channels. The public keys of the project and the user are trusted."""
     trusted = tuple(read_public_key(path) for path in public_keys())
     return Channels(registry, trusted, SeenCounters(config_folder() / "channels.json"))
 
@@ -194,9 +194,15 @@ def channels_of(registry: Registry) -> Channels:
 def offer_release(
     registry: Registry, channel: str, release: Release, how: Mapping[str, Any], key: SigningKey, signing: Signing
 ) -> tuple[dict[str, Any], str]:
-    """Offer a release to a channel's devices, with the entry's fields `how`.
+    """Offer a release to a channel's devices. Return the statement as JSON, and a line for people.
 
-    Returns the statement as JSON, and a line for people.
+    Args:
+        registry: The registry with the release and the channel.
+        channel: The name of the channel.
+        release: The published release.
+        how: Further fields of the entry, such as `share` and `limits`.
+        key: The key that signs the statement.
+        signing: The time for which the statement is valid.
     """
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
     channels, lasts_s = channels_of(registry), signing.lasts_s
@@ -207,7 +213,7 @@ def offer_release(
 
 
 def tell_lower_scores(channels: Channels, channel: str, entry: Entry) -> None:
-    """Warn if the release scored less at its build than the one that the channel offers."""
+    """Warn if the release scored less at its build than the release that the channel offers now."""
     if entry.model != RUNTIME:
         for text in channels.lower_scores(channel, entry):
             say("", f"warning: {text}; edgert bundle diff shows the differences")

@@ -1,4 +1,4 @@
-"""The same work on several devices at a time: a failure does not delay the others, Ctrl-C ends all."""
+"""The same work on several devices at a time. A failure delays no other device; Ctrl-C ends all work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgert_deploy.common.parallel import UserStop, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport, open_transport
 
-FIRST = "stopping: devices in progress finish, others are left as they are (Ctrl-C again detaches)"
+FIRST = "stopping: devices in progress finish, other devices do not change (Ctrl-C again detaches)"
 SECOND = "detached: devices in progress finish or roll back on their own"
 # After one of these errors, other devices would fail in the same way.
 _TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
@@ -52,8 +52,14 @@ class Results(Generic[T]):
     ) -> None:
         """Print JSON, or `text`, errors and `below`; exit with the errors' code, else with `code`.
 
-        `also` is added to the JSON, `failed_also` to that of each device that failed. The error of a single device is
-        raised unchanged, unless `raise_lone` is false.
+        Args:
+            text: The result for people.
+            as_json: Whether to print JSON.
+            below: Further lines below the errors.
+            code: The exit code if no device failed.
+            raise_lone: Whether to raise the error unchanged if there is only one device.
+            failed_also: Further keys in the JSON of each device that failed.
+            also: Further keys in the JSON.
         """
         errors = [error for _, error in self.failed]
         if raise_lone and errors and len(self.answers) == 1:
@@ -75,8 +81,8 @@ def run_on_each(
 ) -> Results[T]:
     """Do `work` on each device; return its answers in the order of `devices`.
 
-    With `one_first`, the other devices wait until the work succeeds on one. After an error in `_TELLING`, the others
-    are not changed.
+    With `one_first`, the other devices wait until the work succeeds on one device. After an error in `_TELLING`, the
+    command does not change the other devices.
     """
     answers = _answers(devices, work, one_first)
     return Results([(device.name, answer) for device, answer in zip(devices, answers, strict=True)])

@@ -22,7 +22,7 @@ def section(title: str, *options: Callable[[F], F]) -> tuple[Callable[[F], F], .
 def gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that adds the options and passes their values as one `cls`, called `name`.
 
-    Fields without an option have their default.
+    Fields of `cls` without an option keep their defaults.
     """
 
     def decorate(command: F) -> F:
@@ -49,7 +49,7 @@ def each_of(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def given_option(*parameters: str) -> str:
-    """Return the first of these parameters' options on the command line, "" if there is none."""
+    """Return the first option on the command line that sets one of `parameters`; "" for no option."""
     context = click.get_current_context()
     for parameter in context.command.params:
         if parameter.name in parameters and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:

@@ -26,7 +26,7 @@ def _inventory(_context: click.Context, _option: click.Parameter, file: Path | N
     return find_inventory(file)
 
 
-# The command receives it as `inventory`.
+# The command receives the inventory as `inventory`.
 inventory_option = click.option(
     "--inventory",
     type=FILE,
@@ -63,7 +63,7 @@ for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="St
 
 
 def store_option_of(purpose: str, without: str, default: str | None = None) -> Callable[[F], F]:
-    """Add --store, given as `store_url`. `without` names the store if neither user nor project names one."""
+    """Add --store, given as `store_url`. `without` describes the default store."""
     return click.option(
         "--store",
         "store_url",

@@ -1,6 +1,6 @@
 """The output of commands: progress on stderr, tables, errors by cause; no control characters.
 
-Results go to stdout as those of `edgertd` do (edgert/cli/output.py).
+Results go to stdout, like those of `edgertd` (edgert/cli/output.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINE = threading.Lock()
 
 
 def say(device: str, line: str) -> None:
-    """Print a progress line on stderr, from any thread; `device` "" means all of them.
+    """Print a progress line on stderr, from any thread. `device` "" means all devices.
 
     If stderr cannot be written (a full disk, `2>&1 | head`), the line is lost and the command continues.
     """

@@ -1,4 +1,4 @@
-"""The end of long-running commands: after the first Ctrl-C or SIGTERM they finish their current work."""
+"""The end of long-running commands, which finish their current work after the first Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 
 def stopping(for_s: float | None) -> Callable[[], bool]:
-    """Return a function that is true after a signal or after `for_s`. A second signal exits at once.
+    """Return a function that returns True after a signal or after `for_s`. A second signal exits at once.
 
     At the end of the command, click restores the signal handlers.
     """

@@ -11,8 +11,8 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 def open_rollouts(*, changes: bool = False) -> RolloutStore:
     """Return the project's rollouts, up to date with the team's store.
 
-    If that store cannot be reached, a command that `changes` a rollout ends with the error. Others print a note and
-    continue with this host's copy.
+    If the team's store cannot be reached, a command that `changes` a rollout ends with the error. Other commands print
+    a note and continue with this host's copy.
     """
     project = find_project()
     store = RolloutStore(project.rollouts, None, _note)

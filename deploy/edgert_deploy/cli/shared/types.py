@@ -19,7 +19,7 @@ from edgert_deploy.common.quantities import rate_bytes_per_s, size_bytes
 
 
 class FilePath(click.Path):
-    """A path that is not a named pipe or a device: to open a named pipe waits for its writer.
+    """A path that is not a named pipe or a device, because opening a named pipe waits for a writer.
 
     The pipe of a shell's `<(command)` is accepted.
     """
@@ -101,7 +101,7 @@ class Selector(click.types.StringParamType):
         return f"Write names, groups or `all`{once if takes_default(command, 'selector') else ''}."
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete the last of the words with commas."""
+        """Complete the last word of a list with commas."""
         before, comma, word = incomplete.rpartition(",")
         without = "!" if word.startswith("!") else ""
         return [
@@ -118,7 +118,7 @@ class OneDevice(Selector):
 
 
 class ModelName(click.types.StringParamType):
-    """A model's name; a shell completes those that the team deployed."""
+    """A model's name. A shell completes the names of models that the team deployed."""
 
     name = "model"
 
@@ -163,7 +163,7 @@ class ProfileName(click.types.StringParamType):
 
 
 class BundlePath(click.Path):
-    """A bundle to read. A mere name may also be one in the project's folder of bundles."""
+    """A bundle to read. A name without a path may also be a file in the project's folder of bundles."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -189,7 +189,7 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 
 def _selectable(ctx: click.Context) -> list[str]:
-    """Return every word that selects devices, none for a broken inventory: the command explains that."""
+    """Return every word that selects devices; none for a broken inventory, which the command reports."""
     from edgert_deploy.devices.selector import ALL
 
     inventory = ctx.params.get("inventory")

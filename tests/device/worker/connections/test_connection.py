@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgert.engines import Session
 from edgert.errors import Overloaded
 from edgert.protocol import wire
-from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.local_socket import timeval
 from edgert.protocol.sharing import SharedArea
 from edgert.telemetry.recorder import WindowRecorder
@@ -204,12 +204,12 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
             connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget, print)
-            made = SharedArea.made(2 * items.nbytes)
+            made = SharedArea.create(2 * items.nbytes)
             assert made is not None
             connection.greet(WELCOME, made)
             assert read_frame(client).kind == wire.WELCOME
             reactor.add(connection)
-            (head,) = KeptFrame(wire.INFER, shared=made[0].request).parts([items], [0], 0, number, 0)
+            (head,) = FrameBuilder(wire.INFER, shared=made[0].request).parts([items], [0], 0, number, 0)
             client.sendall(head)
             assert client.recv(64)[5] == wire.RESULT
         assert departed == []
@@ -280,7 +280,7 @@ def test_a_request_whose_time_passed_while_all_threads_ran_is_refused(tmp_path: 
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
             reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
-            client.sendall(b"".join(KeptFrame(wire.INFER).parts([ITEM], [0], 0, 1, timeout_us)))
+            client.sendall(b"".join(FrameBuilder(wire.INFER).parts([ITEM], [0], 0, 1, timeout_us)))
             clients.append(client)
             wait_until(lambda: session.running == 1, "the first request runs")
         time.sleep(0.1)

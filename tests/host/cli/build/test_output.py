@@ -1,4 +1,4 @@
-"""The table of a build: sizes that are larger are not called smaller."""
+"""The table of a build: a larger size is not called smaller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A build's progress on a terminal: bars that leave alone everything that was printed above them."""
+"""A build's progress on a terminal: the bars erase no line above them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.terminals import Terminal
 
 
 def drawn_on(ours: int) -> bytes:
-    """Everything that is written to a terminal until nobody has it open."""
+    """Return all output to a terminal until every process has closed it."""
     drawn = b""
     with contextlib.suppress(OSError):
         while chunk := os.read(ours, 65536):

@@ -1,4 +1,4 @@
-"""The differences of two bundles, as the command shows them."""
+"""The output of `edgert bundle diff`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.bundles import flip_bit, make_null_bundle
 
 @pytest.fixture
 def pair(signing_key: SigningKey, tmp_path: Path) -> tuple[Path, Path]:
-    """Release 1, and 2 with another program and 50,000 bytes of ballast that does not compress."""
+    """Releases 1 and 2. Release 2 has another program and 50,000 incompressible bytes."""
     return (
         make_null_bundle(tmp_path, signing_key, release=1),
         make_null_bundle(tmp_path, signing_key, release=2, op="copy", delay_s=0.5, padding_bytes=50_000),

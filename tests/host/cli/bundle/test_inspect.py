@@ -1,4 +1,4 @@
-"""The content of a bundle, as the command shows it."""
+"""The output of `edgert bundle inspect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deployment to many devices: a live table on a terminal, a few lines elsewhere, and a summary by cause."""
+"""A deployment to many devices: a live table on a terminal, else a few lines, and a summary by cause."""
 
 from __future__ import annotations
 

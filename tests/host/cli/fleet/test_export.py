@@ -32,7 +32,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
-    """Return the sum of their contents."""
+    """Return the sum of the groups of all exporters."""
     total, counters = Sketch(), [0, 0, 0, 0]
     for exporter in exporters:
         for group in exporter.groups.values():
@@ -42,7 +42,7 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
 
 
 def scraping(ports: list[int], late: str = "") -> str:
-    """Return a configuration of Prometheus that scrapes `ports`; a written point may be `late`."""
+    """Return a configuration of Prometheus that scrapes `ports`; written points may be `late`."""
     targets = [f"127.0.0.1:{target}" for target in ports]
     configuration: dict[str, Any] = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},

@@ -1,4 +1,4 @@
-"""A device that is gone leaves nothing behind: not at the broker, not in a store, not before a viewer."""
+"""After `edgert fleet forget`, broker, store and viewers no longer have the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.servers.brokers import Broker
 
 
 def a_device(name: str, status: bytes = b"lost", site: str = "plant-a") -> tuple[Pi, Sent]:
-    """A device, and what the broker retains of it."""
+    """A device with messages that the broker retains."""
     pi = Pi(name, site=site)
     discovered = discovery(pi.topics, "homeassistant", ["digits"], {}, 60.0)
     return pi, [*pi.info()[:1], (pi.topics.status, status), *pi.deploy(NOW_MS, "temp_c"), discovered]

@@ -1,4 +1,4 @@
-"""`edgert fleet query`: a table, JSON, and messages that explain what cannot be used."""
+"""`edgert fleet query`: a table, JSON, and the errors for wrong options."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str =
 
 @dataclass
 class Running:
-    """A fleet's page over a broker, with what devices sent so far."""
+    """A fleet's page with a broker to which devices have sent messages."""
 
     broker: Broker
     url: str
@@ -83,7 +83,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
 
 @pytest.fixture
 def opened(browser: Browser, running: Running) -> Iterator[Any]:
-    """Opens pages of what is `running`, and closes them after the test: an open page goes on asking."""
+    """Opens pages of the server, and closes the pages after the test, because an open page sends requests."""
     pages: list[Page] = []
 
     def open_page(path: str = "", width: int = 1280, scheme: Scheme = "light") -> Page:

@@ -1,4 +1,4 @@
-"""`edgert fleet watch` against a real broker: as a table, as JSON lines, and when the broker says no."""
+"""`edgert fleet watch` against a real broker: a table, JSON lines, and a broker that refuses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def watch_while(sent: Sent, broker: Broker, *options: str) -> Result:
 
 
 def watch_until(shows: Sequence[str], broker: Broker, *options: str, sent: Sent | None = None) -> Result:
-    """Run the command, each time for longer, until it shows all of `shows`: a busy machine needs time."""
+    """Run the command, each time for longer, until the output has all of `shows`."""
     for for_s in (0.5, 2.0, 10.0, 60.0):
         words = [*options, "--for", f"{for_s}s"]
         if sent is None:
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
 
 def test_an_empty_fleet_says_so(broker: Broker) -> None:
     result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.3s"])
-    assert "nothing heard yet" in result.output
+    assert "no message received yet" in result.output
 
 
 def test_options_that_fit_no_line_say_so(broker: Broker) -> None:
@@ -164,7 +164,7 @@ def test_the_command_itself_works_over_tls_with_a_password(secured: Broker) -> N
         [sys.executable, "-c", program, *login(secured), "--once", "--for", "0.3s"], capture_output=True, text=True
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "nothing heard yet" in ended.stdout
+    assert "no message received yet" in ended.stdout
 
 
 def test_a_wrong_password_is_an_error_with_the_next_step(secured: Broker, tmp_path: Path) -> None:

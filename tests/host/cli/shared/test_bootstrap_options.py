@@ -1,4 +1,4 @@
-"""The options of `edgert bootstrap`: what no device could follow is refused before any device is asked."""
+"""The options of `edgert bootstrap`: wrong options are refused before any connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REGISTRY = "oci://registry.example.org/plant/models"
 
 @pytest.fixture
 def far(inventory: Inventory, tmp_path: Path) -> None:
-    """A device `far` that nothing answers for: code 6 would mean that it was asked; and the default key."""
+    """An unreachable device `far`, and the default key. Exit code 6 would mean an attempt to connect."""
     write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "default"))
     inventory.add(Device("far", "ssh", f"pi@127.0.0.1:{free_port()}", "this-machine", "/s", "/h", HOST_KEY))
 

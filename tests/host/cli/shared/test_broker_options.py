@@ -1,4 +1,4 @@
-"""The options of a broker make the settings of a connection, and a project's login is for its own broker alone."""
+"""The options of a broker, and a project's login, which only the project's broker gets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(site: str | None, settings: MqttSettings) -> None:
 @click.command()
 @broker_alone_options
 def without_site(settings: MqttSettings) -> None:
-    """A command with the broker alone."""
+    """A command with the options of the broker, without --site."""
     click.echo(json.dumps(asdict(settings)))
 
 
@@ -49,7 +49,7 @@ def settings_of(*words: str, project: dict[str, Any] | None = None) -> dict[str,
 
 
 def login_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a broker is told or asked, besides its address."""
+    """Return the settings of a login, without the broker's address."""
     return {name: value for name, value in settings.items() if value and name not in ("site", "host", "port")}
 
 

@@ -1,4 +1,4 @@
-"""The options of a channel's commands: what they ask of devices, how a statement is shown, and what is refused."""
+"""The options of a channel's commands, the text of a statement, and refused options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_statement(*entries: Entry, ends_in_s: float = 3600.0, **more: Any) -> Stat
 
 @pytest.fixture
 def project(inventory: Inventory, tmp_path: Path) -> Path:
-    """The folder of a project with a key, and a registry where nobody answers: code 6 means that it was asked."""
+    """A project with a key and an unreachable registry. Exit code 6 means an attempt to connect."""
     key = new_key()
     write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
     (tmp_path / "edgert.toml").write_text(f'[registry]\naddress = "{NOWHERE}"\n[trial]\nwatch = "10m"\ntemp_c = 80\n')

@@ -1,4 +1,4 @@
-"""Work on several devices: no failure delays the others, and none is repeated on the next device."""
+"""Work on several devices: a failure does not delay other devices, and is not repeated on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = [Device(f"d{n}", "local", "/nowhere", "this-machine", "/nowhere") for 
 
 
 def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str], list[str]]:
-    """Return the result of each device, and the devices asked, in order."""
+    """Return the result of each device, and the devices with work, in order."""
     asked: list[str] = []
 
     def work(device: Device, _: Transport) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A rollout is printed as rows, or as totals for a large fleet, and only the commands that help come next."""
+"""A rollout is printed as rows, or as totals for a large fleet, with the useful next commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GONE = DeviceUnreachable("b: cannot connect: timed out")
 
 
 def ended(*outcomes: Outcome, state: RolloutState = RolloutState.STOPPED, **more: Any) -> Rollout:
-    """A rollout to a, b and c with these outcomes."""
+    """Return a rollout to a, b and c with these outcomes."""
     by_device = {outcome.device: outcome for outcome in outcomes}
     return replace(ROLLOUT, state=state, outcomes=by_device, **more)
 

@@ -1,4 +1,4 @@
-"""Two hosts of a team, each with a home, a configuration and a clone of the project: one sees the other's rollouts."""
+"""Two hosts of a team with one project: each host sees the rollouts of the other host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
 
 
 class Host:
-    """`edgert` on one host: with a home and a configuration of its own, in its clone of the project."""
+    """`edgert` on one host, with its own home and configuration, in its clone of the project."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Host:
         self.git("pull", "-q", "--no-rebase", "--no-edit", str(other.project), "main")
 
     def drift(self, device: str) -> tuple[int | None, list[str]]:
-        """The wanted release of `echo` on a device, and the kinds of its drift."""
+        """Return the wanted release of `echo` on a device, and the kinds of drift."""
         _, answer = self("status", device)
         (model,) = answer["devices"][0]["models"]
         return model["wanted"] and model["wanted"]["release"], [one["kind"] for one in model["drift"]]
@@ -84,7 +84,7 @@ class Host:
 
 @pytest.fixture
 def hosts(tmp_path: Path, sshd: SshDevice) -> Iterator[tuple[Host, Host]]:
-    """Two hosts with a local device `here` and a silent one `gone`; only the first can sign."""
+    """Two hosts with a local device `here` and an unreachable device `gone`. Only the first host can sign."""
     a, b = Host(tmp_path / "a"), Host(tmp_path / "b")
     a.project.mkdir()
     assert a("init")[0] == 0

@@ -1,4 +1,4 @@
-"""Parameters are taken in the units that people write; what is none is refused with what to write."""
+"""Parameters have units, and the error of a wrong value shows a right value."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from edgert.bundle.rules import Preprocess, Resize
-from edgert.cli.tensor_files import BESIDE_INPUTS
+from edgert.cli.tensor_files import BUILD_ONLY
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import (
@@ -46,7 +46,7 @@ def test_samples_and_labels_are_read(tmp_path: Path) -> None:
 
 
 def test_infer_leaves_out_what_a_file_of_samples_may_hold_beside_its_inputs() -> None:
-    assert set(BESIDE_INPUTS) == set(NAMES)
+    assert set(BUILD_ONLY) == set(NAMES)
 
 
 def test_samples_in_narrower_numbers_of_the_same_kind_are_read(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_samples_without_an_order_are_refused() -> None:
         ('[[state]]\ninput = "s"', "output"),
         ('[state]\ninput = "s"\noutput = "next_s"', "in double brackets"),
         ('[[state]]\ninput = "s"\noutput = "next_s"\nzero = 1', "unknown key 'zero'"),
-        ('state_id = "v1"', "with a state that it names"),
+        ('state_id = "v1"', "but the model has no state: add"),
         ('state_id = "a b"\n[[state]]\ninput = "s"\noutput = "next_s"', "give letters, digits"),
         ("state = 3", "state"),
         (

@@ -1,9 +1,9 @@
-"""The frames that one end of a connection sends, one after the other.
+"""Builds the frames that one end of a connection sends, one after the other.
 
-Theory of operation: the requests of a connection usually have the same shapes, and so have its answers. So the last
-frame is kept, and only the different fields are written for the next frame. A short frame is kept whole, with copies of
-its arrays. The arrays of a long frame are copied into shared memory, if there is any. Else they are sent from their own
-memory, after a kept head.
+Theory of operation: the requests of a connection usually have the same shapes, and so have the answers. So the builder
+stores the last frame, and writes only the different fields for the next frame. It stores a short frame whole, with
+copies of the arrays. It copies the arrays of a long frame into shared memory, if the connection has shared memory.
+Otherwise the arrays are sent from their own memory, after the stored head.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from edgert.protocol import wire
 from edgert.protocol.arrays import bytes_of, signature_of, to_wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
-KEPT_BYTES_MAX = 16 * 1024  # up to this size, a copy is cheaper than more buffers in the system call
+KEPT_BYTES_MAX = 16 * 1024  # up to this frame size, a copy is cheaper than more buffers in the system call
 
 Arrays = Sequence[NDArray[Any]]
 _write_varying, _write_stages = wire.VARYING.pack_into, wire.STAGES.pack_into
 
 
-class KeptFrame:
+class FrameBuilder:
     """Builds frames of one `kind`. Send each frame before you build the next one.
 
     `shared` is the half of the shared memory that this end writes. After each call, `frame_bytes` is the size of the
-    whole frame, and `sent_bytes` is the number of its bytes for the socket.
+    whole frame, and `sent_bytes` is the number of bytes to send through the socket.
     """
 
     def __init__(self, kind: int, model_id: int = 0, shared: memoryview | None = None) -> None:
-        self._kind, self._model_id, self._shared = kind, model_id, shared
+        self._kind = kind
+        self._model_id = model_id
+        self._shared = shared
         self.frame_bytes = self.sent_bytes = 0
         self._signature: tuple[Any, ...] | None = None  # None: no frame is kept
         self._numbers: Sequence[int] = ()
         self._head = bytearray()
         self._shared_flag = 0
-        self._places: list[NDArray[Any]] | None = None  # the targets of the arrays' copies; None: there are no copies
+        self._targets: list[NDArray[Any]] | None = None  # the targets of the arrays' copies; None: there are no copies
 
     def parts(
         self,
@@ -49,23 +51,23 @@ class KeptFrame:
         arg: int,
         stages: Sequence[int] = wire.NO_STAGES,
     ) -> Sequence[wire.Buffer]:
-        """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`. Do not change `numbers` later."""
+        """Return the buffers to send: `arrays[i]` as tensor `numbers[i]`. Do not change `numbers` later."""
         if self._signature == signature_of(arrays) and numbers is self._numbers:
-            return self.again(arrays, flags, request_id, arg, stages)
+            return self.update(arrays, flags, request_id, arg, stages)
         return self._compose(arrays, numbers, flags, request_id, arg, stages)
 
-    def again(
+    def update(
         self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] | None = None
     ) -> Sequence[wire.Buffer]:
-        """Return the buffers of the next frame; the dtypes and shapes of `arrays` are those of the last frame."""
+        """Return the buffers of the next frame, whose `arrays` have the dtypes and shapes of the last frame."""
         head = self._head
         _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
         if stages is not None:
             _write_stages(head, wire.STAGES_OFFSET, *stages)
-        if self._places is None:
+        if self._targets is None:
             return self._with_arrays(arrays)
-        for place, array in zip(self._places, arrays):  # noqa: B905  # as many places as arrays
-            place[...] = array
+        for target, array in zip(self._targets, arrays):  # noqa: B905  # as many targets as arrays
+            target[...] = array
         return (head,)
 
     def _compose(
@@ -89,15 +91,18 @@ class KeptFrame:
         self._shared_flag = 0
         if header is not None:
             assert self._shared is not None  # the kept header says that the arrays are in shared memory
-            self._head, self._shared_flag, self.sent_bytes = bytearray(header), wire.FLAG_SHARED, len(header)
-            self._places = _places(arrays, self._shared)
+            self._head = bytearray(header)
+            self._shared_flag = wire.FLAG_SHARED
+            self.sent_bytes = len(header)
+            self._targets = _targets(arrays, self._shared)
             parts = (self._head,)
         elif self.frame_bytes <= KEPT_BYTES_MAX:
             self._head = bytearray(b"".join(parts))
-            self._places = _places(arrays, self._head)
+            self._targets = _targets(arrays, self._head)
         else:
-            self._head, self._places = bytearray(b"".join(parts[:2])), None  # header and descriptors
-        self._signature, self._numbers = signature_of(arrays), numbers
+            self._head, self._targets = bytearray(b"".join(parts[:2])), None  # header and descriptors
+        self._signature = signature_of(arrays)
+        self._numbers = numbers
         return parts
 
     def _with_arrays(self, arrays: Arrays) -> list[wire.Buffer]:
@@ -110,10 +115,10 @@ class KeptFrame:
         return parts
 
 
-def _places(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
-    """Return a view of each array's place in `memory`, which contains a frame of these arrays."""
-    places, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
+def _targets(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
+    """Return a view of each array in `memory`, which contains a frame of these arrays."""
+    targets, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
     for array in arrays:
-        places.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
+        targets.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
         at += wire.aligned(array.nbytes)
-    return places
+    return targets

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.protocol.kept_frame import KEPT_BYTES_MAX, KeptFrame
+from edgert.protocol.frame_builder import KEPT_BYTES_MAX, FrameBuilder
 
 NUMBERS = (0, 2)
 
@@ -34,7 +34,7 @@ def arrays(items: int, value: float) -> list[NDArray[Any]]:
 @pytest.mark.parametrize("shared", [False, True])
 def test_each_frame_holds_its_own_values(items: int, shared: bool) -> None:
     memory = memoryview(bytearray(1 << 20)) if shared else None
-    kept = KeptFrame(wire.RESULT, model_id=5, shared=memory)
+    kept = FrameBuilder(wire.RESULT, model_id=5, shared=memory)
     for turn in range(1, 4):
         given = arrays(items, turn)
         stages = tuple(range(turn, turn + 6))
@@ -52,7 +52,7 @@ def test_each_frame_holds_its_own_values(items: int, shared: bool) -> None:
 
 
 def test_other_shapes_or_numbers_make_another_frame() -> None:
-    kept = KeptFrame(wire.RESULT)
+    kept = FrameBuilder(wire.RESULT)
     for items, numbers in ((1, NUMBERS), (2, NUMBERS), (2, (1, 3)), (1, NUMBERS)):
         frame = read(kept.parts(arrays(items, 1), numbers, 0, 1, 1))
         assert [tensor.number for tensor in frame.tensors] == list(numbers)
@@ -61,7 +61,7 @@ def test_other_shapes_or_numbers_make_another_frame() -> None:
 
 def test_arrays_in_another_order_of_memory_are_sent_in_rows() -> None:
     for items in (3, KEPT_BYTES_MAX):
-        kept = KeptFrame(wire.INFER)
+        kept = FrameBuilder(wire.INFER)
         for _ in range(2):
             array = np.arange(2 * items, dtype=np.float32).reshape(items, 2).T
             frame = read(kept.parts([array], (0,), 0, 1, 1))
