@@ -83,7 +83,7 @@ class ServingConfig(Closed):
     """`[serving]`.
 
     Args:
-        optimize_for: The aim when threads and instances are measured: "latency" for the fastest answer, "throughput" for
+        optimize_for: The aim of measured threads and instances: "latency" for the fastest answer, "throughput" for
             the most answers.
         threads: The number of engine threads; 0 to measure the best number.
         instances: The number of parallel engine runs; 0 to measure the best number. If threads cannot share an engine's
