@@ -119,12 +119,11 @@ class Builder(Protocol):
     # The engine that judges artifacts on this host: its own if it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    takes_any_onnx: ClassVar[bool] = False  # also accepts operators of ai.onnx.ml, and FP64
-    finds_ranges: ClassVar[bool] = False  # finds activation ranges while the model runs, if the source does
-    takes_wide: ClassVar[bool] = False  # accepts activations that the source quantizes to 16 bits
-    # Whether the engine gets models with folded-in preprocessing; in some engines they are slower
-    # (docs/decisions/0011).
-    takes_folded: ClassVar[bool] = True
+    accepts_any_onnx: ClassVar[bool] = False  # including FP64 and operators of ai.onnx.ml
+    accepts_dynamic_ranges: ClassVar[bool] = False  # sources that compute the ranges of activations in each run
+    accepts_wide_activations: ClassVar[bool] = False  # sources that quantize activations to 16 bits
+    # False for an engine in which folded-in preprocessing is slower (docs/decisions/0011).
+    accepts_folded_preprocessing: ClassVar[bool] = True
     # Precisions that are built in addition to "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
@@ -189,22 +188,22 @@ def _int8_share(builder: Builder, path: Path) -> float | None:
 
 def keeps_quantization(spec: BuildSpec, source: SourceModel) -> bool:
     """Whether the artifact keeps the source's own scales."""
-    return is_kept(source, spec.engine) and spec.precision.startswith("int8")
+    return accepts_quantization(source, spec.engine) and spec.precision.startswith("int8")
 
 
-def is_kept(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` accepts the source's own quantization."""
+def accepts_quantization(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` can run the source with the source's own quantization."""
     builder = builder_for(engine)
-    if not source.quantized or builder.finds_ranges or source.proto is None:
+    if not source.quantized or builder.accepts_dynamic_ranges or source.proto is None:
         return source.quantized
-    return not is_dynamic(source.proto) and (builder.takes_wide or not has_wide_activations(source.proto))
+    return not is_dynamic(source.proto) and (builder.accepts_wide_activations or not has_wide_activations(source.proto))
 
 
-def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` accepts it, with Q/DQ or in float. Raises BuildFailed."""
+def adapt_source(source: SourceModel, engine: str) -> SourceModel:
+    """Return the source in the form that `engine` accepts: with Q/DQ, or in float. Raises BuildFailed."""
     if not source.quantized or source.proto is None:
         return source
-    if is_kept(source, engine):
+    if accepts_quantization(source, engine):
         return replace(source, proto=as_qdq(source.proto))
     return replace(source, proto=float_of(source.proto), quantized=False)
 
@@ -219,40 +218,41 @@ def builder_for(engine: str) -> Builder:
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
     """Return the engine that must build `source`.
 
-    It is the first engine, if that supports an ONNX model's operators, else the first that accepts the source.
+    For an ONNX model, this is the first engine if it supports all operators. Otherwise it is the first engine that
+    accepts the source.
     """
-    if source.kind == "onnx" and takes_operators(source, engines[0]):
+    if source.kind == "onnx" and supports_operators(source, engines[0]):
         return engines[0]
-    return next((engine for engine in engines if takes(source, engine)), engines[0])
+    return next((engine for engine in engines if accepts(source, engine)), engines[0])
 
 
-def takes(source: SourceModel, engine: str) -> bool:
-    """Whether an artifact of `engine` can be built from `source`; `check_source` tells the user why not."""
+def accepts(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` can build an artifact from `source`; `check_source` raises the reason if not."""
     return _refusal(source, engine, "") is None
 
 
-def takes_operators(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` computes the source's operators of ai.onnx.ml and its FP64, if it has any."""
-    if builder_for(engine).takes_any_onnx or source.proto is None:
+def supports_operators(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` supports the operators of ai.onnx.ml and the FP64 that the source has, if any."""
+    if builder_for(engine).accepts_any_onnx or source.proto is None:
         return True
     return not classical_operators(source.proto) and not has_double(source.proto)
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
-    """Raise ConfigInvalid or OperatorUnsupported if no artifact of `engine` is built from `source`."""
+    """Raise ConfigInvalid or OperatorUnsupported if `engine` cannot build an artifact from `source`."""
     if error := _refusal(source, engine, target):
         raise error
 
 
 def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | OperatorUnsupported | None:
-    """Return the error if no artifact of `engine` is built from `source`, None if one is."""
+    """Return the error if `engine` cannot build an artifact from `source`; None if it can."""
     builder = builder_for(engine)
-    if (operators := classical_operators(source.proto)) and not builder.takes_any_onnx:
+    if (operators := classical_operators(source.proto)) and not builder.accepts_any_onnx:
         return OperatorUnsupported(
             f"{engine} does not support {', '.join(operators)} (ai.onnx.ml): only onnxruntime does. "
             "Build the model for targets with onnxruntime"
         )
-    if not takes_operators(source, engine):
+    if not supports_operators(source, engine):
         return OperatorUnsupported(
             f"{engine} does not support FP64, and the model stays in FP64: its answers change in FP32, or a classical "
             "converter wrote it. Export it with inputs and weights in FP32, or build it for targets with onnxruntime"
@@ -263,7 +263,7 @@ def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | O
             f"{engine}. Give the ONNX or Keras model that it was made of, or convert it to ONNX first: "
             f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
         )
-    if source.fold is not None and not builder.takes_folded:
+    if source.fold is not None and not builder.accepts_folded_preprocessing:
         return ConfigInvalid(
             f"--fold-preprocess makes {engine} slower, and target {target} takes {engine}: leave the option out, "
             "and the device preprocesses as the manifest describes"

@@ -30,8 +30,8 @@ class ONNXRuntimeBuilder(Builder):
     judged_by = "onnxruntime"
     libraries = qdq.LIBRARIES
     all_recipes = (*qdq.RECIPES, qdq.DYNAMIC_RANGE)
-    takes_any_onnx = True
-    finds_ranges = True
+    accepts_any_onnx = True
+    accepts_dynamic_ranges = True
     ways = (
         (1, {}),
         (0, {}),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import LOW_PRECISION, exact_int8, sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, adapt_source, artifact_of, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
@@ -52,7 +52,7 @@ class OpenVINOBuilder(Builder):
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        source = as_taken(source, self.engine)
+        source = adapt_source(source, self.engine)
         quantizes = spec.precision == "int8" and not keeps_quantization(spec, source)
         progress(f"openvino: {'quantizing with NNCF' if quantizes else 'converting'}")
         path = out_dir / "model.xml"

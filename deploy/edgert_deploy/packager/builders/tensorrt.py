@@ -15,7 +15,15 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization, qdq
+from edgert_deploy.packager.builders import (
+    Artifact,
+    Builder,
+    BuildSpec,
+    adapt_source,
+    artifact_of,
+    keeps_quantization,
+    qdq,
+)
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -51,7 +59,7 @@ class TensorRTBuilder(Builder):
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        source = as_taken(source, self.engine)
+        source = adapt_source(source, self.engine)
         if keeps_quantization(spec, source):
             progress("tensorrt: auditing the model's own quantization")
             proto = source.proto

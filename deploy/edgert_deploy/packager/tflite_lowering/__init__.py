@@ -23,7 +23,7 @@ from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.ops import OPS
-from edgert_deploy.packager.tflite_lowering.value import Uncovered
+from edgert_deploy.packager.tflite_lowering.value import Unsupported
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
 __all__ = ["OPS", "lower"]
@@ -43,7 +43,7 @@ def lower(model: onnx.ModelProto) -> bytes:
     if not problems:
         try:
             return lowering.finish()
-        except Uncovered as reason:
+        except Unsupported as reason:
             problems.append(str(reason))
     raise OperatorUnsupported(
         f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {'; '.join(problems)}. "
@@ -56,7 +56,7 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
     for name in graph.inputs:
         try:
             lowering.define_input(name)
-        except Uncovered as reason:
+        except Unsupported as reason:
             problems.append(f"input {name!r}: {reason}")
             lowering.stand_in(name)
     return problems
@@ -68,7 +68,7 @@ def _lower_node(lowering: Lowering, node: Node) -> list[str]:
     problems = []
     try:
         if op is None:
-            raise Uncovered(
+            raise Unsupported(
                 "it depends on the data, and TFLite has no such operator: build it for targets with onnxruntime or openvino"
                 if node.op_type in CONTROL_FLOW
                 else "TFLite has no such operator, and EdgeRT does not compose it of others"
@@ -77,7 +77,7 @@ def _lower_node(lowering: Lowering, node: Node) -> list[str]:
             op.write(lowering, node)
             lowering.note_sign(node)
             return []
-    except Uncovered as reason:
+    except Unsupported as reason:
         problems.append(f"{node.op_type} (node {node.name or node.outputs[0]!r}): {reason}")
     for name in filter(None, node.outputs):
         lowering.stand_in(name)

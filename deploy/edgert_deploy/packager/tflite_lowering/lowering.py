@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import Links
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES, Writer
 
 AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
@@ -57,19 +57,19 @@ class Lowering:
 
     def shape(self, name: str) -> BatchShape:
         if name not in self.graph.shapes:
-            raise Uncovered(
+            raise Unsupported(
                 f"the shape of {name!r} depends on the values of an input, or its rank on the batch; "
                 "export the model with fixed shapes"
             )
         shape = self.graph.shapes[name]
         if max(shape.dims, default=0) > AXIS_MAX:
-            raise Uncovered(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite holds at most {AXIS_MAX}")
+            raise Unsupported(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite holds at most {AXIS_MAX}")
         return shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
         dtype = self.graph.dtypes.get(name, FLOAT32)
         if dtype not in TENSOR_TYPES:
-            raise Uncovered(f"{name!r} has dtype {dtype}; convert the model to float32")
+            raise Unsupported(f"{name!r} has dtype {dtype}; convert the model to float32")
         return dtype
 
     def is_constant(self, name: str) -> bool:
@@ -78,12 +78,12 @@ class Lowering:
     def value(self, name: str, role: str) -> NDArray[Any]:
         """Return the constant `name`, whose `role` an error names.
 
-        Raises Uncovered if it is not a constant, or depends on the batch.
+        Raises Unsupported if it is not a constant, or depends on the batch.
         """
         if name not in self.graph.constants:
-            raise Uncovered(f"{role} is not a constant; export the model with a constant one")
+            raise Unsupported(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
-            raise Uncovered(f"{role} depends on the batch; export the model with its batch fixed to 1")
+            raise Unsupported(f"{role} depends on the batch; export the model with its batch fixed to 1")
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
@@ -154,7 +154,9 @@ class Lowering:
         """Return the tensor of `name` in `layout`, converted at most once."""
         if (name, layout) not in self._tensors:
             if name not in self._layouts:
-                raise Uncovered(f"the optional output {name!r} of its node is not covered; export the model without it")
+                raise Unsupported(
+                    f"the optional output {name!r} of its node is not supported; export the model without it"
+                )
             self._tensors[name, layout] = self._converted(name, layout).tensor
             self._named.add(self._tensors[name, layout])
         return self._tensors[name, layout]
@@ -190,7 +192,7 @@ class Lowering:
         """Continue without the node that makes `name`, to find the other unsupported parts."""
         try:
             self.define(name)
-        except Uncovered:
+        except Unsupported:
             self._unknown.add(name)
 
     def is_unknown(self, name: str) -> bool:
@@ -223,7 +225,9 @@ class Lowering:
         outputs: dict[str, int] = {}
         for name in self.graph.outputs:
             if 0 in self.shape(name).dims:
-                raise Uncovered(f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output")
+                raise Unsupported(
+                    f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output"
+                )
             constant = self.is_constant(name)
             tensor = self.constant(self._constant(name), name) if constant else self.tensor(name, Layout.NATIVE)
             if constant or tensor in self._inputs.values() or tensor in outputs.values():

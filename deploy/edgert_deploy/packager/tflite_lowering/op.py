@@ -24,7 +24,7 @@ NARROW_BUT_BYTES = NARROW - {np.dtype("int8"), np.dtype("uint8")}
 class Op:
     """An ONNX operator.
 
-    `write` writes a node of this operator, and raises Uncovered if TFLite cannot express the node. `widens` are the
+    `write` writes a node of this operator, and raises Unsupported if TFLite cannot express the node. `widens` are the
     dtypes that are cast to a wider dtype. `clamps`: the TFLite operator can clamp its own result, so that a Relu after
     it costs nothing. `sign`: the result is never below zero, or is below zero only if an input is. `stays_float`: the
     quantizer leaves the operator in float32, wholly or in part.

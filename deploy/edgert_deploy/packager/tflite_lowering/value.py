@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FLOAT32, BOOL, INT32, INT64 = map(np.dtype, ("float32", "bool", "int32", "int64"))
 
 
-class Uncovered(Exception):
+class Unsupported(Exception):
     """A node that cannot be lowered: the text names the unsupported part, and any workaround."""
 
 
@@ -143,7 +143,7 @@ class Value:
     def copied(self, shape: BatchShape) -> Value:
         """Return the value in a separate tensor, with `shape`."""
         if shape.signature.count(-1) > 1:
-            raise Uncovered(
+            raise Unsupported(
                 f"the batch is part of more than one axis of {list(shape.signature)}; "
                 "export the model with its batch fixed to 1"
             )

@@ -1,4 +1,4 @@
-"""The lowering keeps the contract of a model, and lists what it does not cover."""
+"""The lowering keeps the contract of a model, and lists what it does not support."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_lowering_twice_gives_the_same_bytes() -> None:
         assert lower(model_of(case)) == lower(model_of(case))
 
 
-def test_everything_that_is_not_covered_is_listed_at_once() -> None:
+def test_everything_that_is_not_supported_is_listed_at_once() -> None:
     body = (
         "[first] d = Atanh(x) [second] c = Tan(d) [third] r = Relu(c) [fourth] h = Hardmax(r)"
         "[fifth] y = ScatterElements(h, i, h)"
@@ -107,18 +107,18 @@ def test_everything_that_is_not_covered_is_listed_at_once() -> None:
             'y = Resize<coordinate_transformation_mode="tf_crop_and_resize", axes=[2,3]>(x, r, , t)',
             IMAGE,
             {"r": np.array([0, 0, 1, 1], np.float32), "t": ints(5, 8)},
-            "'tf_crop_and_resize' are not covered, only half_pixel.*cut with Slice",
+            "'tf_crop_and_resize' are not supported, only half_pixel.*cut with Slice",
         ),
         ('y = Resize<keep_aspect_ratio_policy="not_larger", axes=[2,3]>(x, , , t)', IMAGE, {"t": ints(5, 8)}, "policy"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
     ],
 )
-def test_what_is_not_covered_says_why(
+def test_what_is_not_supported_says_why(
     body: str, items: Mapping[str, tuple[int, ...]], constants: Arrays, reason: str
 ) -> None:
     with pytest.raises(OperatorUnsupported, match=reason):
-        lower(model_of(Case("uncovered", body, items, constants, opset=18)))
+        lower(model_of(Case("unsupported", body, items, constants, opset=18)))
 
 
 def test_a_softmax_over_several_axes_is_refused() -> None:

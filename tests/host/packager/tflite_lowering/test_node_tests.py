@@ -13,7 +13,7 @@ pytest.importorskip("ai_edge_litert")
 from bench.node_tests import PASSED, run_tests
 from bench.support.node_cases import load_tests
 
-# The number of onnx 1.23's tests that pass; raise it when the lowering covers more operators. Later releases of onnx
+# The number of onnx 1.23's tests that pass; raise it when the lowering supports more operators. Later releases of onnx
 # have more tests, and the ONNX Runtime of Python 3.10 does not take the models of the latest opsets.
 PASSED_MIN = 1170 if sys.version_info >= (3, 11) else 990
 

@@ -18,7 +18,7 @@ from ai_edge_litert.interpreter import Interpreter
 from edgert_deploy.packager.tflite_lowering import OPS
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Uncovered, Value, broadcast
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Unsupported, Value, broadcast
 from tests.support.models.tflite_cases import BATCHES, random, run_tflite
 
 Array = NDArray[Any]
@@ -170,7 +170,7 @@ def test_nothing_is_written_for_what_changes_nothing() -> None:
 
 def test_a_batch_in_two_axes_is_refused_with_a_way_round() -> None:
     _, x = an_input(*ITEM)
-    with pytest.raises(Uncovered, match=r"\[-1, -1, 12\]; export the model with its batch fixed to 1"):
+    with pytest.raises(Unsupported, match=r"\[-1, -1, 12\]; export the model with its batch fixed to 1"):
         x.reshaped(BatchShape((1, 1, 12), (-1, -1, 12)))
 
 

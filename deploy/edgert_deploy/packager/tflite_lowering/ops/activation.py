@@ -8,7 +8,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, in
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
 from edgert_deploy.packager.tflite_lowering.ops.elementwise import unary
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_one, operands
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Unsupported, Value
 
 PER_AXIS_SOFTMAX_OPSET = 13  # before this opset, Softmax treated all axes from `axis` on as one axis
 CLIP_BOUNDS = {1: ("min", "MAXIMUM"), 2: ("max", "MINIMUM")}
@@ -127,7 +127,7 @@ def softmax(lowering: Lowering, node: Node) -> None:
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
     axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank
     if not per_axis and axis != shape.rank - 1:
-        raise Uncovered(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
+        raise Unsupported(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
     if layout is Layout.CHANNELS_LAST and axis == 1:
         lowering.result(node, _softmax(lowering.read(node, 0, layout), node), layout)
     else:

@@ -11,7 +11,7 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_several, operand_layout, operands
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Uncovered, Value, broadcast
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Unsupported, Value, broadcast
 
 # Three quotients of 22 bits or more make 64 bits.
 LONG_DIVISION_STEPS = 3
@@ -103,7 +103,7 @@ def power(lowering: Lowering, node: Node) -> None:
     (x, y), layout = operands(lowering, node)
     if FLOAT32 not in (x.dtype, y.dtype):
         if {x.dtype, y.dtype} != {INT32}:
-            raise Uncovered(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
+            raise Unsupported(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
         lowering.result(node, x.binary("POW", y), layout)
         return
     floats = [value if value.dtype == FLOAT32 else value.cast(FLOAT32) for value in (x, y)]

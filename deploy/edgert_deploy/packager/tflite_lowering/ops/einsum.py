@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 
 Labels = tuple[str, ...]
 
 
 def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
-    """Return the labels of each operand and of the result. Raises Uncovered if they do not fit `ranks`."""
+    """Return the labels of each operand and of the result. Raises Unsupported if they do not fit `ranks`."""
     operands_text, arrow, result_text = text.replace(" ", "").partition("->")
     terms = operands_text.split(",")
     if len(terms) != len(ranks):
-        raise Uncovered(
+        raise Unsupported(
             f"the equation {text!r} has {len(terms)} operands, but the node has {len(ranks)}; correct the equation"
         )
     operands = tuple(_labels(term, rank) for term, rank in zip(terms, ranks, strict=True))
     for labels, rank in zip(operands, ranks, strict=True):
         if len(labels) != rank:
-            raise Uncovered(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
+            raise Unsupported(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
         if len(set(labels)) != rank:
-            raise Uncovered(f"the equation {text!r} takes a diagonal; take it with GatherElements before")
+            raise Unsupported(f"the equation {text!r} takes a diagonal; take it with GatherElements before")
     flat = [label for labels in operands for label in labels]
     ellipsis_labels = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
@@ -120,7 +120,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
     name = node.inputs[index]
     dtype = lowering.dtype(name)
     if dtype != FLOAT32:
-        raise Uncovered(f"{name!r} has dtype {dtype}; convert the model to float32")
+        raise Unsupported(f"{name!r} has dtype {dtype}; convert the model to float32")
     is_constant = lowering.is_constant(name)
     return Term(
         labels, lowering.shape(name), lowering.value(name, f"{name!r}") if is_constant else lowering.read(node, index)

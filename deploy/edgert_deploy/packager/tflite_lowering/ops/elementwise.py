@@ -7,7 +7,7 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_one
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, Unsupported, Value
 
 # erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT; beyond it, erf is 1 in float32. p is a least-squares fit of
 # atanh(erf(x)) / x, weighted more where the error was largest; the result differs by at most 2e-7 in float32.
@@ -67,7 +67,7 @@ def cast(lowering: Lowering, node: Node) -> None:
 def dropout(lowering: Lowering, node: Node) -> None:
     """Return the input, because inference drops no elements. The output `mask` has no value."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
-        raise Uncovered("it is in training mode; export the model for inference")
+        raise Unsupported("it is in training mode; export the model for inference")
     x, layout = lowering.read_as_made(node)
     lowering.result(node, x, layout)
 

@@ -11,14 +11,14 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.ops.arithmetic import select
-from edgert_deploy.packager.tflite_lowering.value import BOOL, INT32, INT64, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import BOOL, INT32, INT64, Unsupported, Value
 
 
 def gather(lowering: Lowering, node: Node) -> None:
     x, shape = lowering.read(node), lowering.shape(node.outputs[0])
     axis = int(node.attributes.get("axis", 0)) % x.shape.rank
     if lowering.is_constant(node.inputs[1]) and x.shape.signature[axis] == -1:
-        raise Uncovered("it picks elements along the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it picks elements along the batch; export the model with its batch fixed to 1")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[axis])
     lowering.result(node, x.op("GATHER", chosen, shape=shape, axis=axis, batchDims=0))
 
@@ -57,7 +57,7 @@ def scatter_nd(lowering: Lowering, node: Node) -> None:
     x, updates = lowering.read(node), lowering.read(node, 2)
     reduction = node.attributes.get("reduction", "none")
     if reduction not in ("none", "add"):
-        raise Uncovered(f"reduction {reduction!r} is not covered; use 'none' or 'add'")
+        raise Unsupported(f"reduction {reduction!r} is not supported; use 'none' or 'add'")
     _require_fixed(x.shape, range(x.shape.rank), "it needs the length of every axis, the batch included")
     depth = lowering.shape(node.inputs[1]).dims[-1]
     places, whole = _non_negative(lowering, node, 1, x.shape.dims[:depth], INT32), x.indices(x.shape.dims)
@@ -114,7 +114,7 @@ def _non_negative(
 
 def _require_fixed(shape: BatchShape, axes: range, what: str) -> None:
     if any(shape.signature[axis] == -1 for axis in axes):
-        raise Uncovered(f"{what}; export the model with its batch fixed to 1")
+        raise Unsupported(f"{what}; export the model with its batch fixed to 1")
 
 
 OPS = {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
@@ -75,7 +75,7 @@ def _general(lowering: Lowering, node: Node) -> Value:
 
 def _check_dtype(lowering: Lowering, node: Node) -> None:
     if (dtype := lowering.dtype(node.outputs[0])) != FLOAT32:
-        raise Uncovered(f"TFLite multiplies matrices of float32, not of {dtype}; cast to float32")
+        raise Unsupported(f"TFLite multiplies matrices of float32, not of {dtype}; cast to float32")
 
 
 def _in_order(lowering: Lowering, node: Node, weights: NDArray[Any]) -> NDArray[Any]:

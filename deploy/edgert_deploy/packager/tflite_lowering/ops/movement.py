@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import TO_CHANNELS_FIRST, TO_CHANNELS_LAST, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 
 # --- shape only
 
@@ -60,7 +60,7 @@ def expand(lowering: Lowering, node: Node) -> None:
     """Broadcast to a shape without the batch, or to one whose batch the value already has."""
     x, after = lowering.read(node), lowering.shape(node.outputs[0])
     if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
-        raise Uncovered("it expands a computed value to the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it expands a computed value to the batch; export the model with its batch fixed to 1")
     x = x.reshaped(x.shape.of_rank(after.rank))
     repeats = [n if n != h else 1 for n, h in zip(after.dims, x.shape.dims, strict=True)]
     lowering.result(node, x if x.shape == after else x.op("TILE", x.indices(repeats), shape=after))
@@ -69,7 +69,7 @@ def expand(lowering: Lowering, node: Node) -> None:
 def tile(lowering: Lowering, node: Node) -> None:
     x, repeats = lowering.read(node), lowering.value(node.inputs[1], "the repeats").reshape(-1)
     if any(length == -1 and n != 1 for length, n in zip(x.shape.signature, repeats, strict=True)):
-        raise Uncovered("it repeats the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it repeats the batch; export the model with its batch fixed to 1")
     lowering.result(node, x.op("TILE", x.indices(repeats), shape=lowering.shape(node.outputs[0])))
 
 
@@ -81,7 +81,7 @@ def concat(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     axis = int(node.attributes["axis"]) % shape.rank
     if shape.signature[axis] == -1:
-        raise Uncovered("it joins along the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it joins along the batch; export the model with its batch fixed to 1")
     first, *others = (_joined(lowering, node, index, layout) for index in range(len(node.inputs)))
     place, shape = lowering.axis(axis, shape.rank, layout), lowering.laid_out(shape, layout)
     lowering.result(node, first.op("CONCATENATION", *others, shape=shape, axis=place), layout)
@@ -95,7 +95,7 @@ def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value
     peers = (i for i, n in enumerate(node.inputs) if lowering.shape(n).signature[0] == -1)
     peer = next(peers, None)
     if peer is None or lowering.dtype(node.inputs[peer]) != FLOAT32 or layout is not Layout.NATIVE:
-        raise Uncovered(f"{name!r} depends on the batch; export the model with its batch fixed to 1")
+        raise Unsupported(f"{name!r} depends on the batch; export the model with its batch fixed to 1")
     x = lowering.read(node, peer)
     ones = (1,) * (x.shape.rank - 1)
     one_element = x.cut([0] * x.shape.rank, BatchShape((x.shape.dims[0], *ones), (-1, *ones)))
@@ -107,7 +107,7 @@ def split(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.inputs[0])
     axis = int(node.attributes.get("axis", 0)) % shape.rank
     if shape.signature[axis] == -1:
-        raise Uncovered("it splits the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it splits the batch; export the model with its batch fixed to 1")
     place, start = lowering.axis(axis, shape.rank, layout), 0
     for index, output in enumerate(node.outputs):
         piece = lowering.laid_out(lowering.shape(output), layout)
@@ -125,7 +125,7 @@ def slice_(lowering: Lowering, node: Node) -> None:
     begin, stride = [0] * x.shape.rank, [1] * x.shape.rank
     for axis, start, step in zip(axes, starts, steps, strict=True):
         if shape.signature[axis] == -1 and (start != 0 or step != 1 or cut.signature[axis] != -1):
-            raise Uncovered("it cuts the batch; export the model with its batch fixed to 1")
+            raise Unsupported("it cuts the batch; export the model with its batch fixed to 1")
         place = lowering.axis(axis, shape.rank, layout)
         begin[place], stride[place] = _start(start, shape.dims[axis], step), step
     piece = lowering.laid_out(cut, layout)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
 SMALLEST_NORM = 1e-6  # tflite/kernels/internal/reference/l2normalization.h
 
@@ -61,7 +61,7 @@ def _inverse_deviation(centred: Value, axes: list[int], epsilon: float) -> Value
 def batch_normalization(lowering: Lowering, node: Node) -> None:
     """x * factor + offset, with two constants per channel."""
     if node.attributes.get("training_mode", 0) or any(node.outputs[1:]):
-        raise Uncovered("it is in training mode; export the model for inference")
+        raise Unsupported("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (lowering.value(name, f"{name!r}").astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + _epsilon(node))
     _finish_image(lowering, node, *_image(lowering, node), factor, bias - mean * factor)
@@ -108,7 +108,7 @@ def local_response_normalization(lowering: Lowering, node: Node) -> None:
     """Write LRN: TFLite needs the number of channels on each side, and alpha per channel."""
     rank, size = lowering.shape(node.inputs[0]).rank, int(node.attributes["size"])
     if rank not in (3, 4):
-        raise Uncovered(f"the input has {rank - 2} spatial axes, and one or two are covered; reshape it before")
+        raise Unsupported(f"the input has {rank - 2} spatial axes, and one or two are supported; reshape it before")
     y = lowering.read(node, 0, Layout.CHANNELS_LAST).op(
         "LOCAL_RESPONSE_NORMALIZATION",
         radius=size // 2,

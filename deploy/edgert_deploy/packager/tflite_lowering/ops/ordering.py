@@ -9,14 +9,14 @@ import numpy as np
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, Unsupported, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
 def arg(code: str, lowering: Lowering, node: Node) -> None:
     """Find an index: TFLite returns the first of equal elements; for the last one, reverse the axis."""
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
-        raise Uncovered(
+        raise Unsupported(
             f"TFLite compares float32 and int32 here, not {lowering.dtype(node.inputs[0])}; cast to one of them"
         )
     x, result, dtype = lowering.read(node), lowering.shape(node.outputs[0]), lowering.dtype(node.outputs[0])
@@ -24,7 +24,7 @@ def arg(code: str, lowering: Lowering, node: Node) -> None:
     place = x.indices([axis])
     from_the_end = bool(node.attributes.get("select_last_index", 0))
     if from_the_end and x.shape.signature[axis] == -1:
-        raise Uncovered("select_last_index needs the length of the batch; export the model with its batch fixed to 1")
+        raise Unsupported("select_last_index needs the length of the batch; export the model with its batch fixed to 1")
     if from_the_end:
         x = x.op("REVERSE_V2", place)
     shape = x.shape.reduced([axis], keep=False)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 
 LOOKED_UP = ("edge", "reflect", "wrap")  # modes of ONNX, and of numpy.pad
 
@@ -20,7 +20,7 @@ def pad(lowering: Lowering, node: Node) -> None:
     mode = node.attributes.get("mode", "constant")
     amounts = _amounts(lowering, node, x.shape.rank, layout)
     if any(length == -1 and amount.any() for length, amount in zip(x.shape.signature, amounts, strict=True)):
-        raise Uncovered("it pads the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it pads the batch; export the model with its batch fixed to 1")
     if amounts.min(initial=0) < 0:
         cut = x.shape.padded(np.minimum(amounts, 0).tolist())
         x, amounts = x.cut(np.maximum(-amounts[:, 0], 0).tolist(), cut), np.maximum(amounts, 0)
@@ -29,7 +29,7 @@ def pad(lowering: Lowering, node: Node) -> None:
     elif mode in LOOKED_UP:
         y = _padded_with_itself(x, amounts, mode)
     else:
-        raise Uncovered(f"mode {mode!r} is not covered; use constant, {', '.join(LOOKED_UP)}")
+        raise Unsupported(f"mode {mode!r} is not supported; use constant, {', '.join(LOOKED_UP)}")
     lowering.result(node, y, layout)
 
 

@@ -17,12 +17,12 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.windows import NO_AXIS, Window, WindowAxis, window_of
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
 
 def max_pool(lowering: Lowering, node: Node) -> None:
     if len(node.outputs) > 1 and node.outputs[1]:
-        raise Uncovered("its second output, the indices, is not covered; export the model without it")
+        raise Unsupported("its second output, the indices, is not supported; export the model without it")
     non_negative = lowering.is_non_negative(node.inputs[0])
     _pool(lowering, node, lambda plane, window: _max(plane, window, non_negative))
 
@@ -67,7 +67,7 @@ def _undilated_max(
         read = axis.elements()
         inside = (read >= 0) & (read < axis.size)
         if not inside.any(axis=1).all():
-            raise Uncovered("one of its windows covers padding only; export the model with less padding")
+            raise Unsupported("one of its windows covers padding only; export the model with less padding")
         first = np.take_along_axis(read, inside.argmax(axis=1)[:, None], axis=1)
         plane = plane.picked(np.where(inside, read, first), i + 1)
         axes[i] = axis.side_by_side()

@@ -19,7 +19,7 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import ACTIVATIONS, ALPHA, BETA, KINDS, Activation, Cell, State
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
 # A step has about 15 operators per direction; with more steps, the file loads too slowly.
 STEPS_MAX = 512
@@ -63,29 +63,31 @@ def recurrent(lowering: Lowering, node: Node) -> None:
 def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
     x, recurrent_shape = lowering.shape(node.inputs[0]), lowering.shape(node.inputs[2])
     if x.signature[0] == -1 or x.signature[2] == -1:
-        raise Uncovered("the number of steps is open; export the model with a fixed number")
+        raise Unsupported("the number of steps is open; export the model with a fixed number")
     if x.dims[0] > STEPS_MAX:
-        raise Uncovered(
+        raise Unsupported(
             f"it has {x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so export the model for shorter sequences"
         )
     if node.input(LENGTHS) and (lowering.value(node.input(LENGTHS), "the lengths of the sequences") < x.dims[0]).any():
-        raise Uncovered("some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input")
+        raise Unsupported(
+            "some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input"
+        )
     if unusual := [name for name in ("clip", "input_forget") if node.attributes.get(name)]:
-        raise Uncovered(f"{unusual[0]} is not covered; export the model without it")
+        raise Unsupported(f"{unusual[0]} is not supported; export the model without it")
     return _Sequence(lowering, node, x, x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2]))
 
 
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction. Raises Uncovered for those that no exporter writes."""
+    """Return the activations of each direction. Raises Unsupported for those that no exporter writes."""
     default = KINDS[node.op_type].activations
     names = [
         n.decode() if isinstance(n, bytes) else n for n in node.attributes.get("activations", default * directions)
     ]
     if unknown := [name for name in names if name.lower() not in ACTIVATIONS]:
-        raise Uncovered(f"activation {unknown[0]!r} is not covered; use one of {', '.join(ACTIVATIONS)}")
+        raise Unsupported(f"activation {unknown[0]!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
     alphas, betas = (node.attributes.get(f"activation_{name}", ()) for name in ("alpha", "beta"))
     if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
-        raise Uncovered(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
+        raise Unsupported(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
     activations = [ACTIVATIONS[name.lower()] for name in names]
     return [activations[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 

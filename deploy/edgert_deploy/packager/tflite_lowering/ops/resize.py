@@ -16,7 +16,7 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported
 
 # The largest difference of two computations of a weight in float32, on an axis of a few thousand elements.
 WEIGHT_TOLERANCE = 1e-4
@@ -30,13 +30,13 @@ def resize(lowering: Lowering, node: Node) -> None:
     samplings = _samplings(lowering, node)
     signature = lowering.shape(node.inputs[0]).signature
     if any(signature[axis] == -1 for axis in samplings):
-        raise Uncovered("it resizes the batch; export the model with its batch fixed to 1")
+        raise Unsupported("it resizes the batch; export the model with its batch fixed to 1")
     mode = str(node.attributes.get("mode", "nearest"))
     if mode == "nearest":
         _nearest(lowering, node, samplings)
         return
     if lowering.dtype(node.inputs[0]) != FLOAT32:
-        raise Uncovered(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not covered; cast to float32 before")
+        raise Unsupported(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not supported; cast to float32 before")
     coefficient = float(node.attributes.get("cubic_coeff_a", -0.75))
     antialias, exclude = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
     weights = {axis: s.weights(mode, coefficient, antialias, exclude) for axis, s in samplings.items()}
@@ -54,7 +54,9 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
     scales = _scales(lowering, node, axes)
     rule = _coordinate_rule(node)
     if rule not in RULES:
-        raise Uncovered(f"coordinates {rule!r} are not covered, only {', '.join(RULES)}; cut with Slice, then resize")
+        raise Unsupported(
+            f"coordinates {rule!r} are not supported, only {', '.join(RULES)}; cut with Slice, then resize"
+        )
     samplings = {axis: Sampling(before[axis], after[axis], n, rule) for axis, n in zip(axes, scales, strict=True)}
     return {axis: s for axis, s in samplings.items() if (s.length, s.scale) != (s.outputs, 1)}
 
@@ -78,7 +80,7 @@ def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
     if name and lowering.shape(name).dims != (0,):
         return [float(s) for s in lowering.value(name, "the scales")]
     if (policy := node.attributes.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
-        raise Uncovered(
+        raise Unsupported(
             f"keep_aspect_ratio_policy {policy!r} is not supported; export the model with the resulting sizes"
         )
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))

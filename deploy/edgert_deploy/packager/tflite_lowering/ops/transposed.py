@@ -17,7 +17,7 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolved, plain_options
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ def conv_transpose(lowering: Lowering, node: Node) -> None:
     source, output = node.inputs[0], node.outputs[0]
     weights = lowering.value(node.inputs[1], "the kernel")
     if weights.ndim not in SPATIAL_RANKS:
-        raise Uncovered(
-            f"the kernel has {weights.ndim - 2} spatial axes, and one to three are covered; export the model without it"
+        raise Unsupported(
+            f"the kernel has {weights.ndim - 2} spatial axes, and one to three are supported; export the model without it"
         )
     if -1 in lowering.shape(source).signature[1:]:
-        raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
+        raise Unsupported("the batch is part of a spatial axis; export the model with its batch fixed to 1")
     axes = _axes(lowering, node, weights.shape[2:])
     shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
     whole = _rearranged(_phases(lowering, node, axes, as_2d(weights)), axes, shape)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Lowering
-from edgert_deploy.packager.tflite_lowering.value import Uncovered
+from edgert_deploy.packager.tflite_lowering.value import Unsupported
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,11 @@ def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
     """Return the window of a Conv or a pooling node."""
     shape = lowering.shape(node.inputs[0])
     if shape.rank not in SPATIAL_RANKS:
-        raise Uncovered(f"the input has {shape.rank - 2} spatial axes, and one to three are covered; reshape it before")
+        raise Unsupported(
+            f"the input has {shape.rank - 2} spatial axes, and one to three are supported; reshape it before"
+        )
     if -1 in shape.signature[1:]:
-        raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
+        raise Unsupported("the batch is part of a spatial axis; export the model with its batch fixed to 1")
     spatial, attributes = len(kernel), node.attributes
     pads = list(attributes.get("pads", [0] * 2 * spatial))
     axes = [
