@@ -118,6 +118,10 @@ class Deltas:
     def objects(self) -> ObjectCache:
         return ObjectCache(self.folder / "objects")
 
+    @property
+    def _deltas(self) -> ObjectCache:
+        return ObjectCache(self.folder / "deltas")
+
     def make(self, path: Path, target: TargetEntry, has: DeviceFiles) -> Delta:
         """Return the delta of the bundle at `path` for a device.
 
@@ -128,8 +132,7 @@ class Deltas:
             bases = self._bases(new, has)
             key = _key(bundle, new, bases, has)
             with self._making[key]:
-                deltas = ObjectCache(self.folder / "deltas")
-                file = deltas.find(key) or self._make(bundle, new, bases, has, deltas, key)
+                file = self._deltas.find(key) or self._make(key, bundle, new, bases, zstd=has.zstd)
         files = bundle.manifest.files_for(target)
         patched = sum(part.encoding == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
@@ -150,15 +153,9 @@ class Deltas:
         return bases
 
     def _make(
-        self,
-        bundle: Bundle,
-        new: Sequence[FileEntry],
-        bases: Mapping[str, str],
-        has: DeviceFiles,
-        deltas: ObjectCache,
-        key: str,
+        self, key: str, bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], *, zstd: bool
     ) -> Path:
-        with deltas.temporary_folder() as folder:
+        with self._deltas.temporary_folder() as folder:
             unpacked = Path(folder) / "files"
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in new))
@@ -167,11 +164,11 @@ class Deltas:
                 old = bases.get(entry.sha256, "")
                 content = self.objects.read(old) if old else None
                 base = (old, content) if content is not None else None
-                parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(folder) / str(number)))
+                parts.append(packed(entry, unpacked / entry.path, base, zstd, Path(folder) / str(number)))
             with (Path(folder) / "delta").open("wb") as out:
                 write_delta(out, bundle.envelope.raw, parts)
             self.objects.keep_files(new, unpacked)
-            return deltas.keep(key, Path(folder) / "delta")
+            return self._deltas.keep(key, Path(folder) / "delta")
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:

@@ -24,6 +24,17 @@ OnPause = Callable[[str], object]  # gets the reason of a failed step, and the p
 
 
 @dataclass(frozen=True)
+class SignedRelease:
+    """The signed content of a release: the SHA-256 `digest` of the content, its envelope and its OCI manifest."""
+
+    model: str
+    number: int
+    digest: str
+    envelope: bytes
+    oci_manifest: bytes
+
+
+@dataclass(frozen=True)
 class Release:
     """A release of a model, or of the runtime, in a registry.
 
@@ -75,17 +86,13 @@ def publish(
         manifest = bundle.manifest
         oci_manifest = release_manifest(manifest, bundle.envelope, bundle.digest)
         files = {file_blob(entry): entry.path for entry in manifest.files}
-        contents = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
-        return put_release(registry, *contents, files, unpacked, on_bytes, on_pause)
+        signed = SignedRelease(manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
+        return put_release(registry, signed, files, unpacked, on_bytes, on_pause)
 
 
 def put_release(
     registry: Registry,
-    model: str,
-    number: int,
-    digest: str,
-    envelope: bytes,
-    oci_manifest: bytes,
+    signed: SignedRelease,
     files: Mapping[Blob, str],
     paths_of: Callable[[Sequence[str]], Sequence[Path]],
     on_bytes: OnBytes,
@@ -93,18 +100,25 @@ def put_release(
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
-    `paths_of` returns the paths of the contents that `files` name. A release that the registry has already does not
-    change, but files that the registry lost are sent again. A broken transfer is repeated. Raises ConfigInvalid if the
-    registry has the release with other content, and RegistryError.
+    If the registry has the release already, the release does not change, but files that the registry lost are sent
+    again. A broken transfer is repeated.
+
+    Args:
+        files: The blobs of the release, each with a name for `paths_of`.
+        paths_of: Returns the path on this host of each named file.
+        on_bytes: Called with the bytes sent so far and their total.
+        on_pause: Called before the pause after a broken transfer.
+
+    Raises ConfigInvalid if the registry has the release with other content, and RegistryError.
     """
-    tag, sent = release_tag(model, number), 0
+    tag, sent = release_tag(signed.model, signed.number), 0
     try:
         published = _repeated(on_pause, registry.manifest, tag)
     except NotInRegistry:
         published = None
-    if published is not None and published.digest != digest_of(oci_manifest):
+    if published is not None and published.digest != digest_of(signed.oci_manifest):
         raise ConfigInvalid(
-            f"{registry.repository} has release {number} of {model} already, with other content or signed by another key. "
+            f"{registry.repository} has release {signed.number} of {signed.model} already, with other content or signed by another key. "
             "A release is immutable: give this one the next number"
         )
     lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
@@ -117,13 +131,18 @@ def put_release(
 
     for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
         _repeated(on_pause, registry.upload, blob, path, count)
-    _repeated(on_pause, put_small, registry, EMPTY, envelope)
+    _repeated(on_pause, put_small, registry, EMPTY, signed.envelope)
     if published is None:
-        _repeated(on_pause, registry.put_manifest, tag, oci_manifest)
-    envelope_sha256, manifest_sha256 = (
-        digest_of(content).removeprefix("sha256:") for content in (envelope, oci_manifest)
+        _repeated(on_pause, registry.put_manifest, tag, signed.oci_manifest)
+    return Release(
+        signed.model,
+        signed.number,
+        signed.digest,
+        envelope=digest_of(signed.envelope).removeprefix("sha256:"),
+        oci_manifest=digest_of(signed.oci_manifest).removeprefix("sha256:"),
+        files=tuple(files),
+        sent_bytes=total,
     )
-    return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), total)
 
 
 def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
