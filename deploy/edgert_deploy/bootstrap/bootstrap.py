@@ -31,7 +31,7 @@ from edgert_deploy.bootstrap.plan import (
     plan_bootstrap,
     restart_marker,
 )
-from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimePlan, Runtimes
+from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimeAction, RuntimePlan, Runtimes
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
@@ -99,7 +99,7 @@ def use_previous_runtime(
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
         unit = service.chosen_unit(device, facts, options.service, claim)
         done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
-        done.runtime = {"action": "rollback", "in_use": runtimes.in_use.id, "id": runtimes.previous}
+        done.runtime = {"action": RuntimeAction.ROLLBACK, "in_use": runtimes.in_use.id, "id": runtimes.previous}
         work.try_out(runtimes.previous, work.runtimes.live_models(), unit, options.trial_s)
         done.changed.append("runtime")
         done.status = RemoteDaemon(claim, device).status()
@@ -176,12 +176,13 @@ class _Work:
         }
         self._note_folders(plan)
         if change.changes:
-            self.runtimes.install(plan.facts, change, plan.there, house, plan.options.exactly)
-        if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
+            self.runtimes.install(plan.facts, change, plan.installed, house, plan.options.exactly)
+        on_trial = change.action is RuntimeAction.UPGRADE and plan.installed.configured
+        if change.changes and not on_trial:
             self.runtimes.use_first(change)
             done.changed.append("environment")
         self._write([file for file in plan.files if file.change == "runtime.sh"], done)
-        if change.action == "upgrade" and plan.there.configured:
+        if on_trial:
             models = self.runtimes.live_models()
             self.progress("testing the new runtime beside the one in use")
             try:
@@ -273,7 +274,7 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
     reasons: dict[str, str] = {}
     if plan.runtime is not None:
-        reasons = {**plan.there.in_use.lacking, **plan.runtime.lacking}
+        reasons = {**plan.installed.in_use.lacking, **plan.runtime.lacking}
     done.lacking = {
         engine: reasons.get(engine, f"engine {engine} does not load{install_hint(engine)}")
         for engine in engines

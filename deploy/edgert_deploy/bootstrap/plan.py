@@ -12,7 +12,15 @@ from edgert.errors import DeployUnderWay, DeviceError
 from edgert.printable import counted
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock
-from edgert_deploy.bootstrap.runtime import TRIAL_S, InstalledRuntimes, RuntimePlan, Runtimes, plan_runtime, script_text
+from edgert_deploy.bootstrap.runtime import (
+    TRIAL_S,
+    InstalledRuntimes,
+    RuntimeAction,
+    RuntimePlan,
+    Runtimes,
+    plan_runtime,
+    script_text,
+)
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import (
@@ -91,7 +99,7 @@ class BootstrapPlan:
     files: tuple[DeviceFile, ...]
     config: DeviceConfig
     restart_due: bool
-    there: InstalledRuntimes = field(default_factory=InstalledRuntimes)
+    installed: InstalledRuntimes = field(default_factory=InstalledRuntimes)
     house: Wheelhouse | None = None
 
     def steps(self) -> list[str]:
@@ -102,7 +110,7 @@ class BootstrapPlan:
             lines.append(f"send {counted(len(plan.send), 'wheel')}, {plan.send_bytes / 1e6:.1f} MB")
             made = f"make runtime {plan.id} (edgert {plan.edgert} with {', '.join(plan.engines)})"
             lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
-            if plan.action == "upgrade":
+            if plan.action is RuntimeAction.UPGRADE:
                 lines.append(
                     f"self-test it, then try it for at most {self.options.trial_s:.0f} s; {plan.in_use} stays if it fails"
                 )
@@ -139,10 +147,10 @@ def plan_bootstrap(
         facts = local_facts(facts)
     progress(describe(facts))
     unit = service.chosen_unit(device, facts, options.service, transport)
-    runtimes_there, house, plan = InstalledRuntimes(), None, None
+    installed, house, plan = InstalledRuntimes(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)
-        runtimes_there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
+        installed, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
     broker = options.broker
     if broker is not None and (user := own_user(broker, config_text(device.state, transport))):
         progress(
@@ -168,20 +176,20 @@ def plan_bootstrap(
     if device.kind.needs_runtime:
         files.insert(0, DeviceFile(script_path(device), script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not holds(transport, file))
-    if plan is not None and plan.action == "keep":
+    if plan is not None and plan.action is RuntimeAction.KEEP:
         differing = _without_runtimes_own(differing, transport)
-    due = runtimes_there.restart_due
+    due = installed.restart_due
     if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", restart_marker(device)], QUICK_S_MAX).ok
     kept_by = "systemd" if unit else "monitor"
-    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, runtimes_there, house)
+    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, installed, house)
 
 
 def _plan_runtime(
     runtimes: Runtimes, facts: MachineFacts, options: BootstrapOptions, profile: DeviceProfile
 ) -> tuple[InstalledRuntimes, Wheelhouse, RuntimePlan]:
-    there, progress = runtimes.inspect(), runtimes.progress
-    check_no_trial(runtimes.device, there)
+    installed, progress = runtimes.inspect(), runtimes.progress
+    check_no_trial(runtimes.device, installed)
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
     engines = options.engines_of(profile)
     lock = None if options.unlocked else shipped_lock()
@@ -191,16 +199,16 @@ def _plan_runtime(
         progress,
         shrink=not options.exactly,
         lock=lock,
-        extras=sorted({*options.extras, *there.in_use.extras}),  # the device's models may need its extras
+        extras=sorted({*options.extras, *installed.in_use.extras}),  # the device's models may need its extras
     )
-    plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly)
-    if plan.action == "upgrade" and there.configured:
+    plan = plan_runtime(installed, facts, house, upgrade=options.upgrade, exactly=options.exactly)
+    if plan.action is RuntimeAction.UPGRADE and installed.configured:
         runtimes.live_models()  # refuse before a byte is sent: a deployment may be under way
     for engine, why in house.lacking.items():
         progress(f"{engine} is left out: {why}")
-    if plan.action == "keep":
+    if plan.action is RuntimeAction.KEEP:
         progress(f"runtime {plan.in_use} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
-    return there, house, plan
+    return installed, house, plan
 
 
 def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -> tuple[DeviceFile, ...]:
@@ -218,8 +226,8 @@ def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -
     )
 
 
-def check_no_trial(device: Device, there: InstalledRuntimes) -> None:
-    if there.trial:
+def check_no_trial(device: Device, installed: InstalledRuntimes) -> None:
+    if installed.trial:
         raise DeployUnderWay(f"{device.name} has a new runtime on trial, which ends within minutes: try again then")
 
 

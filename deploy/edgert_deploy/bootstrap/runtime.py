@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from importlib.resources import files
 
 from edgert.checks.status import WILL_SERVE
@@ -57,6 +58,16 @@ TRIAL_S = 600.0
 WATCH_PAUSE_S = 1.0
 
 
+class RuntimeAction(str, Enum):
+    """How a bootstrap changes the runtime, as JSON states it."""
+
+    INSTALL = "install"  # the first runtime
+    UPGRADE = "upgrade"
+    KEEP = "keep"  # the runtime in use differs from this host's, and stays
+    NONE = "none"  # the runtime in use is this host's
+    ROLLBACK = "rollback"  # to the previous runtime
+
+
 @dataclass(frozen=True)
 class InstalledRuntimes:
     """The runtimes that a device has installed.
@@ -76,13 +87,13 @@ class InstalledRuntimes:
 
 @dataclass(frozen=True)
 class RuntimePlan:
-    """The change of a runtime. `action` is install, upgrade, keep (another runtime stays) or none.
+    """The change of a runtime.
 
-    The new environment is a copy of `base` ("" for none) with the wheels in `changed` installed; of these, the device
-    lacks those in `send`.
+    The new environment is a copy of the environment `base`, or is empty if `base` is "". Then the wheels in
+    `changed` are installed into it. `send` lists the wheels in `changed` that the device lacks.
     """
 
-    action: str
+    action: RuntimeAction
     in_use: str
     id: str
     edgert: str
@@ -97,7 +108,7 @@ class RuntimePlan:
 
     @property
     def changes(self) -> bool:
-        return self.action in ("install", "upgrade")
+        return self.action in (RuntimeAction.INSTALL, RuntimeAction.UPGRADE)
 
 
 def script_text() -> bytes:
@@ -132,7 +143,7 @@ _WITH_LOCK = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock 
 
 
 def plan_runtime(
-    there: InstalledRuntimes,
+    installed: InstalledRuntimes,
     facts: MachineFacts,
     house: Wheelhouse,
     *,
@@ -144,23 +155,23 @@ def plan_runtime(
     A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of the wheelhouse. An engine that
     failed to load on this device before counts as missing only if the user named the engines (`exactly`).
     """
-    name, in_use = house.digest[:ID_LENGTH], there.in_use
+    name, in_use = house.digest[:ID_LENGTH], installed.in_use
     if not in_use.id:
-        action = "install"
+        action = RuntimeAction.INSTALL
     elif in_use.id == name:
-        action = "none"
+        action = RuntimeAction.NONE
     else:
-        has = {*in_use.engines, *(() if exactly else in_use.lacking)}
-        whole = has.issuperset(house.engines) and set(in_use.extras).issuperset(house.extras)
-        action = "keep" if whole and not upgrade else "upgrade"
+        engines = {*in_use.engines, *(() if exactly else in_use.lacking)}
+        complete = engines.issuperset(house.engines) and set(in_use.extras).issuperset(house.extras)
+        action = RuntimeAction.KEEP if complete and not upgrade else RuntimeAction.UPGRADE
     plan = RuntimePlan(
-        action, in_use.id, name, house.version, house.engines, house.lacking, free_bytes=there.free_bytes
+        action, in_use.id, name, house.version, house.engines, house.lacking, free_bytes=installed.free_bytes
     )
-    if not plan.changes or name in there.complete:
+    if not plan.changes or name in installed.complete:
         return plan
     base = in_use.base_for(facts.python, house.engines)
     changed = changed_wheels(house.pins, base.wheels)
-    send = tuple(wheel for wheel in changed if house.pins[wheel] not in there.sent)
+    send = tuple(wheel for wheel in changed if house.pins[wheel] not in installed.sent)
     size = house.size_bytes(send)
     disk = size + int(house.installed_bytes(changed) * INSTALLED_FACTOR)
     return replace(plan, base=base.id, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
@@ -213,14 +224,14 @@ class Runtimes:
         return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in WILL_SERVE)
 
     def install(
-        self, facts: MachineFacts, plan: RuntimePlan, there: InstalledRuntimes, house: Wheelhouse, exactly: bool
+        self, facts: MachineFacts, plan: RuntimePlan, installed: InstalledRuntimes, house: Wheelhouse, exactly: bool
     ) -> None:
         """Make the complete environment `plan.id` beside the one in use.
 
         No link points at it yet. Raises StorageFailed before the first byte if there is too little space, EngineMissing
         if no engine loads (with `exactly`, if any engine does not load), and DeviceError.
         """
-        if plan.id in there.complete:
+        if plan.id in installed.complete:
             return
         if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
             raise StorageFailed(
@@ -234,15 +245,15 @@ class Runtimes:
                 self.transport.put(wheel, f"{wheels}/{wheel.name}")
         self.progress("making the environment" + (" from the one in use" if plan.base else ""))
         new = Environment(
-            self.device.name,
-            self.device.home,
-            plan.id,
-            facts.python_path,
-            plan.engines,
-            house.pins,
-            there.in_use if plan.base else Installed(),
-            exactly,
-            {
+            device=self.device.name,
+            home=self.device.home,
+            id=plan.id,
+            python=facts.python_path,
+            engines=plan.engines,
+            pins=house.pins,
+            base=installed.in_use if plan.base else Installed(),
+            exactly=exactly,
+            about={
                 "edgert": plan.edgert,
                 "extras": list(house.extras),
                 "lacking": dict(plan.lacking),

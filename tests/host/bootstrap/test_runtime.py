@@ -20,7 +20,7 @@ import pytest
 
 from edgert.environment import Installed
 from edgert.errors import RolledBack
-from edgert_deploy.bootstrap.runtime import InstalledRuntimes, Runtimes, plan_runtime, script_text
+from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimeAction, Runtimes, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -290,25 +290,25 @@ def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engi
     house = a_house("edgert-0.1.0-py3-none-any.whl", engines=("null", "tflite"))
     there = a_runtime(engines=("null", "tflite"))
 
-    def action(there: InstalledRuntimes, *, upgrade: bool = False, exactly: bool = False) -> str:
+    def action(there: InstalledRuntimes, *, upgrade: bool = False, exactly: bool = False) -> RuntimeAction:
         return plan_runtime(there, FACTS, house, upgrade=upgrade, exactly=exactly).action
 
-    assert action(InstalledRuntimes()) == "install"
-    assert action(there) == "keep"
-    assert action(there, upgrade=True) == "upgrade"
-    assert action(a_runtime("d" * 16), upgrade=True) == "none"
+    assert action(InstalledRuntimes()) is RuntimeAction.INSTALL
+    assert action(there) is RuntimeAction.KEEP
+    assert action(there, upgrade=True) is RuntimeAction.UPGRADE
+    assert action(a_runtime("d" * 16), upgrade=True) is RuntimeAction.NONE
     shrunk = a_runtime(engines=("null",), lacking={"tflite": "no wheels"})
-    assert action(shrunk) == "keep"  # it was said already
-    assert action(shrunk, exactly=True) == "upgrade"
-    assert action(a_runtime(engines=("null",))) == "upgrade"
+    assert action(shrunk) is RuntimeAction.KEEP  # it was said already
+    assert action(shrunk, exactly=True) is RuntimeAction.UPGRADE
+    assert action(a_runtime(engines=("null",))) is RuntimeAction.UPGRADE
 
 
 def test_an_extra_that_is_missing_changes_the_runtime_and_one_that_is_there_does_not() -> None:
     house = replace(a_house("edgert-0.1.0-py3-none-any.whl"), extras=("text",))
     there = a_runtime(engines=("null",))
-    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "upgrade"
+    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action is RuntimeAction.UPGRADE
     there = a_runtime(engines=("null",), extras=("text",))
-    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "keep"
+    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action is RuntimeAction.KEEP
 
 
 def test_wheels_that_the_device_has_are_not_sent() -> None:
