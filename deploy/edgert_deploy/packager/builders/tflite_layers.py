@@ -32,15 +32,16 @@ def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
     """
     from ai_edge_litert import schema_py_generated as schema
 
+    from edgert_deploy.packager.tflite_lowering.tables import code_of, unpacked
+
     def names(enum: type) -> dict[int, str]:
         return {value: name for name, value in vars(enum).items() if isinstance(value, int)}
 
     kinds, types = names(schema.BuiltinOperator), names(schema.TensorType)
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(path.read_bytes(), 0))
+    model = unpacked(path.read_bytes())
     for graph in model.subgraphs:
         for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
-            kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            kind = kinds[code_of(model, operator)]
             if kind in PASSIVE_OPERATORS:
                 continue
             result = graph.tensors[operator.outputs[0]]

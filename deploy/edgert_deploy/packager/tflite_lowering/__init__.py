@@ -58,7 +58,7 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
             lowering.define_input(name)
         except Unsupported as reason:
             problems.append(f"input {name!r}: {reason}")
-            lowering.stand_in(name)
+            lowering.define_placeholder(name)
     return problems
 
 
@@ -75,10 +75,10 @@ def _lower_node(lowering: Lowering, node: Node) -> list[str]:
             )
         if not any(map(lowering.is_unknown, node.inputs)):
             op.write(lowering, node)
-            lowering.note_sign(node)
+            lowering.record_sign(node)
             return []
     except Unsupported as reason:
         problems.append(f"{node.op_type} (node {node.name or node.outputs[0]!r}): {reason}")
     for name in filter(None, node.outputs):
-        lowering.stand_in(name)
+        lowering.define_placeholder(name)
     return problems

@@ -28,13 +28,7 @@ class Ranges:
 
     def __init__(self, float_model: bytes, cut: float = 0.0) -> None:
         self._cut = cut
-        self._interpreter = Interpreter(
-            model_content=float_model,
-            num_threads=1,
-            experimental_preserve_all_tensors=True,
-            # A delegate does not expose the tensors between its operators.
-            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        )
+        self._interpreter = interpreter_with_all_tensors(float_model)
         activations = _float_activations(schema.Model.GetRootAs(float_model, 0))
         self._lows = dict.fromkeys(activations, np.float32(np.inf))
         self._highs = dict.fromkeys(activations, np.float32(-np.inf))
@@ -83,6 +77,17 @@ class Ranges:
             return values.min(), values.max()
         ordered = np.partition(values, (count, values.size - 1 - count), axis=None)
         return ordered[count], ordered[values.size - 1 - count]
+
+
+def interpreter_with_all_tensors(content: bytes) -> Interpreter:
+    """Return an interpreter that keeps the value of every tensor after a run."""
+    return Interpreter(
+        model_content=content,
+        num_threads=1,
+        experimental_preserve_all_tensors=True,
+        # A delegate does not expose the tensors between its operators.
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
 
 
 def _float_activations(model: Any) -> list[int]:

@@ -87,6 +87,10 @@ class Node:
         """Return the name of an input, or "" if an optional one is absent."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
+    def axis(self, rank: int, default: int = -1) -> int:
+        """Return the attribute `axis` of a value of `rank`, counted from the first axis."""
+        return int(self.attributes.get("axis", default)) % rank
+
 
 @dataclass(frozen=True)
 class Graph:

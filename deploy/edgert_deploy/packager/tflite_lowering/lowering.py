@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import Links
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, NeedsFixedBatch, Unsupported, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES, Writer
 
 AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
@@ -41,7 +41,9 @@ class Lowering:
     """The graph whose operators are read, and the file to which TFLite's operators are written."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
-        self.graph, self.links, self._ops = graph, Links(graph), ops
+        self.graph = graph
+        self.links = Links(graph)
+        self._ops = ops
         self.writer = Writer()
         # The order of features in a flattened channels-last value: its element i is element order[i] of ONNX's value.
         # The node that reads the value permutes its own weights.
@@ -66,6 +68,10 @@ class Lowering:
             raise Unsupported(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite holds at most {AXIS_MAX}")
         return shape
 
+    def result_shape(self, node: Node, layout: Layout = Layout.NATIVE) -> BatchShape:
+        """Return the shape of the first output of `node` in `layout`."""
+        return self.laid_out(self.shape(node.outputs[0]), layout)
+
     def dtype(self, name: str) -> np.dtype[Any]:
         dtype = self.graph.dtypes.get(name, FLOAT32)
         if dtype not in TENSOR_TYPES:
@@ -83,7 +89,7 @@ class Lowering:
         if name not in self.graph.constants:
             raise Unsupported(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
-            raise Unsupported(f"{role} depends on the batch; export the model with its batch fixed to 1")
+            raise NeedsFixedBatch(f"{role} depends on the batch")
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
@@ -107,7 +113,7 @@ class Lowering:
     def is_non_negative(self, name: str) -> bool:
         return name in self._non_negative
 
-    def note_sign(self, node: Node) -> None:
+    def record_sign(self, node: Node) -> None:
         """Remember whether the results of `node` can be negative."""
         sign = self._ops[node.op_type].sign
         read = node.inputs if node.op_type == "Concat" else node.inputs[:1]
@@ -147,7 +153,7 @@ class Lowering:
         """Make `value`, computed in `layout`, output `index` of `node`."""
         name = node.outputs[index]
         if value.tensor not in self._named:
-            self.writer.call(value.tensor, name, self.laid_out(self.shape(name), layout))
+            self.writer.name_result(value.tensor, name, self.laid_out(self.shape(name), layout))
         self.alias(name, layout, value.tensor)
 
     def tensor(self, name: str, layout: Layout) -> int:
@@ -188,7 +194,7 @@ class Lowering:
         self._named.add(tensor)
         return tensor
 
-    def stand_in(self, name: str) -> None:
+    def define_placeholder(self, name: str) -> None:
         """Continue without the node that makes `name`, to find the other unsupported parts."""
         try:
             self.define(name)
@@ -251,11 +257,11 @@ class Lowering:
         value = self._value(name, made_in, self._tensors[name, made_in])
         if not _same_order(shape.dims):
             if made_in is Layout.NATIVE:
-                value = value.turned(CHANNELS_LAST_ORDERS[shape.rank])
+                value = value.transposed(CHANNELS_LAST_ORDERS[shape.rank])
             elif shape.rank == 3:
-                value = value.reshaped(shape.permuted((0, 2, 1))).turned((0, 2, 1))
+                value = value.reshaped(shape.permuted((0, 2, 1))).transposed((0, 2, 1))
             else:
-                value = value.turned(CHANNELS_FIRST_ORDERS[shape.rank])
+                value = value.transposed(CHANNELS_FIRST_ORDERS[shape.rank])
         return value.reshaped(self.laid_out(shape, layout))
 
 

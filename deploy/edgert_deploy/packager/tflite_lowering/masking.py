@@ -96,7 +96,7 @@ def _test_by_threshold(links: Links, test: Node, changes: _Changes) -> None:
         return
     softmax = links.producers[test.inputs[0]]
     scores, largest = softmax.inputs[0], f"{output}_largest"
-    axis = int(softmax.attributes.get("axis", -1)) % links.graph.shapes[scores].rank
+    axis = softmax.axis(links.graph.shapes[scores].rank)
     shape = links.graph.shapes[scores].with_length(axis, 1)
     changes.shapes |= {largest: shape, output: shape}
     changes.dtypes[largest] = np.dtype("float32")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from edgert_deploy.packager.tflite_lowering.calibrate import interpreter_with_all_tensors
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 
 UNPACKING = frozenset((schema.BuiltinOperator.DEQUANTIZE, schema.BuiltinOperator.DENSIFY))
@@ -44,13 +44,7 @@ def with_plain_weights(content: bytes) -> bytes:
 
 def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
     """Run the model once on zeros, and return the values of `tensors`."""
-    interpreter = Interpreter(
-        model_content=content,
-        num_threads=1,
-        experimental_preserve_all_tensors=True,
-        # A delegate does not expose the tensors between its operators.
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
+    interpreter = interpreter_with_all_tensors(content)
     interpreter.allocate_tensors()
     for detail in interpreter.get_input_details():
         interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))

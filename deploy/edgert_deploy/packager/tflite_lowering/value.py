@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,20 @@ FLOAT32, BOOL, INT32, INT64 = map(np.dtype, ("float32", "bool", "int32", "int64"
 
 
 class Unsupported(Exception):
-    """A node that cannot be lowered: the text names the unsupported part, and any workaround."""
+    """A node cannot be lowered. The text names the unsupported part, and a workaround if there is one."""
+
+
+class NeedsFixedBatch(Unsupported):
+    """A node can be lowered only for a fixed batch. `reason` says how the node depends on the batch."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; export the model with its batch fixed to 1")
+
+
+def require_fixed(shape: BatchShape, axes: Iterable[int], reason: str) -> None:
+    """Raise NeedsFixedBatch for `reason` if one of `axes` grows with the batch."""
+    if any(shape.signature[axis] == -1 for axis in axes):
+        raise NeedsFixedBatch(reason)
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ class Value:
     def along_last(self, axis: int, compute: Callable[[Value], Value]) -> Value:
         """Apply `compute` to this value with `axis` moved to the end, then move the axis back."""
         order = (*(i for i in range(self.shape.rank) if i != axis), axis)
-        return compute(self.turned(order)).turned(np.argsort(order).tolist())
+        return compute(self.transposed(order)).transposed(np.argsort(order).tolist())
 
     def times_weights(self, weights: NDArray[Any], bias: ArrayLike | None = None, activation: str = "NONE") -> Value:
         """Return self * weights' + bias along the last axis; `weights` are [outputs, inputs]."""
@@ -143,23 +156,20 @@ class Value:
     def copied(self, shape: BatchShape) -> Value:
         """Return the value in a separate tensor, with `shape`."""
         if shape.signature.count(-1) > 1:
-            raise Unsupported(
-                f"the batch is part of more than one axis of {list(shape.signature)}; "
-                "export the model with its batch fixed to 1"
-            )
+            raise NeedsFixedBatch(f"the batch is part of more than one axis of {list(shape.signature)}")
         return self.op("RESHAPE", self.indices(shape.signature), shape=shape, newShape=list(shape.signature))
 
-    def turned(self, order: Sequence[int]) -> Value:
+    def transposed(self, order: Sequence[int]) -> Value:
         if list(order) == list(range(self.shape.rank)):
             return self
         return self.op("TRANSPOSE", self.indices(order), shape=self.shape.permuted(order))
 
-    def picked(self, elements: NDArray[Any], axis: int) -> Value:
+    def gathered(self, elements: NDArray[Any], axis: int) -> Value:
         """Write the `elements` along `axis`, in their order."""
         shape = self.shape.with_length(axis, elements.size)
         return self.op("GATHER", self.indices(elements.reshape(-1)), shape=shape, axis=axis, batchDims=0)
 
-    def cut(self, begin: Sequence[int], shape: BatchShape) -> Value:
+    def sliced(self, begin: Sequence[int], shape: BatchShape) -> Value:
         """Write the part of `shape` that begins at `begin`."""
         return self.op("SLICE", self.indices(begin), self.indices(shape.signature), shape=shape)
 

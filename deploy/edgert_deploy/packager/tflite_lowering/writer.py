@@ -65,7 +65,7 @@ class Writer:
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
-    def call(self, tensor: int, name: str, shape: BatchShape) -> None:
+    def name_result(self, tensor: int, name: str, shape: BatchShape) -> None:
         """Give `tensor` the name and the shape of its ONNX value."""
         self._tensors[tensor].name = self._unique(name)
         _shape(self._tensors[tensor], shape)

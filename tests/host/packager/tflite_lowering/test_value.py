@@ -114,12 +114,12 @@ def test_a_sum_of_integers_stays_exact() -> None:
 @pytest.mark.parametrize(
     ("formula", "wanted"),
     [
-        (lambda x: x.turned((0, 2, 1)), lambda x: x.transpose(0, 2, 1)),
+        (lambda x: x.transposed((0, 2, 1)), lambda x: x.transpose(0, 2, 1)),
         (lambda x: x.reshaped(BatchShape((1, 12), (-1, 12))), lambda x: x.reshape(-1, 12)),
         (lambda x: x.reshaped(BatchShape((4, 3), (-1, 3))), lambda x: x.reshape(-1, 3)),
-        (lambda x: x.picked(np.array([3, 0, 0]), 2), lambda x: x[:, :, [3, 0, 0]]),
-        (lambda x: x.picked(np.array([1]), 1), lambda x: x[:, [1]]),
-        (lambda x: x.cut((0, 1, 2), BatchShape((1, 2, 2), (-1, 2, 2))), lambda x: x[:, 1:3, 2:4]),
+        (lambda x: x.gathered(np.array([3, 0, 0]), 2), lambda x: x[:, :, [3, 0, 0]]),
+        (lambda x: x.gathered(np.array([1]), 1), lambda x: x[:, [1]]),
+        (lambda x: x.sliced((0, 1, 2), BatchShape((1, 2, 2), (-1, 2, 2))), lambda x: x[:, 1:3, 2:4]),
         (lambda x: x.padded([(0, 0), (1, 0), (0, 2)]), lambda x: np.pad(x, [(0, 0), (1, 0), (0, 2)])),
         (
             lambda x: x.padded([(0, 0), (2, 0), (0, 3)], "REFLECT"),
@@ -163,7 +163,7 @@ def test_an_operator_with_several_results_gives_each_its_shape() -> None:
 
 def test_nothing_is_written_for_what_changes_nothing() -> None:
     _, x = an_input(*ITEM)
-    assert x.turned((0, 1, 2)) is x
+    assert x.transposed((0, 1, 2)) is x
     assert x.reshaped(BatchShape((1, *ITEM), (-1, *ITEM))) is x
     assert x.copied(x.shape).tensor != x.tensor, "a copy is one"
 

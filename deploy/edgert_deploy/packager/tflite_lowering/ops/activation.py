@@ -125,7 +125,7 @@ def softmax(lowering: Lowering, node: Node) -> None:
     """Apply TFLite's operator, which runs over the last axis: move another axis to the end and back."""
     shape, layout = lowering.shape(node.inputs[0]), lowering.layout(node.inputs[0])
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
-    axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank
+    axis = node.axis(shape.rank, default=-1 if per_axis else 1)
     if not per_axis and axis != shape.rank - 1:
         raise Unsupported(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
     if layout is Layout.CHANNELS_LAST and axis == 1:

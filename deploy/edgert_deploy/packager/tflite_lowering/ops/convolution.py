@@ -38,7 +38,7 @@ def conv(lowering: Lowering, node: Node) -> None:
         x, padding = x.padded(window.pads()), int(schema.Padding.VALID)
     options = {**window_options(window, padding), "fusedActivationFunction": activation_code(node.activation)}
     kernel = Kernel(as_2d(weights), bias, int(node.attributes.get("group", 1)), options)
-    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     lowering.result(node, convolved(kernel, x, shape), Layout.CHANNELS_LAST)
 
 
@@ -74,7 +74,7 @@ def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
     parts = zip(np.split(kernel.weights, kernel.groups), np.split(kernel.bias, kernel.groups), strict=True)
     width, slices = kernel.weights.shape[1], []
     for group, (weights, bias) in enumerate(parts):
-        part = x.cut([0, 0, 0, 0, group * width], x.shape.with_length(4, width))
+        part = x.sliced([0, 0, 0, 0, group * width], x.shape.with_length(4, width))
         plane = replace(kernel, weights=weights, bias=bias, groups=1)
         slices.append(_convolved_3d(plane, part, shape.with_length(4, len(weights))))
     return slices[0].op("CONCATENATION", *slices[1:], shape=shape, axis=4)

@@ -66,7 +66,7 @@ class Term:
     def in_order(self, labels: Labels) -> Term:
         """Return the term with its axes in another order."""
         order, value = tuple(self.labels.index(label) for label in labels), self.value
-        turned = value.transpose(order) if isinstance(value, np.ndarray) else value.turned(order)
+        turned = value.transpose(order) if isinstance(value, np.ndarray) else value.transposed(order)
         return Term(labels, self.shape.permuted(order), turned)
 
     def grouped(self, *groups: Labels) -> Term:

@@ -53,9 +53,9 @@ def matmul(lowering: Lowering, node: Node) -> None:
     elif lowering.is_constant(left) and ranks[0] == 2 and ranks[1] > 1:
         # A * X = (X' * A')', so that the constant becomes the weights of FULLY_CONNECTED.
         swap = (*range(ranks[1] - 2), ranks[1] - 1, ranks[1] - 2)
-        turned = lowering.read(node, 1).turned(swap)
+        turned = lowering.read(node, 1).transposed(swap)
         product = turned.times_weights(lowering.value(left, "the weights"), activation=node.activation)
-        lowering.result(node, product.turned(swap))
+        lowering.result(node, product.transposed(swap))
     else:
         lowering.result(node, _general(lowering, node))
 
@@ -86,7 +86,7 @@ def _in_order(lowering: Lowering, node: Node, weights: NDArray[Any]) -> NDArray[
 
 def _matrix(lowering: Lowering, node: Node, index: int, attribute: str) -> Value:
     matrix = lowering.read(node, index)
-    return matrix.turned((1, 0)) if node.attributes.get(attribute, 0) else matrix
+    return matrix.transposed((1, 0)) if node.attributes.get(attribute, 0) else matrix
 
 
 OPS = {"Gemm": Op(gemm, clamps=True), "MatMul": Op(matmul, clamps=True)}

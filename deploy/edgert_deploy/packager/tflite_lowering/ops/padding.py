@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value, require_fixed
 
 LOOKED_UP = ("edge", "reflect", "wrap")  # modes of ONNX, and of numpy.pad
 
@@ -19,11 +19,10 @@ def pad(lowering: Lowering, node: Node) -> None:
     x, layout = lowering.read_as_made(node)
     mode = node.attributes.get("mode", "constant")
     amounts = _amounts(lowering, node, x.shape.rank, layout)
-    if any(length == -1 and amount.any() for length, amount in zip(x.shape.signature, amounts, strict=True)):
-        raise Unsupported("it pads the batch; export the model with its batch fixed to 1")
+    require_fixed(x.shape, np.flatnonzero(amounts.any(axis=1)), "it pads the batch")
     if amounts.min(initial=0) < 0:
         cut = x.shape.padded(np.minimum(amounts, 0).tolist())
-        x, amounts = x.cut(np.maximum(-amounts[:, 0], 0).tolist(), cut), np.maximum(amounts, 0)
+        x, amounts = x.sliced(np.maximum(-amounts[:, 0], 0).tolist(), cut), np.maximum(amounts, 0)
     if mode == "constant":
         y = _padded_with_constant(x, amounts, _value(lowering, node))
     elif mode in LOOKED_UP:
@@ -73,7 +72,7 @@ def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Valu
     for axis, amount in enumerate(amounts):
         if amount.any():
             elements = np.pad(np.arange(x.shape.dims[axis]), amount, mode=mode)  # type: ignore[call-overload]  # wants a literal
-            x = x.picked(elements, axis)
+            x = x.gathered(elements, axis)
     return x
 
 

@@ -69,7 +69,7 @@ def _undilated_max(
         if not inside.any(axis=1).all():
             raise Unsupported("one of its windows covers padding only; export the model with less padding")
         first = np.take_along_axis(read, inside.argmax(axis=1)[:, None], axis=1)
-        plane = plane.picked(np.where(inside, read, first), i + 1)
+        plane = plane.gathered(np.where(inside, read, first), i + 1)
         axes[i] = axis.side_by_side()
     return plane, Window(tuple(axes))
 
@@ -97,7 +97,7 @@ def _mean_with_zeros(plane: Value, window: Window) -> Value:
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation != 1:
-            plane = plane.picked(axis.elements() + axis.before, i + 1)
+            plane = plane.gathered(axis.elements() + axis.before, i + 1)
             axes[i] = axis.side_by_side()
     return _pooled(plane, "AVERAGE_POOL_2D", Window(tuple(axes)))
 

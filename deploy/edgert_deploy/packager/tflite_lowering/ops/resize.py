@@ -16,7 +16,7 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, require_fixed
 
 # The largest difference of two computations of a weight in float32, on an axis of a few thousand elements.
 WEIGHT_TOLERANCE = 1e-4
@@ -28,9 +28,7 @@ TFLITE_RANKS = (3, 4)
 
 def resize(lowering: Lowering, node: Node) -> None:
     samplings = _samplings(lowering, node)
-    signature = lowering.shape(node.inputs[0]).signature
-    if any(signature[axis] == -1 for axis in samplings):
-        raise Unsupported("it resizes the batch; export the model with its batch fixed to 1")
+    require_fixed(lowering.shape(node.inputs[0]), samplings, "it resizes the batch")
     mode = str(node.attributes.get("mode", "nearest"))
     if mode == "nearest":
         _nearest(lowering, node, samplings)
@@ -106,7 +104,7 @@ def _has_operator(lowering: Lowering, node: Node, axes: Sequence[int] | dict[int
 
 
 def _emit_tflite(lowering: Lowering, node: Node, code: str, align_corners: bool, half_pixel: bool) -> None:
-    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     x = lowering.read(node, 0, Layout.CHANNELS_LAST)
     options: dict[str, Any] = {"alignCorners": align_corners, "halfPixelCenters": half_pixel}
     lowering.result(node, x.op(code, x.indices(shape.dims[1:3]), shape=shape, **options), Layout.CHANNELS_LAST)
@@ -126,7 +124,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
     x, layout = lowering.read_as_made(node)
     rank = lowering.shape(node.inputs[0]).rank
     for axis, indices in picked.items():
-        x = x.picked(indices, lowering.axis(axis, rank, layout))
+        x = x.gathered(indices, lowering.axis(axis, rank, layout))
     lowering.result(node, x, layout)
 
 
@@ -139,8 +137,8 @@ def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]
     # While the order is unchanged, the axis at the end needs no transposition.
     for axis in sorted(weights, key=order.index, reverse=True):
         turned = (*(a for a in order if a != axis), axis)
-        x, order = x.turned([order.index(a) for a in turned]).times_weights(weights[axis]), turned
-    lowering.result(node, x.turned([order.index(a) for a in result_order]), layout)
+        x, order = x.transposed([order.index(a) for a in turned]).times_weights(weights[axis]), turned
+    lowering.result(node, x.transposed([order.index(a) for a in result_order]), layout)
 
 
 OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}

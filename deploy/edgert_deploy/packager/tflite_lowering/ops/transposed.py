@@ -17,7 +17,7 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolved, plain_options
-from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value, require_fixed
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,22 @@ class TransposedAxis:
 
 
 # The missing height of a one-dimensional ConvTranspose.
-NO_AXIS = TransposedAxis(1, 1, 1, 1, 0, 1)
+NO_AXIS = TransposedAxis(size=1, outputs=1, stride=1, dilation=1, before=0, taps=1)
 
 
 def conv_transpose(lowering: Lowering, node: Node) -> None:
-    source, output = node.inputs[0], node.outputs[0]
     weights = lowering.value(node.inputs[1], "the kernel")
     if weights.ndim not in SPATIAL_RANKS:
         raise Unsupported(
             f"the kernel has {weights.ndim - 2} spatial axes, and one to three are supported; export the model without it"
         )
-    if -1 in lowering.shape(source).signature[1:]:
-        raise Unsupported("the batch is part of a spatial axis; export the model with its batch fixed to 1")
+    source = lowering.shape(node.inputs[0])
+    require_fixed(source, range(1, source.rank), "the batch is part of a spatial axis")
     axes = _axes(lowering, node, weights.shape[2:])
-    shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     whole = _rearranged(_phases(lowering, node, axes, as_2d(weights)), axes, shape)
     if not all(axis.is_whole for axis in axes):
-        whole = whole.cut([0, *(axis.before for axis in axes), 0], shape)
+        whole = whole.sliced([0, *(axis.before for axis in axes), 0], shape)
     lowering.result(node, whole, Layout.CHANNELS_LAST)
 
 
@@ -103,7 +102,7 @@ def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights:
     deep = convolved(kernel, x, shape.with_length(len(axes) + 1, channels * count))
     if groups == 1 or count == 1:
         return deep
-    return deep.picked(np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1), len(axes) + 1)
+    return deep.gathered(np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1), len(axes) + 1)
 
 
 def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[Any]:
@@ -132,7 +131,7 @@ def _rearranged(deep: Value, axes: list[TransposedAxis], result: BatchShape) -> 
         items = int(np.prod([axis.positions for axis in axes[:place]])) * shape.dims[0]
         rest = (axes[place].positions, outer, inner)
         by_position = BatchShape((items, *rest), (-1 if shape.signature[0] == -1 else items, *rest))
-        deep = deep.reshaped(by_position).turned((0, 2, 1, 3))
+        deep = deep.reshaped(by_position).transposed((0, 2, 1, 3))
     return deep.reshaped(shape)
 
 

@@ -5,7 +5,7 @@ One-dimensional windows are two-dimensional with a height of one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -13,21 +13,30 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Lowering
-from edgert_deploy.packager.tflite_lowering.value import Unsupported
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, require_fixed
 
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """A window along one axis. `before` and `after` are the padding that its positions read."""
+    """A window along one axis.
+
+    Args:
+        size: The number of input elements.
+        outputs: The number of positions of the window.
+        kernel: The number of elements that one position reads.
+        before: The padding before the first element that the positions read.
+        after: The padding after the last element that the positions read.
+        declared_after: The padding after the last element that the ONNX node declares.
+    """
 
     size: int
     outputs: int
     kernel: int
-    stride: int
-    dilation: int
-    before: int
-    after: int
-    declared_after: int
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+    declared_after: int = 0
 
     @property
     def is_same(self) -> bool:
@@ -55,11 +64,11 @@ class WindowAxis:
     def side_by_side(self) -> WindowAxis:
         """Return this window for a tensor in which each position has separate elements."""
         length = self.outputs * self.kernel
-        return WindowAxis(length, self.outputs, self.kernel, self.kernel, 1, 0, 0, 0)
+        return WindowAxis(length, self.outputs, self.kernel, stride=self.kernel)
 
 
 # The missing axis of a one-dimensional window.
-NO_AXIS = WindowAxis(1, 1, 1, 1, 1, 0, 0, 0)
+NO_AXIS = WindowAxis(size=1, outputs=1, kernel=1)
 
 
 @dataclass(frozen=True)
@@ -86,36 +95,30 @@ def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
         raise Unsupported(
             f"the input has {shape.rank - 2} spatial axes, and one to three are supported; reshape it before"
         )
-    if -1 in shape.signature[1:]:
-        raise Unsupported("the batch is part of a spatial axis; export the model with its batch fixed to 1")
-    spatial, attributes = len(kernel), node.attributes
-    pads = list(attributes.get("pads", [0] * 2 * spatial))
-    axes = [
-        _window_axis(
-            shape.dims[2 + i],
-            lowering.shape(node.outputs[0]).dims[2 + i],
-            kernel[i],
-            int(attributes.get("strides", [1] * spatial)[i]),
-            int(attributes.get("dilations", [1] * spatial)[i]),
-            (pads[i], pads[i + spatial]),
-            attributes.get("auto_pad", "NOTSET"),
-        )
-        for i in range(spatial)
-    ]
+    require_fixed(shape, range(1, shape.rank), "the batch is part of a spatial axis")
+    spatial, attributes, axes = len(kernel), node.attributes, []
+    pads = attributes.get("pads", [0] * 2 * spatial)
+    for i, (size, outputs) in enumerate(zip(shape.dims[2:], lowering.shape(node.outputs[0]).dims[2:], strict=True)):
+        stride, dilation = (int(attributes.get(name, [1] * spatial)[i]) for name in ("strides", "dilations"))
+        axis = WindowAxis(size, outputs, kernel[i], stride, dilation)
+        axes.append(_with_padding(axis, pads[i], pads[i + spatial], attributes.get("auto_pad", "NOTSET")))
     return Window(tuple(axes) if spatial > 1 else (NO_AXIS, *axes))
 
 
-def _window_axis(
-    size: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto_pad: str
-) -> WindowAxis:
-    """Return the axis of a window; `outputs` is ONNX's own count, which includes ceil_mode."""
-    reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
-    before, declared_after = pads
+def _with_padding(axis: WindowAxis, before: int, after: int, auto_pad: str) -> WindowAxis:
+    """Return `axis` with the padding that its positions read.
+
+    Args:
+        axis: The axis without padding. Its number of outputs is ONNX's own, which includes ceil_mode.
+        before: The padding before the first element that the node declares. Only the scheme NOTSET uses it.
+        after: The same after the last element.
+        auto_pad: ONNX's padding scheme.
+    """
+    reach = (axis.outputs - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
     if auto_pad.startswith("SAME"):
-        total = max(reach - size, 0)
+        total = max(reach - axis.size, 0)
         before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        declared_after = total - before
+        after = total - before
     elif auto_pad == "VALID":
-        before = declared_after = 0
-    after = max(reach - size - before, 0)
-    return WindowAxis(size, outputs, kernel, stride, dilation, before, after, declared_after)
+        before = after = 0
+    return replace(axis, before=before, after=max(reach - axis.size - before, 0), declared_after=after)
