@@ -15,7 +15,7 @@ from edgert.bundle.rules import Preprocess
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.onnx_graph.axes import rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
 
@@ -58,8 +58,7 @@ def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
     """Return the graph after Cast (first, for TensorRT), Transpose and Gather if needed, Mul and Add."""
     from onnx import TensorProto, helper, numpy_helper
 
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     graph = copy.graph
     inner = f"{HEAD}{fold.input}"
     rename(graph, fold.input, inner)

@@ -25,6 +25,7 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 
@@ -164,10 +165,8 @@ def to_fp16(proto: Any, source: SourceModel) -> Any:
     from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
     with vendor_tool(f"{source.path.name} cannot be converted to FP16", "build this target with --precision fp32"):
-        half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
+        half = convert_float_to_float16(shape_inference.infer_shapes(copy_of(proto)), keep_io_types=True)
         ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
         onnx.checker.check_model(half)
     del half.graph.value_info[:]
@@ -216,8 +215,7 @@ def _complete_types(proto: Any) -> None:
     missing = [name for node in proto.graph.node for name in node.output if name and name not in known]
     if not missing:
         return
-    shown = onnx.ModelProto()
-    shown.CopyFrom(proto)
+    shown = copy_of(proto)
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
     options = sdk().SessionOptions()
     options.log_severity_level = 4

@@ -42,7 +42,7 @@ from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dy
 from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of, tensors
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
     IR_MAX,
     OPSET_MAX,
@@ -93,18 +93,7 @@ def _examined(
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
-    changed = embed(name, Path(str(request.get("folder", "."))), proto)
-    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
-    resized, remarks = set_lengths(proto, request.get("shapes") or {})
-    changed |= resized
-    replaced += remarks
-    remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
-    progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
-    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
-    changed |= reshape_whole_lookups(proto)
-    remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
-    unread = drop_unread_inputs(proto)
-    remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
+    changed, remarks, unread = _rewrite(proto, request, replaced, progress)
     remarks += _fix_batch_where_needed(proto, no_batch)
     wanted = request.get("buckets")  # the outputs with buckets are not known yet
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
@@ -146,6 +135,29 @@ def _examined(
     return to_json(answer), translation
 
 
+def _rewrite(
+    proto: Any, request: dict[str, Any], replaced: list[str], progress: Progress
+) -> tuple[bool, tuple[str, ...], list[str]]:
+    """Rewrite `proto`, in place, for all runtimes.
+
+    Returns whether the model changed without a remark, the remarks on other changes, and the inputs that no operator
+    reads.
+    """
+    changed = embed(Path(str(request.get("folder", "."))) / str(request["name"]), proto)
+    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
+    resized, remarks = set_lengths(proto, request.get("shapes") or {})
+    changed |= resized
+    replaced += remarks
+    remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
+    progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
+    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
+    changed |= reshape_whole_lookups(proto)
+    remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
+    unread = drop_unread_inputs(proto)
+    remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
+    return changed, remarks, unread
+
+
 def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
     """Fix the batch to 1 in a model that cannot answer several samples; return a remark with the reason."""
     remarks: tuple[str, ...] = ()
@@ -174,8 +186,7 @@ def _in_single_precision(
     """
     if is_classical(proto) or not has_double(proto):
         return inputs, ()
-    single = type(proto)()
-    single.CopyFrom(proto)
+    single = copy_of(proto)
     remarks = narrow_double(single)
     specs = tuple(replace(spec, datatype="FP32") if spec.datatype == "FP64" else spec for spec in inputs)
     if not _answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):

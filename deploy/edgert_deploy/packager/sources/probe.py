@@ -31,8 +31,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 @dataclass(frozen=True)
-class Probed:
-    """The contract of a model. `data` is the model for the build: as given, or translated."""
+class ProbeResult:
+    """The contract of a model. `data` is the model for the build: the given bytes, or a translation of them."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -45,8 +45,8 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Given:
-    """The context of a model's bytes: name, folder, lengths of its inputs' axes, buckets for one axis."""
+class ProbeRequest:
+    """The context of a model's bytes: name and folder of the file, lengths of input axes, buckets for one axis."""
 
     name: str
     folder: str
@@ -54,18 +54,30 @@ class Given:
     buckets: WantedBuckets | None = None
 
 
-def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Limits | None = None) -> Probed:
-    """Examine `data` of `kind`, with `more_bytes` in files beside it, in a child. Raises SourceInvalid."""
-    limits = limits or limits_for(len(data) + 2 * more_bytes)
-    answer, translated = ask(EXAMINERS[kind], to_json(given), data, limits)
-    return replace(from_json(Probed, answer), data=translated or data)
+def probe(
+    kind: str, request: ProbeRequest, data: bytes, external_bytes: int = 0, limits: Limits | None = None
+) -> ProbeResult:
+    """Examine a model in a child process.
+
+    Args:
+        kind: A key of EXAMINERS.
+        request: The context of the model.
+        data: The content of the model's file.
+        external_bytes: The size of the weights in separate files.
+        limits: The limits of the child process. The default depends on the sizes.
+
+    Raises SourceInvalid.
+    """
+    limits = limits or limits_for(len(data) + 2 * external_bytes)
+    answer, translated = run_in_child(EXAMINERS[kind], to_json(request), data, limits)
+    return replace(from_json(ProbeResult, answer), data=translated or data)
 
 
 def external_files(name: str, data: bytes) -> list[str]:
-    """Return the files below its folder in which an ONNX model keeps weights. Raises SourceInvalid."""
+    """Return the separate files in which an ONNX model keeps weights, relative to its folder. Raises SourceInvalid."""
     if b"location" not in data:  # the key that every tensor with external data has
         return []
-    answer, _ = ask(
+    answer, _ = run_in_child(
         "edgert_deploy.packager.sources.onnx_model:external_files", {"name": name}, data, limits_for(len(data))
     )
     return [str(file) for file in answer["files"]]
@@ -76,8 +88,8 @@ def limits_for(size_bytes: int) -> Limits:
     return Limits(MEMORY_BYTES_MIN + MEMORY_PER_BYTE * size_bytes, TIME_S_MIN + size_bytes // BYTES_PER_S)
 
 
-def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
-    """Return the answer of `function` ("module:name") in a child. Raises SourceInvalid for any failure."""
+def run_in_child(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
+    """Run `function` ("module:name") in a child process; return its answer. Raises SourceInvalid for any failure."""
     steps = ["onnx read the model"]
     with closing(Child(ENVIRONMENT)) as child:
         try:

@@ -26,8 +26,9 @@ from edgert_deploy.packager.sources.formats.external_data import open_file, size
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.formats.other_formats import other_format
 from edgert_deploy.packager.sources.onnx_graph.axes import forget_shapes
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantized
-from edgert_deploy.packager.sources.probe import Given, external_files, probe
+from edgert_deploy.packager.sources.probe import ProbeRequest, external_files, probe
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 
 SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets
@@ -96,25 +97,27 @@ class SourceModel(Stateful):
         return self.converted_bytes or self.size_bytes
 
 
-def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
+def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel:
     """Read and check a model, maybe converted to ONNX first. Raises SourceInvalid or ConfigInvalid."""
-    framework, how = framework_of(path), how or Conversion()
+    framework = framework_of(path)
+    conversion = conversion or Conversion()
     _check_is_model(path, framework)
     if framework is not None:
-        data = converted(path, framework, how)
+        data = converted(path, framework, conversion)
         sha256, size_bytes = digest_and_size(path)
     else:
         data = _read(path)
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
-    if kind == "tflite" and how.buckets is not None:
+    if kind == "tflite" and conversion.buckets is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
-    shapes = how.shapes
+    shapes = conversion.shapes
     if framework == "torch":  # the conversion already ran TorchScript with these shapes, and left the batch open
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
-    beside_bytes = size_of(path.name, path.parent, beside)
-    probed = probe(kind, Given(path.name, str(path.parent), shapes, how.buckets), data, beside_bytes)
+    beside_bytes = size_of(path, beside)
+    request = ProbeRequest(path.name, str(path.parent), shapes, conversion.buckets)
+    probed = probe(kind, request, data, beside_bytes)
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
     proto, quantized = (None, probed.quantized) if kind == "tflite" else _parsed(probed.data)
@@ -173,11 +176,8 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
 
 def at_length(source: SourceModel, length: int) -> SourceModel:
     """Return an ONNX source with buckets as a model of one length."""
-    from onnx import ModelProto
-
     assert source.buckets is not None
-    proto = ModelProto()
-    proto.CopyFrom(source.proto)
+    proto = copy_of(source.proto)
     specs = [tuple(source.buckets.spec_at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
     for place in source.buckets.inputs:
         value = next(value for value in proto.graph.input if value.name == place.name)
@@ -195,7 +195,7 @@ def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int
     """Return SHA-256 and bytes of the model's file with the files beside it that hold its weights."""
     digest, size = hashlib.sha256(data), len(data)
     for location in beside:
-        with open_file(path.name, path.parent, location) as file:
+        with open_file(path, location) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)

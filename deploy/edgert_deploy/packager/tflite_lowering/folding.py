@@ -15,7 +15,7 @@ from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert.printable import counted
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
 from edgert_deploy.packager.sources.onnx_graph.branches import optimized
-from edgert_deploy.packager.sources.onnx_graph.nodes import refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, opset_of
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
@@ -67,8 +67,7 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
 
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     """Return a copy with `batch` as each input's open axis 0, and without inner and output shapes."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy: onnx.ModelProto = copy_of(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
     for dim in open_batch_axes(copy):
         dim.dim_value = batch

@@ -39,7 +39,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
         dims = inputs[name].type.tensor_type.shape.dim
         if isinstance(given[0], bool) or (not dims and len(given) == 1):
-            _fix(proto, inputs.pop(name), given[0])
+            _make_constant(proto, inputs.pop(name), given[0])
             changed = True
             continue
         lengths = [int(n) for n in given]
@@ -49,22 +49,10 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
             raise SourceInvalid(
                 f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
             )
-        before, replaced = described(dims), False
-        for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
-            if is_open(dim):
-                if axis == 0 or _may_be_batch(dims, axis, batches):
-                    if length != 1:
-                        raise SourceInvalid(
-                            f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
-                        )
-                    continue
-                if dim.dim_param not in ("", "?"):
-                    named[dim.dim_param] = length
-                _set(dim, length)
-                changed = True
-            elif dim.dim_value != length:
-                _set(dim, length)
-                changed = replaced = True
+        before = described(dims)
+        lengths_by_name, replaced = _set_axes(name, dims, lengths, batches)
+        named |= lengths_by_name
+        changed |= described(dims) != before
         if replaced:
             remarks.append(f"input {name!r} {before} is taken as {described(dims)}, as --input says")
             forget_outputs(proto)
@@ -253,7 +241,30 @@ def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
     return unnamed and dims[0].dim_value > 1 and sum(is_open(dim) for dim in dims) == 1
 
 
-def _fix(proto: Any, value: Any, number: float) -> None:
+def _set_axes(name: str, dims: Any, lengths: Sequence[int], batches: set[str]) -> tuple[dict[str, int], bool]:
+    """Set the axes `dims` of the input `name`, except the batch, to `lengths`.
+
+    Returns the lengths by the names of open axes, and whether a fixed length was replaced. Raises SourceInvalid for a
+    length of the batch other than 1.
+    """
+    named, replaced = dict[str, int](), False
+    for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
+        if is_open(dim) and (axis == 0 or _may_be_batch(dims, axis, batches)):
+            if length != 1:
+                raise SourceInvalid(
+                    f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
+                )
+        elif is_open(dim):
+            if dim.dim_param not in ("", "?"):
+                named[dim.dim_param] = length
+            _set(dim, length)
+        elif dim.dim_value != length:
+            _set(dim, length)
+            replaced = True
+    return named, replaced
+
+
+def _make_constant(proto: Any, value: Any, number: float) -> None:
     import numpy as np
     from onnx import helper, numpy_helper
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, graphs_inside, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, graphs_inside, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
@@ -105,8 +105,7 @@ def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str
     import onnx
     from onnx import helper, numpy_helper
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     for dim in open_batch_axes(copy):
         dim.dim_value = batch
     del copy.graph.value_info[:]
@@ -145,10 +144,10 @@ def optimized(proto: Any) -> Any:
 
 def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
     """Return the nodes of the branch, with unique names; its constants become constants of `graph`."""
-    from onnx import GraphProto, helper
+    from onnx import helper
 
-    branch = GraphProto()
-    branch.CopyFrom(next(a.g for a in node.attribute if a.name == ("then_branch" if condition else "else_branch")))
+    chosen = "then_branch" if condition else "else_branch"
+    branch = copy_of(next(attribute.g for attribute in node.attribute if attribute.name == chosen))
     prefix = f"{node.output[0]}/"
     own = [name for inner in branch.node for name in inner.output if name] + [t.name for t in branch.initializer]
     results = [value.name for value in branch.output]

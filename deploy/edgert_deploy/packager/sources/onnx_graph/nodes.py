@@ -15,6 +15,13 @@ Array = NDArray[Any]
 _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
+def copy_of(message: Any) -> Any:
+    """Return a copy of a protobuf message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
 def refill(field: Any, messages: Iterable[Any]) -> None:
     """Replace the entries of a repeated field by `messages`, which may include some of these entries."""
     kept = list(messages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, structure_of
 
 OPSET_MIN = 13  # the first opset whose QuantizeLinear has scales per channel
@@ -41,10 +41,8 @@ def at_opset(proto: Any, opset: int) -> Any:
         except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is
             return None
     if converted.ir_version > IR_MAX:
-        lowered = type(proto)()
-        lowered.CopyFrom(converted)
-        lowered.ir_version = IR_MAX
-        converted = lowered
+        converted = copy_of(converted)
+        converted.ir_version = IR_MAX
     return converted
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
 # Quantized arithmetic in one operator. It stays, unless dynamic_quantization.py replaces it.
@@ -50,8 +50,7 @@ def has_wide_activations(proto: Any) -> bool:
 def float_of(proto: Any) -> Any:
     """Return the graph without Q/DQ, its weights dequantized. Raises BuildFailed if that is impossible."""
     proto = as_qdq(proto)
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     undo(copy, Constants(proto))
     nodes = list(copy.graph.node)
     if foreign := sorted({node.op_type for node in nodes} & QUANTIZED_ARITHMETIC):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, copy_of, refill
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
@@ -54,8 +54,7 @@ def as_qdq(proto: Any) -> Any:
     """Return the model with Q/DQ around float operators; an unknown operator does not change."""
     if not any(node.op_type in _FORMS or node.op_type == CONCAT for node in proto.graph.node):
         return proto
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     rewriter = _Rewriter(copy)
     refill(copy.graph.node, (new for node in proto.graph.node for new in rewriter.nodes(node)))
     del copy.graph.value_info[:]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgert_deploy.packager.sources.onnx_graph.branches import BATCHES, folded_constants, remove_unused
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, copy_of, refill
 
 FLAT = ("Flatten", "Reshape")
 LENGTHS = "/edgert_lengths"
@@ -52,8 +52,7 @@ def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
     """Return the shape of each result that holds all rows in order; -1 stands for the batch."""
     from onnx import helper
 
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     for node in lookups:
         copy.graph.node.append(helper.make_node("Shape", [node.input[0]], [f"{node.output[0]}{LENGTHS}"]))
     names = [name for node in lookups for name in (node.input[1], f"{node.output[0]}{LENGTHS}")]
