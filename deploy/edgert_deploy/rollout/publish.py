@@ -25,7 +25,7 @@ OnPause = Callable[[str], object]  # gets the reason of a failed step, and the p
 
 @dataclass(frozen=True)
 class SignedRelease:
-    """The signed content of a release: the SHA-256 `digest` of the content, its envelope and its OCI manifest."""
+    """The signed content of a release. `digest` is the SHA-256 of the content without the signatures."""
 
     model: str
     number: int

@@ -32,7 +32,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The contract of a model. `data` is the model for the build: the given bytes, or a translation of them."""
+    """The contract of a model. `data` is the model for the build: as given, or translated."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -46,7 +46,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """The context of a model's bytes: name and folder of the file, lengths of input axes, buckets for one axis."""
+    """The context of a model's bytes: its file, the lengths of its inputs' axes, buckets for one axis."""
 
     name: str
     folder: str
@@ -74,7 +74,10 @@ def probe(
 
 
 def external_files(name: str, data: bytes) -> list[str]:
-    """Return the separate files in which an ONNX model keeps weights, relative to its folder. Raises SourceInvalid."""
+    """Return the separate files with weights of an ONNX model, relative to its folder.
+
+    Raises SourceInvalid.
+    """
     if b"location" not in data:  # the key that every tensor with external data has
         return []
     answer, _ = run_in_child(
@@ -89,7 +92,7 @@ def limits_for(size_bytes: int) -> Limits:
 
 
 def run_in_child(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
-    """Run `function` ("module:name") in a child process; return its answer. Raises SourceInvalid for any failure."""
+    """Return the answer of `function` ("module:name") in a child. Raises SourceInvalid for any failure."""
     steps = ["onnx read the model"]
     with closing(Child(ENVIRONMENT)) as child:
         try:

@@ -1,4 +1,4 @@
-"""The shapes of a model's values, also of pools that round the number of their windows up.
+"""Shape inference that is also correct for pools that round the number of their windows up.
 
 Before opset 22, ONNX's shape inference counts windows that start in the padding after the last element. The later
 specification and all runtimes do not count these windows.

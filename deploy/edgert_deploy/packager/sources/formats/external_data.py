@@ -61,7 +61,10 @@ def embed(path: Path, proto: Any) -> bool:
 
 
 def size_of(path: Path, locations: Sequence[str]) -> int:
-    """Return the bytes of all external files of the model at `path`. Raises SourceInvalid for an unreadable file."""
+    """Return the size of all external files of the model at `path`.
+
+    Raises SourceInvalid for a file that cannot be read.
+    """
     total = 0
     for location in locations:
         with open_file(path, location) as file:

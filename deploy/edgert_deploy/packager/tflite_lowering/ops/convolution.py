@@ -1,4 +1,4 @@
-"""Conv, and the convolution of a channels-last value, which ConvTranspose also uses."""
+"""Conv, and the convolution of channels-last values, which ConvTranspose also uses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def window_options(window: Window, padding: int) -> dict[str, int]:
 
 
 def plain_options(spatial: int) -> dict[str, int]:
-    """Return the options of a window of stride 1 over a tensor that is padded already."""
+    """Return the options of a window of stride 1 without padding."""
     return window_options(Window((NO_AXIS,) * spatial), int(schema.Padding.VALID))
 
 
@@ -68,7 +68,7 @@ def convolved(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
 
 
 def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
-    """Convolve each group by itself, since CONV_3D has no groups, and join the results."""
+    """Convolve each group separately, because CONV_3D has no groups, and join the results."""
     if kernel.groups == 1:
         return x.op("CONV_3D", kernel.weights.transpose(2, 3, 4, 1, 0), kernel.bias, shape=shape, **kernel.options)
     parts = zip(np.split(kernel.weights, kernel.groups), np.split(kernel.bias, kernel.groups), strict=True)

@@ -1,4 +1,4 @@
-"""Einsum, two operands at a time: a matrix product over groups of axes, or element-wise.
+"""Einsum, two operands at a time, each pair as a matrix product over groups of axes or element-wise.
 
 Source: the specification of ONNX's Einsum. The axes of an ellipsis get separate labels, counted from the last axis.
 """
@@ -33,7 +33,7 @@ def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
         if len(labels) != rank:
             raise Unsupported(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
         if len(set(labels)) != rank:
-            raise Unsupported(f"the equation {text!r} takes a diagonal; take it with GatherElements before")
+            raise Unsupported(f"the equation {text!r} takes a diagonal; take the diagonal with GatherElements before")
     flat = [label for labels in operands for label in labels]
     ellipsis_labels = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
@@ -51,7 +51,7 @@ def _labels(term: str, rank: int) -> Labels:
 
 @dataclass(frozen=True)
 class Term:
-    """An intermediate operand with axes `labels`: a value, or a constant written when it is read."""
+    """An intermediate operand with axes `labels`: a value, or a constant that is not written yet."""
 
     labels: Labels
     shape: BatchShape
@@ -70,7 +70,7 @@ class Term:
         return Term(labels, self.shape.permuted(order), turned)
 
     def grouped(self, *groups: Labels) -> Term:
-        """Return the term with one axis per group. The groups hold all labels; an empty group has length 1."""
+        """Return the term with one axis per group of labels. The axis of an empty group has length 1."""
         ordered = self.in_order(tuple(label for group in groups for label in group))
         signature, lengths = self.signature(), self.lengths()
         dims = tuple(int(np.prod([lengths[label] for label in group])) for group in groups)
@@ -104,8 +104,8 @@ def einsum(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     operands, result = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
     terms = [_term(lowering, node, index, labels) for index, labels in enumerate(operands)]
-    # The first operand is computed, so every product is computed, too. Weights are then the right operand, as
-    # FULLY_CONNECTED needs.
+    # Constants come last: the left operand of each product is then a computed value, and weights are the right operand,
+    # as FULLY_CONNECTED needs.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     product = terms.pop(0)
     while terms:
@@ -128,7 +128,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
 
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
-    """Drop each axis of length 1 that is longer, or is the batch, in another operand."""
+    """Drop each axis of length 1 if the same label is longer, or is the batch, in another operand."""
     longer = {label for term in terms for label, length in term.signature().items() if length != 1}
     return [term.without(longer) for term in terms]
 

@@ -1,4 +1,4 @@
-"""Look-ups by a constant or computed index, and writes by such an index."""
+"""Look-ups and writes by a constant or computed index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def gather(lowering: Lowering, node: Node) -> None:
 
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
-    """Look up. TFLite has no batch axes here: prepend each index's position on ONNX's batch axes."""
+    """Write GATHER_ND.
+
+    It has no batch axes, so each index gets its position on ONNX's batch axes in front.
+    """
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     batch_dims = int(node.attributes.get("batch_dims", 0))
     end = batch_dims + index_shape.dims[-1]
@@ -39,7 +42,7 @@ def gather_nd(lowering: Lowering, node: Node) -> None:
 
 
 def gather_elements(lowering: Lowering, node: Node) -> None:
-    """Look up in the flattened value: index * stride of the axis + the position on the other axes."""
+    """Look up in the flattened value, at index * (stride of the axis) + (position on the other axes)."""
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     for shape in (x.shape, index_shape):
         require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
@@ -53,7 +56,7 @@ def gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:
-    """Write by index: SCATTER_ND writes into zeros; a mask selects other elements, or ADD adds them."""
+    """Write SCATTER_ND, which writes into zeros. A mask, or an ADD, combines its result with the input."""
     x, updates = lowering.read(node), lowering.read(node, 2)
     reduction = node.attributes.get("reduction", "none")
     if reduction not in ("none", "add"):
@@ -95,9 +98,10 @@ def trilu(lowering: Lowering, node: Node) -> None:
 def _non_negative(
     lowering: Lowering, node: Node, index: int, lengths: int | Sequence[int], wanted: np.dtype[Any] | None = None
 ) -> Value:
-    """Return input `index` of `node`, indices into axes of `lengths`, as TFLite needs them: not negative.
+    """Return input `index` of `node` without negative indices, which TFLite does not accept.
 
-    Constant indices are int32. Computed indices keep their dtype, or are cast to the `wanted` dtype.
+    The indices are into axes of `lengths`. Constant indices become int32. Computed indices keep their dtype if `wanted`
+    is None, else they are cast to `wanted`.
     """
     name = node.inputs[index]
     if lowering.is_constant(name):

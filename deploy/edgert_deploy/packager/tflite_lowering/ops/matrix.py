@@ -14,7 +14,7 @@ from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, V
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
-    """activation(alpha * A' * B' + beta * C), where ' is an optional transposition."""
+    """Compute activation(alpha * A' * B' + beta * C), where ' is an optional transposition."""
     _check_dtype(lowering, node)
     alpha, beta = (float(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     left = _matrix(lowering, node, 0, "transA")
@@ -43,7 +43,7 @@ def gemm(lowering: Lowering, node: Node) -> None:
 
 
 def matmul(lowering: Lowering, node: Node) -> None:
-    """Multiply; a vector is a matrix of one row or column, and the result omits that axis."""
+    """Multiply two matrices. A vector counts as one row or column, and the result omits this axis."""
     _check_dtype(lowering, node)
     left, right = node.inputs
     ranks = [lowering.shape(name).rank for name in node.inputs]
@@ -61,7 +61,7 @@ def matmul(lowering: Lowering, node: Node) -> None:
 
 
 def _general(lowering: Lowering, node: Node) -> Value:
-    """Write BATCH_MATMUL, with operands of one rank of at least two."""
+    """Write BATCH_MATMUL. Both operands get the same rank, at least two."""
     left, right = lowering.read(node, 0), lowering.read(node, 1)
     result = wanted = lowering.shape(node.outputs[0])
     shapes = [left.shape, right.shape]
@@ -79,7 +79,7 @@ def _check_dtype(lowering: Lowering, node: Node) -> None:
 
 
 def _in_order(lowering: Lowering, node: Node, weights: NDArray[Any]) -> NDArray[Any]:
-    """Return weights [outputs, inputs] for the order of the features in the first input of `node`."""
+    """Return weights [outputs, inputs] in the order of the features of the node's first input."""
     order = lowering.feature_order.get(node.inputs[0])
     return weights if order is None else weights[:, order]
 

@@ -25,7 +25,7 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Return whether only a layer with constant weights reads a flattened value: it permutes its weights."""
+    """Whether `node` flattens a value for one layer with constant weights, which can permute its weights."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
@@ -39,7 +39,7 @@ def _flattens_features(lowering: Lowering, node: Node) -> bool:
 
 
 def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
-    """Return each element's position in the flattened ONNX item, in the order of a channels-last item."""
+    """Return, for each element of a flattened channels-last item, its position in ONNX's flattened item."""
     return np.moveaxis(np.arange(int(np.prod(item))).reshape(item), 0, -1).reshape(-1)
 
 
@@ -57,7 +57,7 @@ def transpose(lowering: Lowering, node: Node) -> None:
 
 
 def expand(lowering: Lowering, node: Node) -> None:
-    """Broadcast to a shape without the batch, or to one whose batch the value already has."""
+    """Broadcast to a shape. The batch can be an axis of the shape only if it is one of the value already."""
     x, after = lowering.read(node), lowering.shape(node.outputs[0])
     if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
         raise NeedsFixedBatch("it expands a computed value to the batch")
@@ -86,7 +86,7 @@ def concat(lowering: Lowering, node: Node) -> None:
 
 
 def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value:
-    """Return an operand of a join; a constant that ONNX expands to the batch is expanded too."""
+    """Return input `index` of a Concat. A constant that ONNX expands to the batch is expanded here, too."""
     name = node.inputs[index]
     if name not in lowering.graph.expanded_constants:
         return lowering.read(node, index, layout)
@@ -137,7 +137,10 @@ def _start(start: int, length: int, step: int) -> int:
 
 
 def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -> Value:
-    """Write STRIDED_SLICE to one step after the last element; masks express the batch and ends before 0."""
+    """Write STRIDED_SLICE. Its end is one step after the last element.
+
+    A mask marks the axes without an end: the batch, and an axis whose end would be below 0.
+    """
     last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
     open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
     cut = (x.indices(values) for values in (begin, last, stride))
@@ -148,7 +151,10 @@ def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -
 
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
-    """Move blocks to channels. TFLite's order is ONNX's DCR mode; for CRD, a look-up changes the order."""
+    """Move blocks to channels.
+
+    TFLite has the order of ONNX's mode DCR; for CRD, a look-up changes the order.
+    """
     block, shape = int(node.attributes["blocksize"]), lowering.result_shape(node, Layout.CHANNELS_LAST)
     deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)
     if node.attributes.get("mode", "DCR") != "DCR":

@@ -1,4 +1,4 @@
-"""The normalizations, and each BatchNormalization that was not folded into a convolution."""
+"""The normalizations. Most BatchNormalizations were folded into a convolution before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST_NORM = 1e-6  # tflite/kernels/internal/reference/l2normalization.h
 
 
 def layer_normalization(lowering: Lowering, node: Node) -> None:
-    """Normalize over the axes from `axis` on; scale and bias have their shape."""
+    """Normalize over the axes from `axis` on. Scale and bias have the shape of these axes."""
     x = lowering.read(node)
     axes = _axes_from(node, x.shape.rank)
     mean = x.mean(axes)
@@ -31,7 +31,7 @@ def layer_normalization(lowering: Lowering, node: Node) -> None:
 
 
 def rms_normalization(lowering: Lowering, node: Node) -> None:
-    """x * rsqrt(mean of squares + epsilon) * scale, over the axes from `axis` on."""
+    """Compute x * rsqrt(mean of squares + epsilon) * scale, over the axes from `axis` on."""
     x = lowering.read(node)
     inverse = _inverse_deviation(x, _axes_from(node, x.shape.rank), _epsilon(node))
     lowering.result(node, x * inverse * lowering.read(node, 1))
@@ -60,7 +60,7 @@ def _inverse_deviation(centred: Value, axes: list[int], epsilon: float) -> Value
 
 
 def batch_normalization(lowering: Lowering, node: Node) -> None:
-    """x * factor + offset, with two constants per channel."""
+    """Compute x * factor + offset, with two constants per channel."""
     if node.attributes.get("training_mode", 0) or any(node.outputs[1:]):
         raise Unsupported("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (lowering.value(name, f"{name!r}").astype(np.float64) for name in node.inputs[1:5])
@@ -100,9 +100,9 @@ def _write_scaled(lowering: Lowering, node: Node, image: _Image, scale: NDArray[
 
 
 def lp_normalization(lowering: Lowering, node: Node) -> None:
-    """Divide x by its p-norm along one axis; TFLite has an operator for p = 2 along the last axis.
+    """Divide x by its p-norm along one axis. TFLite has an operator for p = 2 along the last axis.
 
-    A norm below 1e-6 counts as 1e-6, as in that operator, so zeros stay zeros.
+    A norm below 1e-6 counts as 1e-6, as in TFLite's operator, so zeros stay zeros.
     """
     x = lowering.read(node)
     axis = node.axis(x.shape.rank)

@@ -14,7 +14,10 @@ from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
 def arg(code: str, lowering: Lowering, node: Node) -> None:
-    """Find an index: TFLite returns the first of equal elements; for the last one, reverse the axis."""
+    """Find the index of an extreme.
+
+    TFLite returns the first of equal elements; a reversed axis gives the last.
+    """
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
         raise Unsupported(
             f"TFLite compares float32 and int32 here, not {lowering.dtype(node.inputs[0])}; cast to one of them"
@@ -34,7 +37,10 @@ def arg(code: str, lowering: Lowering, node: Node) -> None:
 
 
 def top_k(lowering: Lowering, node: Node) -> None:
-    """Find the k largest along an axis, moved to the end; inverted signs give the smallest."""
+    """Find the k largest elements along an axis, which moves to the end.
+
+    For the smallest, reverse the order.
+    """
     x, (values, indices) = lowering.read(node), (*node.outputs, "")[:2]
     axis, largest = node.axis(x.shape.rank), bool(node.attributes.get("largest", 1))
     order = [*(i for i in range(x.shape.rank) if i != axis), axis]
@@ -50,7 +56,7 @@ def top_k(lowering: Lowering, node: Node) -> None:
 
 
 def _mirrored(x: Value) -> Value:
-    """Reverse the order of values: -x, or -1 - x for integers, so that every value has a counterpart."""
+    """Reverse the order of values: -x for floats, and -1 - x for integers, which cannot overflow."""
     return x * -1 if x.dtype == FLOAT32 else -1 - x
 
 

@@ -1,4 +1,7 @@
-"""Pad: constants, mirrored or repeated elements around a value; negative padding cuts."""
+"""Pad: puts constants, mirrored or repeated elements around a value.
+
+Negative padding removes elements.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def _value(lowering: Lowering, node: Node) -> Any:
 
 
 def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> Value:
-    """Pad with a value. Pad floats with zeros, and add the value there: PADV2 would stay in float32."""
+    """Pad with a value.
+
+    Floats get zeros, and the value is added there, because PADV2 would stay in float32.
+    """
     if value and x.dtype != FLOAT32:
         return x.op("PADV2", x.indices(amounts), value, shape=x.shape.padded(amounts.tolist()))
     padded = x.padded(amounts.tolist())
@@ -63,7 +69,7 @@ def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> V
 
 
 def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Value:
-    """Write MIRROR_PAD if it has the mode, else a look-up along each axis."""
+    """Write MIRROR_PAD if it supports the mode, else a look-up along each axis."""
     widest = amounts.max(axis=1)
     if mode == "reflect" and bool((widest < x.shape.dims).all()):
         return x.padded(amounts.tolist(), "REFLECT")

@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM, unrolled: each step has separate plain operators, with their own INT8 scales.
 
-TFLite has a sequence operator only for LSTM. That operator keeps its state between runs, and supports neither a
-direction nor a sequence's length. The product with the input does not depend on the state, so one FULLY_CONNECTED
-computes it for all steps.
+TFLite has a sequence operator only for LSTM. This operator keeps its state between runs, and has no option for the
+direction or the length of a sequence. The product of the input and its weights does not depend on the state, so one
+FULLY_CONNECTED computes this product for all steps.
 
 Shapes: X [steps, batch, inputs]; W [directions, gates * hidden, inputs]; R [directions, gates * hidden,
 hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states [directions, batch, hidden].
@@ -21,7 +21,7 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import ACTIVATIONS, ALPHA, BETA, KINDS, Activation, Cell, State
 from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
-# A step has about 15 operators per direction; with more steps, the file loads too slowly.
+# A step has about 15 operators per direction. With more steps, a device would load the file too slowly.
 STEPS_MAX = 512
 # Positions of the inputs of ONNX's operators; only LSTM has the last two.
 BIAS, LENGTHS, INITIAL_HIDDEN, INITIAL_MEMORY, PEEPHOLES = 3, 4, 5, 6, 7
@@ -30,7 +30,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """X and the shape of a state, for all of a node's directions."""
+    """The input X and the shape of a state, which all directions of a node share."""
 
     lowering: Lowering
     node: Node
@@ -78,7 +78,10 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
 
 
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction. Raises Unsupported for those that no exporter writes."""
+    """Return the activations of each direction.
+
+    Raises Unsupported for rare ones, which no exporter writes.
+    """
     default = KINDS[node.op_type].activations
     names = [
         n.decode() if isinstance(n, bytes) else n for n in node.attributes.get("activations", default * directions)

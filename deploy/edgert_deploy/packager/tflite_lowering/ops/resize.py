@@ -1,7 +1,7 @@
 """Resize and Upsample: TFLite's operator if it uses the same samples, else an exact composition.
 
-Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are products of
-one factor per axis.
+The mode "nearest" is a look-up along each axis. Every other mode is a product with a matrix along each axis, because
+the weights of such a mode are products of one factor per axis.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, require_fixed
 
-# The largest difference of two computations of a weight in float32, on an axis of a few thousand elements.
+# Two computations of a weight in float32 differ by at most this, on an axis of a few thousand elements.
 WEIGHT_TOLERANCE = 1e-4
 # TFLite's options (alignCorners, halfPixelCenters).
 BILINEAR_RULES = ((False, True), (True, False), (False, False))
@@ -46,7 +46,7 @@ def resize(lowering: Lowering, node: Node) -> None:
 
 
 def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
-    """Return the axes that change, by their position in ONNX's order."""
+    """Return the sampling of each axis that changes, by the axis in ONNX's order."""
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
     axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
     scales = _scales(lowering, node, axes)
@@ -60,7 +60,10 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
 
 
 def _coordinate_rule(node: Node) -> str:
-    """Return ONNX's rule. Resize of opset 10 and Upsample are asymmetric, and have no attribute for it."""
+    """Return ONNX's rule.
+
+    Upsample, and Resize of opset 10, are asymmetric and have no attribute for the rule.
+    """
     if "coordinate_transformation_mode" in node.attributes:
         return str(node.attributes["coordinate_transformation_mode"])
     return "half_pixel" if _is_modern(node) else "asymmetric"
@@ -71,7 +74,7 @@ def _is_modern(node: Node) -> bool:
 
 
 def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
-    """Return ONNX's own factor for each of `axes`, or the quotient of the axis's lengths."""
+    """Return the factor for each of `axes`: from the node, or the quotient of the axis's lengths."""
     if "scales" in node.attributes:
         return [float(s) for s in node.attributes["scales"]]
     name = node.input(2 if _is_modern(node) else 1)
@@ -129,7 +132,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
 
 
 def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> None:
-    """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED is exact in INT8."""
+    """Move each axis to the end, and multiply it by its matrix; FULLY_CONNECTED is exact in INT8."""
     rank = lowering.shape(node.inputs[0]).rank
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
     x = lowering.read(node, 0, layout)

@@ -1,8 +1,8 @@
-"""ConvTranspose: a convolution that computes the phases of the stride, their rearrangement, and a cut.
+"""ConvTranspose: a convolution that computes the phases of the stride, a rearrangement, and a slice.
 
-TRANSPOSE_CONV itself needs the output's shape as a constant, with the batch, and has neither groups nor dilations.
-Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j < m of x[q -
-j] * w[r + s * j]: an ordinary convolution per phase r.
+TRANSPOSE_CONV is not used, because it needs the output's shape as a constant, with the batch, and has neither groups
+nor dilations. Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j
+< m of x[q - j] * w[r + s * j]: an ordinary convolution per phase r.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value, req
 
 @dataclass(frozen=True)
 class TransposedAxis:
-    """One axis of a ConvTranspose; one output element reads at most `taps` input elements."""
+    """One axis of a ConvTranspose. An output element reads at most `taps` input elements."""
 
     size: int
     outputs: int
@@ -37,7 +37,7 @@ class TransposedAxis:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every phase of every position is an output, so that nothing is cut off."""
+        """Whether every phase of every position is an output. Otherwise a slice removes the rest."""
         return self.before == 0 and self.outputs == self.positions * self.stride
 
 
@@ -62,7 +62,7 @@ def conv_transpose(lowering: Lowering, node: Node) -> None:
 
 
 def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[TransposedAxis]:
-    """Return the axes of the window; the number of outputs is ONNX's own and includes output_padding."""
+    """Return the axes of the window. The number of outputs is ONNX's own, which includes output_padding."""
     sizes, outputs = (lowering.shape(name).dims[2:] for name in (node.inputs[0], node.outputs[0]))
     rank, axes = len(kernel), []
     for i in range(rank):
@@ -79,7 +79,7 @@ def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[Trans
 
 
 def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
-    """Return the amount to cut off at the front: as declared, or half of the surplus."""
+    """Return the number of elements to remove at the front: as the node declares, or half of the surplus."""
     scheme = node.attributes.get("auto_pad", "NOTSET")
     if scheme.startswith("SAME") or "output_shape" in node.attributes:
         surplus = max(surplus, 0)
@@ -88,7 +88,7 @@ def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
 
 
 def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights: NDArray[Any]) -> Value:
-    """Return all phases of all positions as channels: phase by phase, each with ONNX's channels."""
+    """Return all phases of all positions as channels: phase by phase, each phase with ONNX's channels."""
     groups, count = int(node.attributes.get("group", 1)), int(np.prod([axis.stride for axis in axes]))
     channels = weights.shape[1] * groups
     bias = lowering.value(node.input(2), "the bias") if node.input(2) else np.zeros(channels, np.float32)
@@ -118,7 +118,7 @@ def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[
 
 
 def _rearranged(deep: Value, axes: list[TransposedAxis], result: BatchShape) -> Value:
-    """Move phases from channels to their positions: DEPTH_TO_SPACE, or the same axis by axis."""
+    """Move the phases from the channels to their positions, by DEPTH_TO_SPACE or axis by axis."""
     strides, channels = [axis.stride for axis in axes], result.dims[-1]
     shape = result.with_lengths({place: axis.positions * axis.stride for place, axis in enumerate(axes, start=1)})
     if len(axes) == 2 and strides[0] == strides[1]:

@@ -1,6 +1,6 @@
 """The windows that convolution and pooling slide over a channels-last tensor: sizes, strides, padding.
 
-One-dimensional windows are two-dimensional with a height of one.
+A one-dimensional window is a two-dimensional window with a height of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgert_deploy.packager.tflite_lowering.value import Unsupported, require_fi
 class WindowAxis:
     """A window along one axis.
 
-    Args:
+    Attributes:
         size: The number of input elements.
         outputs: The number of positions of the window.
         kernel: The number of elements that one position reads.
@@ -40,7 +40,7 @@ class WindowAxis:
 
     @property
     def is_same(self) -> bool:
-        """Whether this is the padding of TFLite's SAME."""
+        """Whether TFLite's scheme SAME gives the same padding."""
         total = self.before + self.after
         return self.outputs == -(-self.size // self.stride) and self.before == total // 2
 
@@ -49,20 +49,26 @@ class WindowAxis:
         return self.before == self.after == 0
 
     def elements(self) -> NDArray[np.intp]:
-        """Return the elements that each position reads, [outputs, kernel]; outside 0 to `size` is padding."""
+        """Return the index of each element that a position reads, [outputs, kernel].
+
+        An index below 0, or of `size` and more, is padding.
+        """
         starts = np.arange(self.outputs) * self.stride - self.before
         read: NDArray[np.intp] = starts[:, None] + np.arange(self.kernel) * self.dilation
         return read
 
     def counts(self, with_padding: bool) -> NDArray[np.intp]:
-        """Return the number of elements that each position counts; padding that ceil_mode added never counts."""
+        """Return the number of elements for the mean of each position.
+
+        Padding that ceil_mode adds never counts.
+        """
         first, end = (-self.before, self.size + self.declared_after) if with_padding else (0, self.size)
         read = self.elements()
         counts: NDArray[np.intp] = ((read >= first) & (read < end)).sum(axis=1)
         return counts
 
     def side_by_side(self) -> WindowAxis:
-        """Return this window for a tensor in which each position has separate elements."""
+        """Return this window for a tensor that holds the elements of each position side by side."""
         length = self.outputs * self.kernel
         return WindowAxis(length, self.outputs, self.kernel, stride=self.kernel)
 
@@ -79,7 +85,7 @@ class Window:
 
     @property
     def padding(self) -> int | None:
-        """TFLite's padding scheme, or None if a PAD must come first."""
+        """TFLite's padding scheme; None if the input needs a PAD before the window."""
         if all(axis.is_valid for axis in self.axes):
             return int(schema.Padding.VALID)
         return int(schema.Padding.SAME) if all(axis.is_same for axis in self.axes) else None

@@ -169,7 +169,7 @@ def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_it
     assert is_classical(request.source.proto)
     assert not is_classical(models.mlp())
     if precision == "int8":
-        with pytest.raises(AccuracyTooLow, match="take FP16 or FP32 with --precision auto"):
+        with pytest.raises(AccuracyTooLow, match="allow FP16 or FP32 with --precision auto"):
             pack(replace(request, precision="int8"), signing_key, tmp_path / "b.edgert")
         return
     result = pack(request, signing_key, tmp_path / "b.edgert")
