@@ -1,7 +1,7 @@
-"""TFLite artifacts: ONNX lowered to a float .tflite, quantized to INT8, and run once.
+"""TFLite artifacts: lowers ONNX to a float .tflite, quantizes it to INT8, and runs the result once.
 
-INT8 is full INT8 with calibrated ranges or, by the recipe "dynamic-range", INT8 weights with float activations that the
-kernels quantize as they run.
+INT8 is full INT8 with calibrated ranges. By the recipe "dynamic-range", only the weights are INT8, and the kernels
+quantize the float activations in each run.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from edgert_deploy.packager.sources.source_model import SourceModel, at_length, 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
 CUT = 0.001  # the share of an activation's values that the recipe "percentile" cuts off at either end
-# This processor gets tflite-runtime 2.14. Its FULLY_CONNECTED refuses per-channel scales of INT8 weights for float
-# data.
+# Devices with this processor have tflite-runtime 2.14. Its FULLY_CONNECTED refuses per-channel scales of INT8 weights
+# for float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples move the recorded ranges little and cost one float run each.
@@ -167,7 +167,7 @@ class _Conversion:
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
-    """Return a function that tells whether the operator whose output has a name stays in float."""
+    """Return a function that tells, by the name of its output, whether an operator stays in float."""
     if not float_layers:
         return lambda name: False
     every = layers_of(prepared(source))
@@ -182,7 +182,7 @@ def _tool_versions() -> dict[str, str]:
 
 
 def _run_on_zeros(path: Path) -> None:
-    """Run the file on zeros as a device does: TFLite may refuse an operator or a scale only during a run."""
+    """Run the file on zeros, because TFLite may refuse an operator or a scale only in a run."""
     try:
         for batch in TRIAL_BATCHES:
             _run_once(path, batch)

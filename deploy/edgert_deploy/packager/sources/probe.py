@@ -1,6 +1,6 @@
 """The probe: a child process with bounded memory and time reads, checks and runs a model once.
 
-The command's own process parses nothing of the file before the probe has reported its contents.
+The command's own process does not parse the file before the probe has accepted it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMINERS = {
 }
 GIB = 1024**3
 MEMORY_BYTES_MIN = 4 * GIB  # the limit on address space: the libraries alone map more than 1 GiB
-MEMORY_PER_BYTE = 6  # the file, its parsed forms and the runtime's copies of the weights
+MEMORY_PER_BYTE = 6  # for the file, its parsed forms and the runtime's copies of the weights
 TIME_S_MIN = 60
 BYTES_PER_S = 10_000_000  # bytes of weights that the slowest known machine checks and runs in a second
 # Each thread reserves address space, and one run needs no further threads.
@@ -104,7 +104,7 @@ def run_in_child(function: str, request: dict[str, Any], data: bytes, limits: Li
 
 
 def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the model") -> SourceInvalid:
-    """Return the message about a probe that failed in `step`, such as "onnx checked the model"."""
+    """Return the error for a probe that failed in `step`, such as "onnx checked the model"."""
     task = "checking the model and running it once"
     return SourceInvalid(
         {
@@ -114,9 +114,9 @@ def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the
             "look for a loop that does not end, or an axis that is far too long",
             "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, because it mostly waited "
             "for a processor: this machine is overloaded, try again when it is less busy",
-            "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or it has something that "
-            "this version of the tool cannot handle: export the model again, in another way if that does not help, or try "
-            "another version of the tool",
+            "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or this version of "
+            "the tool cannot handle a part of it. Export the model again. If the crash remains, export it in another way, or "
+            "try another version of the tool",
             "error": f"the model could not be checked: {failed.detail}",
         }[failed.cause]
     )

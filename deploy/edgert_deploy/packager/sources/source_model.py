@@ -1,7 +1,7 @@
-"""The source model as the user gave it: one file, read and checked once.
+"""The source model that the user gives: reads and checks the file once.
 
-The file is untrusted. A child process with bounded memory and time reads, checks and runs it first (probe.py). The run
-also gives the shapes that no inference finds.
+The file is untrusted. First, a child process with bounded memory and time reads the file, checks it and runs the model
+(probe.py). The run also gives the shapes that no shape inference finds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgert_deploy.packager.sources.tflite_model import is_tflite
 SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets
 
 Kind = Literal["onnx", "tflite"]
-HEAD = "edgert_fold_"  # starts the names of folded-in preprocessing, which stays in float
+HEAD = "edgert_fold_"  # the start of the names of folded-in preprocessing nodes, which stay in float
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,32 @@ class Fold:
     std: tuple[float, ...]
 
     def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return factor and shift of value * factor + shift: a number each, or one per channel."""
+        """Return factor and shift of value * factor + shift. Each has one number, or one per channel."""
         mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
         return self.scale / std, -mean / std
 
 
 @dataclass(frozen=True)
 class SourceModel(Stateful):
-    """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
+    """A checked model.
 
-    The batch axis (axis 0) is -1 if the model leaves it open; every other axis has a fixed length. `proto` is the
-    ModelProto of an ONNX model, in an opset that every runtime accepts; `tflite` is the file of a TFLite model.
-    `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized the
-    model, and the build keeps its quantization. `fold`: its first layers are folded-in preprocessing. `remarks`: the
-    differences between its contract and the file. `buckets`: one axis besides the batch stays open, for these lengths.
-    `state`: outputs that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the
-    ONNX model that a framework's file became, else 0. `unread`: inputs of the file that are left out. `scales`: scale
-    and zero point of inputs in INT8, for the presets.
+    Attributes:
+        path: The given file.
+        proto: The ModelProto of an ONNX model, in an opset that every runtime accepts; else None.
+        sha256: The SHA-256 of the given file.
+        size_bytes: The size of the given file.
+        inputs: The inputs that every artifact keeps. Axis 0 is the batch, -1 if the model leaves it open. Every other
+            axis has a fixed length, except an axis with buckets.
+        outputs: The outputs that every artifact keeps, with the same axes.
+        tflite: The content of a TFLite model; else empty.
+        quantized: Whether the user's training or converter quantized the model. The build then keeps this quantization.
+        fold: The preprocessing that is folded into the first layers.
+        remarks: The differences between the contract and the file.
+        buckets: The lengths of the one axis besides the batch that stays open.
+        state: The outputs that become inputs of the next item. Apps see neither.
+        converted_bytes: The size of the ONNX model if the file was of another framework, else 0.
+        unread: The inputs of the file that are left out.
+        scales: The scale and the zero point of inputs in INT8, for the presets.
     """
 
     path: Path
@@ -93,12 +102,15 @@ class SourceModel(Stateful):
 
     @property
     def model_bytes(self) -> int:
-        """The size of the FP32 model, without samples or optimizers that a framework keeps in its file."""
+        """The size of the FP32 model, without the optimizers that a framework may keep in its file."""
         return self.converted_bytes or self.size_bytes
 
 
 def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel:
-    """Read and check a model, maybe converted to ONNX first. Raises SourceInvalid or ConfigInvalid."""
+    """Read and check a model; convert another framework's model first.
+
+    Raises SourceInvalid or ConfigInvalid.
+    """
     framework = framework_of(path)
     conversion = conversion or Conversion()
     _check_is_model(path, framework)
@@ -112,7 +124,7 @@ def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel
     if kind == "tflite" and conversion.buckets is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
     shapes = conversion.shapes
-    if framework == "torch":  # the conversion already ran TorchScript with these shapes, and left the batch open
+    if framework == "torch":  # the conversion ran TorchScript with these shapes already, and left the batch open
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
     beside_bytes = size_of(path, beside)
@@ -167,7 +179,7 @@ def reference_engine(source: SourceModel) -> str:
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
-    """Write the source, the reference for artifacts, to `folder` in a form that this host's engine loads."""
+    """Write the source, the reference for artifacts, to `folder` in a form that this host can run."""
     name = "source.tflite" if source.kind == "tflite" else "source.onnx"
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)
@@ -175,7 +187,7 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
 
 
 def at_length(source: SourceModel, length: int) -> SourceModel:
-    """Return an ONNX source with buckets as a model of one length."""
+    """Return an ONNX source with buckets as a model with one fixed length."""
     assert source.buckets is not None
     proto = copy_of(source.proto)
     specs = [tuple(source.buckets.spec_at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
@@ -192,7 +204,7 @@ def float_proto(source: SourceModel) -> Any:
 
 
 def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int]:
-    """Return SHA-256 and bytes of the model's file with the files beside it that hold its weights."""
+    """Return the SHA-256 and the size of the model's file together with its separate files of weights."""
     digest, size = hashlib.sha256(data), len(data)
     for location in beside:
         with open_file(path, location) as file:

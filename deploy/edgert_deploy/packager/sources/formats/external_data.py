@@ -1,8 +1,8 @@
 """Reads weights into an ONNX model from separate files, as `torch.onnx.export` writes them.
 
-The model is untrusted. So a location must be a plain file below the model's own folder, no link may lead out of it, and
-the stated range must lie within the file. One protobuf message holds at most 2 GB, and so does a model with all its
-weights.
+The model is untrusted. So a location must be a plain file below the model's own folder, no link may lead out of this
+folder, and the stated range must lie within the file. A model with all its weights is one protobuf message, which has
+at most 2 GB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX, ten
 
 
 def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
-    """Return the files that the tensors refer to, sorted. Raises SourceInvalid for one outside the folder."""
+    """Return the names of the tensors' files, sorted.
+
+    Raises SourceInvalid for a file outside of the folder.
+    """
     locations = set()
     for tensor in filter(_is_external, proto_tensors):
         location = _entries(tensor).get("location", "")
