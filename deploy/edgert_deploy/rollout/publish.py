@@ -1,4 +1,7 @@
-"""From a bundle to a release in a registry. See edgert.registry.artifacts for its form there."""
+"""Puts a bundle into a registry as a release.
+
+edgert.registry.artifacts defines its form in a registry.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ PAUSES_S = (1.0, 2.0, 4.0)  # before a step is repeated after a broken link
 PAUSE_S_MAX = 60.0  # the longest pause that the registry may require
 _T = TypeVar("_T")
 
-OnBytes = Callable[[int, int], object]  # gets the bytes sent so far, and their total
-OnPause = Callable[[str], object]  # gets the reason of a failed step, and the pause before the next attempt
+OnBytes = Callable[[int, int], object]  # arguments: the bytes sent so far, and their total
+OnPause = Callable[[str], object]  # argument: the reason of a failed step, and the pause before the next attempt
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,12 @@ class SignedRelease:
 class Release:
     """A release of a model, or of the runtime, in a registry.
 
-    `sent_bytes` is the size of those `files` that the registry lacked. `digest` is that of the signed content;
-    `envelope` and `oci_manifest` are the SHA-256 of blobs in the registry.
+    Attributes:
+        digest: The SHA-256 of the signed content.
+        envelope: The SHA-256 of the envelope's blob.
+        oci_manifest: The SHA-256 of the OCI manifest.
+        files: The blobs of the release.
+        sent_bytes: The size of the blobs that the registry lacked.
     """
 
     model: str
@@ -80,7 +87,7 @@ def publish(
     with open_bundle(path, trusted=None) as bundle, tempfile.TemporaryDirectory(prefix=prefix) as folder:
 
         def unpacked(names: Sequence[str]) -> list[Path]:
-            bundle.unpack(Path(folder), frozenset(names))  # verifies every byte before any leaves this host
+            bundle.unpack(Path(folder), frozenset(names))  # this verifies every byte before the first upload
             return [Path(folder) / name for name in names]
 
         manifest = bundle.manifest
@@ -146,7 +153,7 @@ def put_release(
 
 
 def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
-    """Do a step of an upload; if the link breaks, repeat it after each pause."""
+    """Do a step of an upload. If the link breaks, repeat the step after each of PAUSES_S."""
     for pause_s in PAUSES_S:
         try:
             return step(*given)
@@ -158,7 +165,7 @@ def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
 
 
 def put_small(registry: Registry, *contents: bytes) -> None:
-    """Put the contents that the registry lacks."""
+    """Put each of the contents that the registry lacks."""
     for content in contents:
         if not registry.has(blob_of(content)):
             registry.upload(blob_of(content), content)

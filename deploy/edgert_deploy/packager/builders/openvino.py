@@ -182,7 +182,7 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
         advanced = nncf.AdvancedQuantizationParameters(
             # The default range is the mean of each sample's extremes, which clips values. On small networks, it gave a
-            # cosine of .87 to .95, and MINMAX gave .9999. Large trained networks are better with the default (bench/zoo).
+            # cosine of .87 to .95, and MINMAX gave .9999. Large trained networks are better with it (bench/zoo).
             activations_range_estimator_params=ranges.MINMAX,
             # With smoothing, the cosine of a transformer whose queries, keys and values share one input was .01.
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),

@@ -325,7 +325,7 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """Return the model in an opset and an IR that all runtimes read; None without a needed or possible change."""
+    """Return the model in an opset and an IR that all runtimes read; None if it does not change."""
     if not (opset := opset_of(proto)) or proto.functions:
         return None
     for wanted in wanted_opsets(proto):

@@ -57,7 +57,7 @@ def test_a_target_without_tflite_is_refused_before_others_are_built(
 ) -> None:
     request = replace(digits_request, targets=(*digits_request.targets, load_profile("intel-nuc")))
     lines: list[str] = []
-    with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.* omit --target intel-nuc$"):
+    with pytest.raises(ConfigInvalid, match=r"target intel-nuc uses openvino.* omit --target intel-nuc$"):
         build_bundle(request, signing_key, tmp_path / "d.edgert", lines.append, lambda choice: None)
     assert lines == []
 
@@ -98,7 +98,7 @@ def test_for_another_engine_the_error_says_the_way_round(
     targets = tuple(load_profile(name) for name in ("raspberry-pi-4", "intel-nuc"))
     samples = digits_calibration
     request = BuildRequest(load_source(digits_tflite), samples, samples, targets, "digits", allow_overlap=True)
-    with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.*tf2onnx\.convert.*--tflite digits"):
+    with pytest.raises(ConfigInvalid, match=r"target intel-nuc uses openvino.*tf2onnx\.convert.*--tflite digits"):
         build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
 
 
