@@ -1,4 +1,4 @@
-"""Preprocessing folded into a model: the same answers from frames."""
+"""A model with folded-in preprocessing gives the same answers for frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""No graph that TensorRT would refuse or misread gets into a bundle; TensorRT-RTX parses and builds those that pass."""
+"""No graph that TensorRT would refuse or misread gets into a bundle.
+
+TensorRT-RTX parses and builds the graphs that pass the audit.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def never_ends() -> Any:
 
 
 def functions(*calls: tuple[str, str]) -> Any:
-    """Model-local functions, each of which calls another twice."""
+    """Return a model with functions, each of which calls another function twice."""
     from onnx import helper
 
     proto = models.model("float[N,4] x) => (float[N,4] y", "y = Relu (x)")

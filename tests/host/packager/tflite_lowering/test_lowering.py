@@ -1,4 +1,4 @@
-"""The lowering keeps the contract of a model, and lists what it does not support."""
+"""The lowering keeps the contract of a model, and lists all unsupported parts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_lowering_twice_gives_the_same_bytes() -> None:
         assert lower(model_of(case)) == lower(model_of(case))
 
 
-def test_everything_that_is_not_supported_is_listed_at_once() -> None:
+def test_all_unsupported_parts_are_listed_at_once() -> None:
     body = (
         "[first] d = Atanh(x) [second] c = Tan(d) [third] r = Relu(c) [fourth] h = Hardmax(r)"
         "[fifth] y = ScatterElements(h, i, h)"
@@ -114,7 +114,7 @@ def test_everything_that_is_not_supported_is_listed_at_once() -> None:
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
     ],
 )
-def test_what_is_not_supported_says_why(
+def test_the_error_names_the_unsupported_part(
     body: str, items: Mapping[str, tuple[int, ...]], constants: Arrays, reason: str
 ) -> None:
     with pytest.raises(OperatorUnsupported, match=reason):
@@ -122,6 +122,9 @@ def test_what_is_not_supported_says_why(
 
 
 def test_a_softmax_over_several_axes_is_refused() -> None:
-    """Before opset 13; a build raises such a model, whose Softmax then has one axis."""
+    """Only before opset 13 is a Softmax over several axes.
+
+    A build raises the opset, so that it has one axis.
+    """
     with pytest.raises(OperatorUnsupported, match="axis 1 joins all axes"):
         lower(model_of(Case("old", "y = Softmax(x)", TOKENS, opset=11)))

@@ -1,4 +1,4 @@
-"""A formula of values is written as operators that compute what NumPy computes, at any batch."""
+"""The operators of a formula of values compute the same as NumPy, at any batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMN = np.array([[1], [2], [3]], np.float32)
 
 
 def an_input(*item: int, dtype: np.dtype[Any] = FLOAT32) -> tuple[Lowering, Value]:
-    """A file with the input `x` of an open batch, and its value."""
+    """Return a file with the input `x`, whose batch is open, and the value of `x`."""
     shape = BatchShape((1, *item), (-1, *item))
     nothing: frozenset[str] = frozenset()
     graph = Graph(17, (), {}, nothing, nothing, nothing, {"x": shape}, {"x": dtype}, ("x",), ("y",))
@@ -107,7 +107,7 @@ def test_axes_are_reduced_also_the_batch_and_none(
 
 
 def test_a_sum_of_integers_stays_exact() -> None:
-    large = 2**24 + 1  # the next number that FP32 does not hold
+    large = 2**24 + 1  # the smallest integer that FP32 cannot represent
     assert_computes(lambda x: x.total([1, 2]) + large, lambda x: x.sum((1, 2), keepdims=True) + large, dtype=INT64)
 
 

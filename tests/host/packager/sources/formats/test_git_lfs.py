@@ -1,4 +1,4 @@
-"""Git LFS pointers in place of models and of weights are named as such."""
+"""The error names a Git LFS pointer that is given as a model or as weights."""
 
 from __future__ import annotations
 
