@@ -32,7 +32,7 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
 
     plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
     claim = HeldClaim(Hung(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
-    with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
+    with pytest.raises(DaemonBusy, match=r"not decided on release 2 of echo .* edgert doctor board"):
         watch_trial(claim, plan, UserStop(), lambda line: None, lambda: now[0])
     assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
     assert len(asked) == now[0] / 5

@@ -38,7 +38,7 @@ few = settings(
 def judged(probe: Forked, kind: str, data: bytes) -> bool:
     """Whether the probe accepts `data`. A refusal must be one clear line; any other error fails the test."""
     try:
-        answer, _ = probe.run_in_child(EXAMINERS[kind], {"name": "model"}, data, LIMITS)
+        answer, _ = probe.ask(EXAMINERS[kind], {"name": "model"}, data, LIMITS)
     except SourceInvalid as error:
         said = error.message
     else:

@@ -61,7 +61,7 @@ def test_each_operator_survives_int8(case: Case) -> None:
         assert sqnr_db(wanted, got) >= COARSE.get(case.name, SQNR_DB_MIN)
 
 
-# Eight bits give one operator 40 dB on such values. An ONNX operator that becomes several TFLite operators loses a little
+# Eight bits give one operator 40 dB on such values. An ONNX operator that becomes several operators loses a little
 # at each of them.
 COMPOSED_SQNR_DB_MIN = 25
 
