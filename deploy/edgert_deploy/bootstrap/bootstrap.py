@@ -119,7 +119,9 @@ class _Work:
     """The changes of one bootstrap."""
 
     def __init__(self, device: Device, transport: Transport, progress: LineSink) -> None:
-        self.device, self.transport, self.progress = device, transport, progress
+        self.device = device
+        self.transport = transport
+        self.progress = progress
         self.runtimes = Runtimes(device, transport, progress)
 
     def apply(self, plan: BootstrapPlan) -> BootstrapResult:

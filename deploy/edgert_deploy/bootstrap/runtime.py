@@ -187,7 +187,9 @@ class Runtimes:
     """Inspects and changes the runtimes of one device over its transport."""
 
     def __init__(self, device: Device, transport: Transport, progress: LineSink = lambda _: None) -> None:
-        self.device, self.transport, self.progress = device, transport, progress
+        self.device = device
+        self.transport = transport
+        self.progress = progress
 
     def inspect(self) -> InstalledRuntimes:
         """Return the installed runtimes. End a trial that can no longer succeed. Raises DeviceError."""

@@ -88,7 +88,10 @@ class Channels:
         seen: SeenCounters,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.registry, self._trusted, self._seen, self._clock = registry, trusted, seen, clock
+        self.registry = registry
+        self._trusted = trusted
+        self._seen = seen
+        self._clock = clock
 
     def read(self, channel: str) -> Statement:
         """Return the verified statement of the channel.

@@ -111,7 +111,10 @@ class _Deployment:
     """One deployment in progress."""
 
     def __init__(self, request: DeployRequest, device: Device, transport: Transport, progress: LineSink) -> None:
-        self.request, self.device, self.transport, self.progress = request, device, transport, progress
+        self.request = request
+        self.device = device
+        self.transport = transport
+        self.progress = progress
         self.daemon = RemoteDaemon(transport, device, progress)
 
     def run(self) -> Outcome:

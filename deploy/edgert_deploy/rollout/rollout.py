@@ -128,7 +128,8 @@ class _Journal:
     """The running rollout and its record. Any thread may call `add` and `too_many`."""
 
     def __init__(self, store: RolloutStore, rollout: Rollout) -> None:
-        self._store, self.rollout = store, rollout
+        self._store = store
+        self.rollout = rollout
         self._begun = self._failed = 0
         self._lock = threading.Lock()
         store.write(rollout)

@@ -71,7 +71,9 @@ class RolloutStore:
     def __init__(
         self, folder: Path, team: TeamStore | None = None, note: Callable[[str], None] = lambda line: None
     ) -> None:
-        self.folder, self._team, self._note = folder, team, note
+        self.folder = folder
+        self._team = team
+        self._note = note
         self._records: dict[str, Record] = {}  # the records that this process wrote
         self._marks: dict[str, tuple[Stamp, Mark]] = {}  # the files' marks that `sync` read last
         self._late = False  # the team's store lacks lines of this process

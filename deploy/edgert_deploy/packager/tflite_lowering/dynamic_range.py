@@ -39,7 +39,9 @@ class _Rewriting:
     """Replaces the operators of a model. If several operators read a weight, it is quantized once."""
 
     def __init__(self, model: Any, is_float: Callable[[str], bool]) -> None:
-        self._model, self._graph, self._is_float = model, model.subgraphs[0], is_float
+        self._model = model
+        self._graph = model.subgraphs[0]
+        self._is_float = is_float
         self._codes: dict[tuple[str, int], int] = {}
         self._scales: dict[int, NDArray[np.float32]] = {}  # keyed by tensor
 

@@ -52,7 +52,8 @@ class _Graph:
     """The values of the graph: constants, and the float value of each quantized activation."""
 
     def __init__(self, graph: Any, constants: Any) -> None:
-        self._graph, self._constants = graph, constants
+        self._graph = graph
+        self._constants = constants
         self._made: dict[str, Array] = {}
         self.before: dict[str, str] = {}
 

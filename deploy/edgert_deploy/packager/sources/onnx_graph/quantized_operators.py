@@ -67,7 +67,8 @@ class _Rewriter:
     """Yields the new nodes, and writes the scales of biases into the graph."""
 
     def __init__(self, proto: Any) -> None:
-        self._graph, self._constants = proto.graph, Constants(proto)
+        self._graph = proto.graph
+        self._constants = Constants(proto)
 
     def nodes(self, node: Any) -> Iterator[Any]:
         """Yield `node` itself, or the nodes that replace it."""
