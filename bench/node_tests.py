@@ -4,7 +4,7 @@ Each test's model is lowered to a float32 .tflite file, run in TFLite's interpre
 outputs at the test's tolerances. `support/node_cases.py` decides which tests are expected to pass, and why the others
 are not.
 
-    expected      tests of operators that the lowering covers; `passed` of them pass
+    expected      tests of operators that the lowering supports; `passed` of them pass
     unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
 
 The tests run in processes of their own, so that an abort of the interpreter fails one test only.
@@ -198,7 +198,7 @@ def page(results: Sequence[Result]) -> str:
     total = summary(results)
     wrong = [result for result in results if result.status in (WRONG, CRASHED)]
     lines = [
-        "# Operators that the TFLite lowering covers",
+        "# Operators that the TFLite lowering supports",
         "",
         "`python -m bench.node_tests --docs` makes this page from the ONNX project's own node tests; do not edit it.",
         "",

@@ -147,7 +147,7 @@ def probes_are_forks(forked_probe: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """Examine models in forks of one process, under a real probe's limits: a new one takes 0.3 s to import."""
     from edgert_deploy.packager.sources import probe
 
-    monkeypatch.setattr(probe, "ask", forked_probe.ask)
+    monkeypatch.setattr(probe, "run_in_child", forked_probe.ask)
 
 
 @pytest.fixture(scope="session")

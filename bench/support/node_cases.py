@@ -106,7 +106,7 @@ class NodeTest:
 
 @dataclass(frozen=True)
 class Outside:
-    """A part of a covered operator that TFLite or a build cannot express."""
+    """A part of a supported operator that TFLite or a build cannot express."""
 
     reason: str
     applies: Callable[[NodeTest], bool]

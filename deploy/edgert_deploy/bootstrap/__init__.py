@@ -1,1 +1,1 @@
-"""Turn a bare machine into a device that takes deployments, and back: runtime, wheels, service."""
+"""Sets up a bare machine as a device that accepts deployments, and removes the set-up again."""

@@ -1,11 +1,11 @@
-"""Bootstrap: turn a bare device into one that takes deployments, or bring such a device up to date.
+"""Bootstrap: sets up a bare device so that it accepts deployments, or brings a device up to date.
 
-A bootstrap inspects the device, plans the changes, and makes only these: a second bootstrap changes nothing. It
-replaces a runtime only on request, or if an engine is missing. The new runtime goes on trial
+A bootstrap inspects the device, plans the changes, and makes only these changes. So a second bootstrap changes nothing.
+A bootstrap replaces a runtime only on request, or if an engine or an extra is missing. The new runtime goes on trial
 (edgert_deploy.bootstrap.runtime). After an interruption the old runtime still serves, and the next bootstrap continues.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
-    HOME/receipt             the other things that bootstrap made, for `edgert uninstall`
+    HOME/receipt             the other files that bootstrap made, for `edgert uninstall`
     STATE/config.toml        the device's configuration; lines that the user added stay
     STATE/keys/<id>.pem      the trusted public keys
 """
@@ -31,7 +31,7 @@ from edgert_deploy.bootstrap.plan import (
     plan_bootstrap,
     restart_marker,
 )
-from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimePlan, Runtimes
+from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimeAction, RuntimePlan, Runtimes
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
@@ -52,8 +52,13 @@ POLL_S = 1.0  # between two requests to the daemon
 class BootstrapResult:
     """The result of a bootstrap.
 
-    `engines` load on the device; `lacking` maps each other engine to the reason. `sbom` is the file on this host with
-    the bill of materials of the prepared runtime.
+    Attributes:
+        engines: The engines that load on the device.
+        lacking: The other engines, each with the reason.
+        runtime: The change of the runtime; None if the device has no runtime of its own.
+        changed: The names of all changes.
+        status: The state of the daemon at the end.
+        sbom: The file on this host with the bill of materials of the prepared runtime.
     """
 
     device: str
@@ -79,8 +84,8 @@ def bootstrap(
 ) -> BootstrapResult:
     """Install, configure and start EdgeRT on `device`.
 
-    Raises DeviceError (which names the packages to install by hand), ConfigInvalid, EngineMissing, StorageFailed,
-    RolledBack if a new runtime failed its trial, and DeployUnderWay if another host works on the device.
+    Raises ConfigInvalid, EngineMissing and StorageFailed; DeviceError, which names the packages to install by hand;
+    RolledBack if a new runtime failed its trial; and DeployUnderWay if another host works on the device.
     """
     with setting_up(device, transport) as claim:
         plan = plan_bootstrap(device, profile, options, claim, progress)
@@ -90,7 +95,10 @@ def bootstrap(
 def use_previous_runtime(
     device: Device, options: BootstrapOptions, transport: Transport, progress: LineSink = lambda _: None
 ) -> BootstrapResult:
-    """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
+    """Change to the previous runtime, on trial like any change.
+
+    Raises DeviceError without a previous runtime.
+    """
     with setting_up(device, transport, make=False) as claim:
         facts, work = probe(claim, device.name), _Work(device, claim, progress)
         runtimes = work.runtimes.inspect() if device.kind.needs_runtime else InstalledRuntimes()
@@ -99,7 +107,7 @@ def use_previous_runtime(
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
         unit = service.chosen_unit(device, facts, options.service, claim)
         done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
-        done.runtime = {"action": "rollback", "in_use": runtimes.in_use.id, "id": runtimes.previous}
+        done.runtime = {"action": RuntimeAction.ROLLBACK, "in_use": runtimes.in_use.id, "id": runtimes.previous}
         work.try_out(runtimes.previous, work.runtimes.live_models(), unit, options.trial_s)
         done.changed.append("runtime")
         done.status = RemoteDaemon(claim, device).status()
@@ -111,11 +119,13 @@ class _Work:
     """The changes of one bootstrap."""
 
     def __init__(self, device: Device, transport: Transport, progress: LineSink) -> None:
-        self.device, self.transport, self.progress = device, transport, progress
+        self.device = device
+        self.transport = transport
+        self.progress = progress
         self.runtimes = Runtimes(device, transport, progress)
 
     def apply(self, plan: BootstrapPlan) -> BootstrapResult:
-        """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
+        """Make the planned changes. Raises the errors of `bootstrap`."""
         done = BootstrapResult(self.device.name, plan.profile.name, plan.service)
         unit = _unit(plan, plan.config)
         if unit is not None:
@@ -154,7 +164,7 @@ class _Work:
         return done
 
     def try_out(self, runtime: str, models: Sequence[str], unit: Unit | None, trial_s: float) -> None:
-        """Switch to `runtime` on trial. Raises RolledBack after the old runtime's daemon answers again."""
+        """Switch to `runtime` on trial. Raises RolledBack once the daemon of the old runtime answers again."""
         manager = "monitor" if unit is None else "user" if unit.user else "system"
         self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device rolls back")
         try:
@@ -176,12 +186,13 @@ class _Work:
         }
         self._note_folders(plan)
         if change.changes:
-            self.runtimes.install(plan.facts, change, plan.there, house, plan.options.exactly)
-        if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
+            self.runtimes.install(plan.facts, change, plan.installed, house, plan.options.exactly)
+        on_trial = change.action is RuntimeAction.UPGRADE and plan.installed.configured
+        if change.changes and not on_trial:
             self.runtimes.use_first(change)
             done.changed.append("environment")
         self._write([file for file in plan.files if file.change == "runtime.sh"], done)
-        if change.action == "upgrade" and plan.there.configured:
+        if on_trial:
             models = self.runtimes.live_models()
             self.progress("testing the new runtime beside the one in use")
             try:
@@ -208,7 +219,7 @@ class _Work:
         service.enable(self.transport, self.device, unit)
 
     def _wait_for_the_daemon(self) -> None:
-        """Wait until the previous runtime's daemon answers, so that the next command finds it running."""
+        """Wait until the daemon of the previous runtime answers, so that the next command can use it."""
         until = time.monotonic() + ANSWER_S_MAX
         while time.monotonic() < until:
             with contextlib.suppress(EdgeRTError):
@@ -224,9 +235,9 @@ class _Work:
             return BrokerConnection()
 
     def _with_broker(self, before: BrokerConnection) -> DeviceStatus:
-        """Wait until the restarted daemon connects to its broker, fails, or time is up; return the status.
+        """Wait until the restarted daemon has connected to its broker or failed, or the time is up.
 
-        `before` is the connection state of the previous daemon.
+        `before` is the state of the previous daemon's connection. Returns the status of the new daemon.
         """
         until = time.monotonic() + FIRST_CONNECTION_S_MAX
         while True:
@@ -238,7 +249,10 @@ class _Work:
             time.sleep(POLL_S)
 
     def _write(self, files: list[DeviceFile], done: BootstrapResult) -> None:
-        """Write a marker, then the files: after an interruption, the next bootstrap restarts the daemon."""
+        """Write the files.
+
+        A marker is written first, so that after an interruption, a bootstrap restarts the daemon.
+        """
         # A trial may have written the unit already.
         files = [file for file in files if not holds(self.transport, file)]
         if any(file.path.startswith(self.device.state) for file in files):
@@ -268,12 +282,15 @@ class _Work:
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
-    """Record which engines load. Raises EngineMissing if too few do, or if text support is missing."""
+    """Record which engines load.
+
+    Raises EngineMissing if too few engines load, or if text support is missing.
+    """
     engines = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
     reasons: dict[str, str] = {}
     if plan.runtime is not None:
-        reasons = {**plan.there.in_use.lacking, **plan.runtime.lacking}
+        reasons = {**plan.installed.in_use.lacking, **plan.runtime.lacking}
     done.lacking = {
         engine: reasons.get(engine, f"engine {engine} does not load{install_hint(engine)}")
         for engine in engines

@@ -1,7 +1,7 @@
-"""The lock: version and hashes of every wheel that a device may get, as `make lock` resolved them.
+"""The lock: the version and the hashes of every wheel that a device may get. `make lock` writes it.
 
-One file serves every Python on x86_64 and aarch64. 32-bit ARM has no lock: its wheels come from piwheels, which
-rebuilds them.
+One file is for all Pythons on x86_64 and aarch64. There is no lock for 32-bit ARM, because its wheels come from
+piwheels, which rebuilds wheels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True)
 class Pin:
-    """One version of a package, the Pythons and machines that it is for, and pip's options for its hashes."""
+    """One version of a package, a marker of its Pythons and machines, and pip's options for its hashes."""
 
     version: str
     marker: Marker | None
@@ -33,15 +33,18 @@ class Pin:
 
 @dataclass(frozen=True)
 class Lock:
-    """The pins by package; some packages need one for each Python. `digest` is the file's SHA-256."""
+    """The pins by package. Some packages have one pin for each Python.
+
+    `digest` is the SHA-256 of the file.
+    """
 
     digest: str
     pins: Mapping[str, tuple[Pin, ...]]
 
     def lines(self, wanted: Iterable[Requirement], environment: dict[str, str]) -> list[str]:
-        """Return pip's line, with version and hashes, for each requirement.
+        """Return a line for pip, with version and hashes, for each requirement.
 
-        The lock's markers are evaluated in `environment`. Raises ConfigInvalid if the lock lacks a requirement, or has
+        `environment` has the values of the lock's markers. Raises ConfigInvalid if the lock lacks a requirement, or has
         a version that the requirement excludes.
         """
         return [self._line(requirement, environment) for requirement in wanted]
@@ -51,12 +54,14 @@ class Lock:
         pins = [pin for pin in self.pins.get(name, ()) if pin.marker is None or pin.marker.evaluate(environment)]
         if len(pins) != 1 or not requirement.specifier.contains(pins[0].version, prereleases=True):
             versions = ", ".join(pin.version for pin in pins) or "nothing"
-            raise ConfigInvalid(f"the lock has {versions} where {requirement} is needed: run make lock, or --unlocked")
+            raise ConfigInvalid(
+                f"the lock has {versions} where {requirement} is needed: run make lock, or use --unlocked"
+            )
         return f"{name}=={pins[0].version} {' '.join(pins[0].hashes)}"
 
 
 def read_lock(text: str) -> Lock:
-    """Return the lock in a requirements file as uv writes it."""
+    """Return the lock in a requirements file of uv."""
     pins: dict[str, tuple[Pin, ...]] = {}
     pins_text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for entry in pins_text.replace("\\\n", " ").splitlines():

@@ -1,8 +1,8 @@
 """edgert's own wheel: the code that this host runs, packed for its devices.
 
-A source tree is built; an installed package is packed again. In both cases `_pack` keeps the files of the two packages
-and rewrites their metadata. So a checkout and an installed wheel of one version give the same content and the same
-runtime id. The tools that built, installed or compressed them make no difference.
+From a source tree, this module builds the wheel. From an installed package, it packs the wheel again. In both cases,
+`_pack` keeps the files of the two packages and rewrites their metadata. So a checkout and an installed wheel of one
+version give the same content and the same runtime id, whichever tools built, installed or compressed them.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def content_digest(wheel: Path) -> str:
-    """Return the SHA-256 of the files in a wheel of `own_wheel`, whatever their compression."""
+    """Return the SHA-256 of the unpacked content of a wheel from `own_wheel`."""
     with zipfile.ZipFile(wheel) as archive:
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
         return hashlib.sha256(archive.read(record)).hexdigest()
 
 
 def source_tree() -> Path | None:
-    """Return the repository that this code runs from; None if it was installed from a wheel."""
+    """Return the repository from which this code runs; None for an installed wheel."""
     root = Path(edgert.__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
 
 
 def installed_distribution() -> Distribution:
-    """Return the installed package of this code. Raises ConfigInvalid if there is none."""
+    """Return the installed package of this code. Raises ConfigInvalid if this code is not installed."""
     package = Path(edgert.__file__).resolve()
     for distribution in distributions(name="edgert"):
         if Path(str(distribution.locate_file("edgert/__init__.py"))).resolve() == package:
@@ -74,7 +74,7 @@ def installed_distribution() -> Distribution:
 
 
 def _built(source: Path, folder: Path) -> dict[str, bytes]:
-    """Build a wheel of the source tree; return its files."""
+    """Build a wheel of the source tree; return the files in the wheel."""
     doing = "build edgert's own wheel"
     if importlib.util.find_spec("hatchling"):  # hatchling downloads nothing, and takes less time than pip
         run_module("hatchling", ["build", "-t", "wheel", "-d", str(folder / "built")], doing, cwd=source)
@@ -85,7 +85,7 @@ def _built(source: Path, folder: Path) -> dict[str, bytes]:
 
 
 def _installed(installed: Distribution) -> dict[str, bytes]:
-    """Return the files in RECORD of an installed edgert. Raises ConfigInvalid if one is missing."""
+    """Return the files in RECORD of an installed edgert. Raises ConfigInvalid for a missing file."""
     content = {}
     for name in map(str, installed.files or ()):
         if not _is_code(name) and ".dist-info/" not in name:  # a command outside the packages
@@ -102,7 +102,7 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
 
 
 def _pack(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Write a wheel with the code in `files` into `folder`, without byte code and notes of tools."""
+    """Write a wheel with the code in `files` to `folder`, without byte code and without tools' notes."""
     info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
     kept_metadata = (f"{info}/entry_points.txt", f"{info}/licenses/")
     content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept_metadata)}
@@ -125,7 +125,7 @@ def _is_code(name: str) -> bool:
 
 
 def _metadata(written: bytes) -> str:
-    """Return name, version, Python and requirements for an installer, in one order and spelling."""
+    """Return the metadata that an installer needs, in a fixed order and spelling."""
     metadata = email.parser.BytesParser().parsebytes(written, headersonly=True)
     lines = ["Metadata-Version: 2.1", *(f"{key}: {metadata[key]}" for key in ("Name", "Version", "Requires-Python"))]
     lines += [f"Provides-Extra: {extra}" for extra in sorted(metadata.get_all("Provides-Extra", []))]

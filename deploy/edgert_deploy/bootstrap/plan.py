@@ -1,4 +1,4 @@
-"""The request of a bootstrap, and the plan of its steps; planning changes no file on the device."""
+"""The request of a bootstrap, and the plan of its steps. Planning changes no file on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from edgert.errors import DeployUnderWay, DeviceError
 from edgert.printable import counted
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock
-from edgert_deploy.bootstrap.runtime import TRIAL_S, InstalledRuntimes, RuntimePlan, Runtimes, plan_runtime, script_text
+from edgert_deploy.bootstrap.runtime import (
+    TRIAL_S,
+    InstalledRuntimes,
+    RuntimeAction,
+    RuntimePlan,
+    Runtimes,
+    plan_runtime,
+    script_text,
+)
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import (
@@ -38,11 +46,19 @@ _IS_FILE = 'test -f "$1" && test ! -L "$1"'
 class BootstrapOptions:
     """The request of a bootstrap: the software to install, and the settings.
 
-    `engines` is `all` of the profile, its `first`, or names separated by commas. With `all`, an engine without wheels
-    for the device is left out; otherwise every engine must load. `upgrade` replaces a runtime in use by this host's.
-    `service` is systemd, monitor (edgertd's own; a reboot does not start it), or auto: systemd if it runs there.
-    `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}. `unlocked` takes the newest wheels
-    instead of the locked ones. `extras` are additional extras of edgert to install; the device keeps those that it has.
+    Attributes:
+        keys: The public keys that the device trusts.
+        broker: The MQTT broker of the device, if it has one.
+        engines: "all" engines of the profile, its "first", or names separated by commas. With "all", an engine without
+            wheels for the device is left out. Otherwise every engine must load.
+        service: "systemd"; "monitor", which is edgertd's own and does not start after a reboot; or "auto", which means
+            systemd if the device runs it.
+        settings: Values for the device's config.toml, such as {"serving": {"window_s": 10.0}}.
+        upgrade: Whether this host's runtime replaces the runtime in use.
+        trial_s: The limit for the trial of a new runtime.
+        unlocked: Whether the newest wheels are installed, instead of those in the lock.
+        following: The channel that the device follows.
+        extras: The extras of edgert to install. The device also keeps the extras that it has.
     """
 
     keys: tuple[PublicKey, ...]
@@ -80,7 +96,7 @@ class BootstrapOptions:
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """The steps of a bootstrap: `files` are those that differ, `runtime` is None if none is needed."""
+    """The steps of a bootstrap. `files` differ on the device; `runtime` is None if the device needs none."""
 
     device: Device
     profile: DeviceProfile
@@ -91,7 +107,7 @@ class BootstrapPlan:
     files: tuple[DeviceFile, ...]
     config: DeviceConfig
     restart_due: bool
-    there: InstalledRuntimes = field(default_factory=InstalledRuntimes)
+    installed: InstalledRuntimes = field(default_factory=InstalledRuntimes)
     house: Wheelhouse | None = None
 
     def steps(self) -> list[str]:
@@ -102,7 +118,7 @@ class BootstrapPlan:
             lines.append(f"send {counted(len(plan.send), 'wheel')}, {plan.send_bytes / 1e6:.1f} MB")
             made = f"make runtime {plan.id} (edgert {plan.edgert} with {', '.join(plan.engines)})"
             lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
-            if plan.action == "upgrade":
+            if plan.action is RuntimeAction.UPGRADE:
                 lines.append(
                     f"self-test it, then try it for at most {self.options.trial_s:.0f} s; {plan.in_use} stays if it fails"
                 )
@@ -132,21 +148,22 @@ def plan_bootstrap(
 ) -> BootstrapPlan:
     """Inspect the device and plan the changes.
 
-    It changes nothing on the device, but ends a runtime trial that can no longer succeed. Raises as `bootstrap`.
+    Planning changes nothing on the device, except that it ends a runtime trial that can no longer succeed. Raises the
+    errors of `bootstrap`.
     """
     facts = probe(transport, device.name)
     if not device.kind.needs_runtime:
         facts = local_facts(facts)
     progress(describe(facts))
     unit = service.chosen_unit(device, facts, options.service, transport)
-    runtimes_there, house, plan = InstalledRuntimes(), None, None
+    installed, house, plan = InstalledRuntimes(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)
-        runtimes_there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
+        installed, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
     broker = options.broker
     if broker is not None and (user := own_user(broker, config_text(device.state, transport))):
         progress(
-            f"keeps its own login {user} at the broker; --mqtt-username {broker.username or 'NAME'} with "
+            f"the device keeps its own login {user} at the broker; --mqtt-username {broker.username or 'NAME'} with "
             "--mqtt-password-file replaces that login"
         )
         broker = replace(broker, username="", password=None)
@@ -168,20 +185,20 @@ def plan_bootstrap(
     if device.kind.needs_runtime:
         files.insert(0, DeviceFile(script_path(device), script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not holds(transport, file))
-    if plan is not None and plan.action == "keep":
+    if plan is not None and plan.action is RuntimeAction.KEEP:
         differing = _without_runtimes_own(differing, transport)
-    due = runtimes_there.restart_due
+    due = installed.restart_due
     if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", restart_marker(device)], QUICK_S_MAX).ok
     kept_by = "systemd" if unit else "monitor"
-    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, runtimes_there, house)
+    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, installed, house)
 
 
 def _plan_runtime(
     runtimes: Runtimes, facts: MachineFacts, options: BootstrapOptions, profile: DeviceProfile
 ) -> tuple[InstalledRuntimes, Wheelhouse, RuntimePlan]:
-    there, progress = runtimes.inspect(), runtimes.progress
-    check_no_trial(runtimes.device, there)
+    installed, progress = runtimes.inspect(), runtimes.progress
+    check_no_trial(runtimes.device, installed)
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
     engines = options.engines_of(profile)
     lock = None if options.unlocked else shipped_lock()
@@ -191,23 +208,23 @@ def _plan_runtime(
         progress,
         shrink=not options.exactly,
         lock=lock,
-        extras=sorted({*options.extras, *there.in_use.extras}),  # the device's models may need its extras
+        extras=sorted({*options.extras, *installed.in_use.extras}),  # the device's models may need its extras
     )
-    plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly)
-    if plan.action == "upgrade" and there.configured:
-        runtimes.live_models()  # refuse before a byte is sent: a deployment may be under way
+    plan = plan_runtime(installed, facts, house, upgrade=options.upgrade, exactly=options.exactly)
+    if plan.action is RuntimeAction.UPGRADE and installed.configured:
+        runtimes.live_models()  # a deployment may be under way: refuse before a byte is sent
     for engine, why in house.lacking.items():
         progress(f"{engine} is left out: {why}")
-    if plan.action == "keep":
+    if plan.action is RuntimeAction.KEEP:
         progress(f"runtime {plan.in_use} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
-    return there, house, plan
+    return installed, house, plan
 
 
 def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -> tuple[DeviceFile, ...]:
     """Return `files` without the script and the unit of the runtime that stays.
 
-    Otherwise hosts with different versions would overwrite each other's files. A missing file is written. A changed
-    configuration also changes the unit.
+    So hosts with different versions do not overwrite each other's files. A missing file stays in the list, and so does
+    the unit if the configuration changes.
     """
     configured = any(file.change == "configuration" for file in files)
     own = ("runtime.sh",) if configured else ("runtime.sh", "unit")
@@ -218,8 +235,8 @@ def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -
     )
 
 
-def check_no_trial(device: Device, there: InstalledRuntimes) -> None:
-    if there.trial:
+def check_no_trial(device: Device, installed: InstalledRuntimes) -> None:
+    if installed.trial:
         raise DeployUnderWay(f"{device.name} has a new runtime on trial, which ends within minutes: try again then")
 
 
@@ -230,7 +247,7 @@ def restart_marker(device: Device) -> str:
 def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) -> None:
     if not facts.python_path:
         raise DeviceError(
-            f"{device.name} ({facts.distribution or 'an unknown Linux'}) has no Python from 3.10 to 3.13. Install one there "
+            f"{device.name} ({facts.distribution or 'an unknown Linux'}) has no Python from 3.10 to 3.13. Install one "
             "with its venv module (apt-get install python3-venv), or upgrade the system first (Debian and Raspberry Pi OS "
             "from 12, Ubuntu from 22.04). Then bootstrap again"
         )
@@ -239,7 +256,7 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) 
     if facts.python_lacks:
         raise DeviceError(
             f"{facts.python_path} on {device.name} was built without {facts.python_lacks}. Install the packages that provide "
-            "them, or the distribution's own Python; or build this one again with the headers of SQLite, OpenSSL, libffi "
+            "them, or the distribution's own Python; or build this Python again with the headers of SQLite, OpenSSL, libffi "
             "and zlib. Then bootstrap again"
         )
     reasons = [reason for check, reason in misfits(profile, facts).items() if check != "memory"]

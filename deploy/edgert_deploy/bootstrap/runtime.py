@@ -1,17 +1,17 @@
-"""The runtime of a device: Python environments side by side, of which one is in use.
+"""The runtimes of a device: Python environments side by side. One of them is in use.
 
-    HOME/venvs/<id>/     environments, named by their wheels; `.complete` lists the contents of a complete one
-    HOME/venv            symbolic link to the one in use
-    HOME/previous        symbolic link to the previous one, which is kept
+    HOME/venvs/<id>/     environments, named by their wheels; a complete one has a `.complete` with its contents
+    HOME/venv            symbolic link to the environment in use
+    HOME/previous        symbolic link to the previous environment, which is kept
     HOME/wheels/         wheels during an installation
-    HOME/runtime.sh      decides on the device which one is in use (on_device/runtime.sh)
+    HOME/runtime.sh      decides on the device which environment is in use (on_device/runtime.sh)
     HOME/trial           exists during the trial of a new runtime
     HOME/outcome         the result of the last trial
     HOME/setup, working  the claim of a set-up, and the lock of the command that makes an environment (devices.claims)
-    HOME/restart-due     exists while the daemon runs with older software or configuration than is installed
+    HOME/restart-due     exists while the installed software or configuration is newer than the daemon's
 
-The device alone decides which runtime stays; the host starts the trial and watches it. `inspect` finds the installed
-runtimes. `plan_runtime` plans the transfer and the disk space that it needs.
+The host starts a trial and watches it, but the device alone decides which runtime stays. `inspect` finds the installed
+runtimes. `plan_runtime` plans the transfer and the disk space for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from importlib.resources import files
 
 from edgert.checks.status import WILL_SERVE
@@ -57,11 +58,27 @@ TRIAL_S = 600.0
 WATCH_PAUSE_S = 1.0
 
 
+class RuntimeAction(str, Enum):
+    """How a bootstrap changes the runtime, as JSON states it."""
+
+    INSTALL = "install"  # the first runtime
+    UPGRADE = "upgrade"
+    KEEP = "keep"  # the runtime in use differs from this host's, and stays
+    NONE = "none"  # the runtime in use is this host's
+    ROLLBACK = "rollback"  # to the previous runtime
+
+
 @dataclass(frozen=True)
 class InstalledRuntimes:
     """The runtimes that a device has installed.
 
-    `trial` is true while a new runtime is on trial. `sent` has the SHA-256 of the wheels that were already sent.
+    Attributes:
+        previous: The id of the previous runtime; "" for none.
+        complete: The ids of all complete environments.
+        sent: The SHA-256 of the wheels that an interrupted bootstrap has sent.
+        trial: Whether a new runtime is on trial.
+        restart_due: Whether the daemon must restart.
+        configured: Whether the device has a configuration.
     """
 
     in_use: Installed = field(default_factory=Installed)
@@ -76,13 +93,13 @@ class InstalledRuntimes:
 
 @dataclass(frozen=True)
 class RuntimePlan:
-    """The change of a runtime. `action` is install, upgrade, keep (another runtime stays) or none.
+    """The change of a runtime.
 
-    The new environment is a copy of `base` ("" for none) with the wheels in `changed` installed; of these, the device
-    lacks those in `send`.
+    The new environment is a copy of the environment `base`, or is empty if `base` is "". Then the wheels in
+    `changed` are installed into it. `send` lists the wheels in `changed` that the device lacks.
     """
 
-    action: str
+    action: RuntimeAction
     in_use: str
     id: str
     edgert: str
@@ -97,7 +114,7 @@ class RuntimePlan:
 
     @property
     def changes(self) -> bool:
-        return self.action in ("install", "upgrade")
+        return self.action in (RuntimeAction.INSTALL, RuntimeAction.UPGRADE)
 
 
 def script_text() -> bytes:
@@ -127,12 +144,12 @@ echo "free $(free_kb "$there")"
 )
 
 
-# The command and its children hold this lock: they may continue after the link is lost.
+# The command and its children hold this lock, because they may continue after the link is lost.
 _WITH_LOCK = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
 
 
 def plan_runtime(
-    there: InstalledRuntimes,
+    installed: InstalledRuntimes,
     facts: MachineFacts,
     house: Wheelhouse,
     *,
@@ -141,26 +158,26 @@ def plan_runtime(
 ) -> RuntimePlan:
     """Plan whether and how the runtime changes.
 
-    A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of the wheelhouse. An engine that
-    failed to load on this device before counts as missing only if the user named the engines (`exactly`).
+    The runtime in use stays, unless `upgrade` is true or the runtime lacks an engine or an extra of the wheelhouse. An
+    engine that failed to load on this device before counts as missing only with `exactly`: the user named the engines.
     """
-    name, in_use = house.digest[:ID_LENGTH], there.in_use
+    name, in_use = house.digest[:ID_LENGTH], installed.in_use
     if not in_use.id:
-        action = "install"
+        action = RuntimeAction.INSTALL
     elif in_use.id == name:
-        action = "none"
+        action = RuntimeAction.NONE
     else:
-        has = {*in_use.engines, *(() if exactly else in_use.lacking)}
-        whole = has.issuperset(house.engines) and set(in_use.extras).issuperset(house.extras)
-        action = "keep" if whole and not upgrade else "upgrade"
+        engines = {*in_use.engines, *(() if exactly else in_use.lacking)}
+        complete = engines.issuperset(house.engines) and set(in_use.extras).issuperset(house.extras)
+        action = RuntimeAction.KEEP if complete and not upgrade else RuntimeAction.UPGRADE
     plan = RuntimePlan(
-        action, in_use.id, name, house.version, house.engines, house.lacking, free_bytes=there.free_bytes
+        action, in_use.id, name, house.version, house.engines, house.lacking, free_bytes=installed.free_bytes
     )
-    if not plan.changes or name in there.complete:
+    if not plan.changes or name in installed.complete:
         return plan
     base = in_use.base_for(facts.python, house.engines)
     changed = changed_wheels(house.pins, base.wheels)
-    send = tuple(wheel for wheel in changed if house.pins[wheel] not in there.sent)
+    send = tuple(wheel for wheel in changed if house.pins[wheel] not in installed.sent)
     size = house.size_bytes(send)
     disk = size + int(house.installed_bytes(changed) * INSTALLED_FACTOR)
     return replace(plan, base=base.id, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
@@ -170,10 +187,12 @@ class Runtimes:
     """Inspects and changes the runtimes of one device over its transport."""
 
     def __init__(self, device: Device, transport: Transport, progress: LineSink = lambda _: None) -> None:
-        self.device, self.transport, self.progress = device, transport, progress
+        self.device = device
+        self.transport = transport
+        self.progress = progress
 
     def inspect(self) -> InstalledRuntimes:
-        """End a trial that can no longer succeed; return the installed runtimes. Raises DeviceError."""
+        """Return the installed runtimes. End a trial that can no longer succeed. Raises DeviceError."""
         result = self.run_checked(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
         lines = [line.partition(" ") for line in result.stdout.splitlines()]
         answers = {key: value for key, _, value in lines}
@@ -191,9 +210,10 @@ class Runtimes:
         )
 
     def live_models(self) -> tuple[str, ...]:
-        """Return the models that the runtime in use serves; () if it does not answer.
+        """Return the models that the runtime in use serves; () if the daemon does not answer.
 
-        Raises DeployUnderWay if a model is being deployed or on trial: two trials at once could not be told apart.
+        Raises DeployUnderWay if a model is being deployed or on trial, because a failure could not be assigned to one
+        of two trials.
         """
         try:
             status = RemoteDaemon(self.transport, self.device).status()
@@ -202,7 +222,7 @@ class Runtimes:
         for claim in status.claims:
             raise DeployUnderWay(
                 f"a deployment of {claim.model} is under way on {self.device.name} (since {claim.since}, by {claim.by}): change the "
-                f"runtime after it. If that host has vanished, its claim expires in {claim.left_s:.0f} s"
+                f"runtime after this deployment. If that host has vanished, its claim expires in {claim.left_s:.0f} s"
             )
         on_trial = [model.model for model in status.models if model.on_trial]
         if on_trial:
@@ -213,14 +233,16 @@ class Runtimes:
         return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in WILL_SERVE)
 
     def install(
-        self, facts: MachineFacts, plan: RuntimePlan, there: InstalledRuntimes, house: Wheelhouse, exactly: bool
+        self, facts: MachineFacts, plan: RuntimePlan, installed: InstalledRuntimes, house: Wheelhouse, exactly: bool
     ) -> None:
         """Make the complete environment `plan.id` beside the one in use.
 
-        No link points at it yet. Raises StorageFailed before the first byte if there is too little space, EngineMissing
-        if no engine loads (with `exactly`, if any engine does not load), and DeviceError.
+        No link points at the new environment yet.
+
+        Raises StorageFailed before the first byte if there is too little space, EngineMissing if no engine loads (with
+        `exactly`, if any engine does not load), and DeviceError.
         """
-        if plan.id in there.complete:
+        if plan.id in installed.complete:
             return
         if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
             raise StorageFailed(
@@ -234,15 +256,15 @@ class Runtimes:
                 self.transport.put(wheel, f"{wheels}/{wheel.name}")
         self.progress("making the environment" + (" from the one in use" if plan.base else ""))
         new = Environment(
-            self.device.name,
-            self.device.home,
-            plan.id,
-            facts.python_path,
-            plan.engines,
-            house.pins,
-            there.in_use if plan.base else Installed(),
-            exactly,
-            {
+            device=self.device.name,
+            home=self.device.home,
+            id=plan.id,
+            python=facts.python_path,
+            engines=plan.engines,
+            pins=house.pins,
+            base=installed.in_use if plan.base else Installed(),
+            exactly=exactly,
+            about={
                 "edgert": plan.edgert,
                 "extras": list(house.extras),
                 "lacking": dict(plan.lacking),
@@ -258,22 +280,28 @@ class Runtimes:
             self.progress(f"{engine} is left out: {why}")
 
     def use_first(self, plan: RuntimePlan) -> None:
-        """Put the first environment into use. Nothing serves yet, so there is no trial."""
+        """Put the first environment into use. No model is served yet, so there is no trial."""
         script = 'ln -sfn "$1/venvs/$2" "$1/venv.new" && mv -fT "$1/venv.new" "$1/venv" && : >"$1/restart-due" && sync'
         self.run_checked(["sh", "-c", script, "sh", self.device.home, plan.id])
 
     def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
-        """Have the new runtime load each model and answer its golden inputs. Raises RolledBack."""
+        """Make the new runtime load each model and answer its golden samples. Raises RolledBack if it fails."""
         folder = f"{self.device.home}/venvs/{plan.id}"
         why = self_test(self.transport.run, folder, self.device.state, models)
         if why:
             raise RolledBack(f"{self.device.name}: the new runtime failed its self-test: {why}. The old runtime stays")
 
     def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
-        """Have the device switch to `runtime` on trial, and wait for its decision.
+        """Make the device switch to `runtime` on trial, and wait for its decision.
 
-        `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the
-        link stays lost; the device decides anyway.
+        Args:
+            runtime: The id of a complete environment.
+            models: The models that the new runtime must serve.
+            manager: The service manager of the daemon: "system", "user" or "monitor".
+            trial_s: The limit for the trial.
+
+        Raises RolledBack with the device's reason, HealthCheckFailed if the device does not decide in time, and
+        DeviceUnreachable if the link stays lost. In this case, the device decides alone.
         """
         self.run_checked(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
         until = time.monotonic() + trial_s + QUICK_S_MAX
@@ -305,11 +333,11 @@ class Runtimes:
         )
 
     def collect(self) -> None:
-        """Remove all environments except the one in use and the previous one."""
+        """Remove all environments except those in use and previous."""
         self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
     def run_checked(self, argv: Sequence[str]) -> Result:
-        """Run a command there. Raises DeviceError if it fails."""
+        """Run a command on the device. Raises DeviceError if it fails."""
         result = self.transport.run(argv, QUICK_S_MAX)
         if not result.ok:
             raise DeviceError(f"{self.device.name}: {result.complaint()}")

@@ -1,6 +1,6 @@
 """A release of this host's runtime in a registry, for devices that follow a channel.
 
-The wheels are those that a bootstrap sends (wheelhouse), for each kind of device.
+For each kind of device, the release has the wheels that a bootstrap would send (wheelhouse).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgert_deploy.bootstrap.locked_wheels import MACHINES, shipped_lock
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.rollout.publish import OnBytes, OnPause, Release, put_release
+from edgert_deploy.rollout.publish import OnBytes, OnPause, Release, SignedRelease, put_release
 
 
 def collect_runtime(
@@ -31,10 +31,16 @@ def collect_runtime(
     options: BootstrapOptions,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[RuntimeRelease, dict[str, Path]]:
-    """Collect the wheels for each processor of `profiles` and Python; return release and files.
+    """Collect the wheels of a runtime release; return the release, and its files by SHA-256.
 
-    The wheels are those of a bootstrap with the engines and extras of `options`. A profile without `machines` gets
-    wheels for all MACHINES. The keys of the files are their SHA-256. Raises ConfigInvalid and EngineMissing.
+    Args:
+        number: The number of the release.
+        profiles: The profiles of the devices. A profile without `machines` gets wheels for all MACHINES.
+        pythons: The Python versions of the devices.
+        options: The engines and the extras, as for a bootstrap.
+        progress: Gets a line for each step.
+
+    Raises ConfigInvalid and EngineMissing.
     """
     targets, files = [], {}
     for profile in profiles:
@@ -62,12 +68,15 @@ def publish_runtime(
     on_bytes: OnBytes = lambda sent, total: None,
     on_pause: OnPause = lambda text: None,
 ) -> Release:
-    """Sign the release and put it into the registry with its wheels (by SHA-256). Raises as `put_release`."""
+    """Sign the release, and put it into the registry. `files` are its wheels by SHA-256.
+
+    Raises the errors of `put_release`.
+    """
     envelope = sign_runtime(release, key)
     digest = hashlib.sha256(release.to_bytes()).hexdigest()
     wheels = {file_blob(wheel): wheel.sha256 for target in release.targets for wheel in target.wheels}
-    contents = (RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope))
-    return put_release(registry, *contents, wheels, lambda names: [files[name] for name in names], on_bytes, on_pause)
+    signed = SignedRelease(RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope))
+    return put_release(registry, signed, wheels, lambda names: [files[name] for name in names], on_bytes, on_pause)
 
 
 def _target(kind: WheelTarget, house: Wheelhouse) -> RuntimeTarget:

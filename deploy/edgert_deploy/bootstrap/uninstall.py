@@ -1,8 +1,8 @@
 """Removes the files that bootstrap made. Models, keys and configuration stay without `purge`.
 
-It removes files by name, and folders only if they are then empty: other files stay and are listed. One shell script
-does the work on the device (on_device/uninstall.sh). After an interruption, you can run it again. While the runtime and
-the credentials exist, the device also clears its retained messages at the broker.
+An uninstall removes files by name, then the folders that are empty. Other files stay, and are listed. One shell script
+does the work on the device (on_device/uninstall.sh). After an interruption, you can run the uninstall again. Before it
+removes the runtime and the credentials, the device clears its retained messages at the broker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CREDENTIALS = {"mqtt": ("username", "password_file", "ca", "cert", "key"), "foll
 
 @dataclass(frozen=True)
 class Removal:
-    """The result of an uninstall: the things that it removed, or would remove, and those that stay."""
+    """The result of an uninstall: the things that it removed (or would remove), and the things that stay."""
 
     device: str
     removed: tuple[str, ...]
@@ -40,7 +40,7 @@ class Removal:
 def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: LineSink = lambda _: None
 ) -> Removal:
-    """Remove bootstrap's files from `device`; with `purge`, also models, keys and configuration.
+    """Remove the files of bootstrap from `device`; with `purge`, also models, keys and configuration.
 
     Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """
@@ -81,18 +81,18 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
             RemoteDaemon(transport, device).call("stop")
         return
     words = ["sh", "-c", script_text().decode(), script_path(device), "stop", device.state]
-    transport.run(words, REMOVE_S_MAX)  # fails if HOME is missing; then nothing runs from it
+    transport.run(words, REMOVE_S_MAX)  # without HOME, this fails, and no daemon runs from HOME
 
 
 def _retained(device: Device, transport: Transport, mode: str) -> Removal:
-    """Have the device clear or show its retained messages at the broker; its runtime may be gone."""
+    """Make the device clear or show its retained messages at the broker, if it still has a runtime."""
     python = f"{device.home}/venv/bin/python" if device.kind.needs_runtime else device.python
     words = [python, "-m", "edgert.telemetry.forwarder_process", "--state", device.state, "--clear", mode]
     return _removal(device, transport.run(words, QUICK_S_MAX))
 
 
 def _forget_logins(device: Device, transport: Transport) -> None:
-    """Remove the logins from the configuration that stays: their files are removed next."""
+    """Remove the logins from the configuration, because the script removes their files next."""
     path = f"{device.state}/config.toml"
     try:
         document = tomlkit.parse(config_text(device.state, transport))

@@ -1,10 +1,10 @@
 """The wheelhouse: every wheel for a device's Python, processor and glibc, collected on the host.
 
-A device needs no internet. It installs only from this folder, and only wheels with pinned hashes. The lock that ships
-with edgert (`locked_wheels`) has the pins, so every host gives its devices the versions that the tests use. edgert's
-own wheel has the requirements. pip evaluates environment markers for its own interpreter, even if it downloads for
-another machine. So this module evaluates them for the device, over the whole tree, and requests the missing packages by
-name.
+A device needs no internet. It installs only from this folder, and only wheels with pinned hashes. The pins are in the
+lock that ships with edgert (`locked_wheels`), so every host gives its devices the versions that the tests use. The
+requirements are in edgert's own wheel. pip evaluates environment markers for its own interpreter, even if it downloads
+for another machine. So this module evaluates the markers for the device, over the whole tree of requirements, and then
+requests the missing packages by name.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from edgert_deploy.bootstrap.pip import run_pip
 from edgert_deploy.common import sbom
 from edgert_deploy.common.folders import cache_folder
 
-ROUNDS_MAX = 6  # each round adds the requirements of the last round's wheels
+ROUNDS_MAX = 6  # each round downloads the requirements of the wheels from the round before
 KEY_FORMAT = "4"
 PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel at its download
 # Always installed, because pip on the device cannot reach an index later.
 DEFAULT_EXTRAS = ("http", "channels")
 OPTIONAL_EXTRAS = ("text",)  # installed if a bootstrap names them
-# Installed without their requirements, which a device does not need: tokenizers requires huggingface-hub.
+# Packages that are installed without their requirements: tokenizers requires huggingface-hub, which a device does not
+# need.
 NO_DEPS = ("tokenizers",)
 # Extras without wheels for 32-bit ARM.
 WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
@@ -56,7 +57,7 @@ class WheelTarget:
     glibc: str
 
     def platforms(self) -> tuple[str, ...]:
-        """Return the platform tags that fit, newest first (PEP 600; old names: PEP 513, 571, 599)."""
+        """Return the platform tags of fitting wheels, newest first (PEP 600; old names: PEP 513, 571, 599)."""
         major, _, minor = self.glibc.partition(".")
         if major != "2" or not minor.isdigit():
             raise ConfigInvalid(f"there are no wheels for glibc {self.glibc!r}: EdgeRT needs glibc 2.28 or newer")
@@ -80,8 +81,15 @@ class WheelTarget:
 class Wheelhouse:
     """Wheels for one kind of device.
 
-    `pins` holds their SHA-256 by file name; `digest` identifies their content. `engines` are those whose wheels are
-    included; `lacking` maps each other requested engine to the reason.
+    Attributes:
+        wheels: The files.
+        pins: The SHA-256 of each file, by its name.
+        version: The version of edgert.
+        engines: The requested engines that have wheels.
+        digest: A hash of the content of all wheels.
+        lacking: The other requested engines, each with the reason.
+        sbom: The bill of materials.
+        extras: The included optional extras.
     """
 
     wheels: tuple[Path, ...]
@@ -94,12 +102,12 @@ class Wheelhouse:
     extras: tuple[str, ...] = ()
 
     def size_bytes(self, names: Iterable[str]) -> int:
-        """Return the size of the named wheels as they are sent."""
+        """Return the size of the named wheels."""
         chosen = set(names)
         return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in chosen)
 
     def installed_bytes(self, names: Iterable[str]) -> int:
-        """Return the size of the named wheels' unpacked files, without byte code."""
+        """Return the size of the unpacked files of the named wheels, without byte code."""
         chosen, total = set(names), 0
         for wheel in self.wheels:
             if wheel.name in chosen:
@@ -117,12 +125,18 @@ def prepare(
     lock: Lock | None = None,
     extras: Sequence[str] = (),
 ) -> Wheelhouse:
-    """Collect edgert's wheel, and the wheels that it, `engines` and `extras` need on `target`.
+    """Collect edgert's own wheel and the wheels of its requirements. Earlier downloads are used again.
 
-    `extras` are some of OPTIONAL_EXTRAS. The versions are those of `lock` if it has wheels for the processor, else the
-    newest that fit. With `shrink`, engines without wheels for the target are left out, as long as one engine remains.
-    Earlier downloads are reused. Raises EngineMissing if an engine has no wheels, and ConfigInvalid if there is no
-    network or no pip here, or if a wheel has changed.
+    Args:
+        target: The system of the device.
+        engines: The engines to install.
+        progress: Gets a line for each step.
+        shrink: Whether engines without wheels for the target are left out, as long as one engine remains.
+        lock: The versions to download, if the lock is for this processor. Otherwise the newest versions that fit.
+        extras: Some of OPTIONAL_EXTRAS.
+
+    Raises EngineMissing if an engine has no wheels, and ConfigInvalid if this host has no network or no pip, or if a
+    wheel has changed.
     """
     spec = _DownloadSpec(target, lock if target.machine in MACHINES else None, progress, tuple(extras))
     with _COLLECTING:
@@ -194,7 +208,7 @@ def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
 
 
 def _collected(own: Path, engines: Sequence[str], spec: _DownloadSpec) -> Path:
-    """Return the folder with the requirements of edgert and `engines` on the target; fill it if it is new."""
+    """Return the folder with the wheels of all requirements on the target; fill a new folder."""
     target, requirements = spec.target, _direct_requirements(own, engines, spec)
     folder = cache_folder() / "wheels" / _key(target, requirements, spec.lock.digest if spec.lock else "")
     if not folder.is_dir():
@@ -222,7 +236,7 @@ def _checked_pins(folder: Path) -> dict[str, str]:
 
 
 def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
-    """Return the requirements of the tree below `roots` on `target` that no wheel of `wheels` meets."""
+    """Return the requirements of `roots` and of all their wheels on `target` that `wheels` does not meet."""
     by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
     todo, seen, absent = list(roots), set[tuple[str, str]](), []
     while todo:
@@ -254,7 +268,7 @@ def _collect(folder: Path, requirements: Sequence[Requirement], spec: _DownloadS
 
 
 def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelTarget, lock: Lock) -> None:
-    """Download only the locked versions of `wanted`; pip refuses a wheel whose hash is not in the lock."""
+    """Download the locked versions of `wanted`. pip refuses a wheel whose hash is not in the lock."""
     lines = lock.lines(wanted, target.environment())
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(lines))
@@ -262,16 +276,16 @@ def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelT
         try:
             _download_words(folder, ["--no-deps", "--require-hashes", "--requirement", file.name], target)
         except ConfigInvalid as error:
-            if "HASHES" in error.message:  # a word of pip's message: the index served another file
+            if "HASHES" in error.message:  # a word in pip's message about a file whose hash is not in the lock
                 raise
             raise ConfigInvalid(
                 f"{error.message}. This edgert pins the versions and the hashes of a device's wheels: "
-                "if your index lacks one, use --unlocked: it takes the newest versions that fit"
+                "if your index lacks one of them, use --unlocked, which installs the newest versions that fit"
             ) from error
 
 
 def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
-    # The markers were evaluated for the device; pip would evaluate them for this host.
+    # The requirements go to pip without markers: pip would evaluate the markers for this host, not for the device.
     alone = [str(_without_marker(requirement)) for requirement in wanted if requirement.name in NO_DEPS]
     if alone:
         _download_words(folder, ["--no-deps", *alone], target)
@@ -289,7 +303,10 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpec) -> list[Requirement]:
-    """Return the requirements of edgert, its extras and `engines`. Raises EngineMissing without wheels."""
+    """Return the requirements of edgert, its extras and `engines`.
+
+    Raises EngineMissing for an engine without wheels.
+    """
     target = spec.target
     # pip is included: many systems ship Python without it.
     requirements = [Requirement("pip"), *_needs(wheel, "", target)]
@@ -314,7 +331,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpe
 
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
-    """Return the requirements of a wheel on `target`; with `extra`, only those that the extra adds."""
+    """Return the requirements of a wheel on `target`; with `extra`, only the additional ones."""
     requirements: list[Requirement] = []
     if parse_wheel_filename(wheel.name)[0] in NO_DEPS:
         return requirements
@@ -351,7 +368,7 @@ def _digest(pins: Mapping[str, str]) -> str:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder: rename it to `folder` if the block succeeds, remove it if it fails."""
+    """Yield a temporary folder. Rename it to `folder` if the block succeeds; remove it if the block fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:

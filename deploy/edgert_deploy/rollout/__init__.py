@@ -1,1 +1,1 @@
-"""From a bundle and a device's facts to a plan and its steps, on one device or in waves over a fleet."""
+"""Deploys a bundle: makes a plan from a device's facts and executes it, also in waves over a fleet."""

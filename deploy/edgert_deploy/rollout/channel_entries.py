@@ -1,7 +1,7 @@
-"""The entries of a channel's next statement: add a release, raise its share, halt it. Pure.
+"""Changes the entries of a channel: adds a release, raises its share, halts it. Pure.
 
-For each model, a channel lists releases with a limited audience first and the release for every device last: a device
-takes the first entry that selects it (edgert.bundle.channel).
+For each model, a channel lists releases for some devices first, and the release for every device last. A device uses
+the first entry that selects it (edgert.bundle.channel).
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ Entries = tuple[Entry, ...]
 
 
 def with_release(entries: Entries, new: Entry) -> Entries:
-    """Return the entries with `new` before the others of its model.
+    """Return the entries with `new` before the other entries of its model.
 
-    An entry for every device replaces all others of its model. An entry with a share of 100% replaces all with the same
-    selectors. An entry with a smaller share replaces those with the same selectors that are halted, have a share below
-    100%, or hold the same release. Raises ConfigInvalid for a release below the newest with the same selectors.
+    `new` replaces some of these entries:
+
+    - If `new` is for every device: all of them.
+    - If its share is 100%: all with the same selectors.
+    - If its share is smaller: those with the same selectors that are halted, have a share below 100%, or have the same
+      release.
+
+    Raises ConfigInvalid if the release is older than the newest release with the same selectors.
     """
     others = [entry for entry in entries if entry.model != new.model]
     same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]
     new = replace(
         new, attempt=max(same, default=1)
-    )  # a device that rolled it back does not try it again because of this
+    )  # the same attempt: a device that rolled the release back does not try again
     ours = [entry for entry in entries if entry.model == new.model]
     newest = max((entry.release for entry in ours if _selectors(entry) == _selectors(new)), default=0)
     if new.release < newest:
@@ -38,9 +43,9 @@ def with_release(entries: Entries, new: Entry) -> Entries:
 
 
 def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False) -> Entries:
-    """Return the entries with the newest release of `model` ("": of every model) halted or not.
+    """Return the entries in which the newest release of `model` ("": of every model) is halted or not.
 
-    With `retry`, devices that rolled it back try it once more. Raises ConfigInvalid.
+    With `retry`, devices that rolled this release back try it once more. Raises ConfigInvalid for an unknown model.
     """
     newest = [entry for entry in _first_of_each(entries) if model in ("", entry.model)]
     if not newest:
@@ -51,7 +56,7 @@ def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False
 
 
 def without_model(entries: Entries, model: str) -> Entries:
-    """Return the entries without those of `model`. Raises ConfigInvalid if there are none."""
+    """Return the entries of the other models. Raises ConfigInvalid if `model` has no entry."""
     kept = tuple(entry for entry in entries if entry.model != model)
     if len(kept) == len(entries):
         raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
@@ -59,7 +64,7 @@ def without_model(entries: Entries, model: str) -> Entries:
 
 
 def newest_of(entries: Entries, model: str, channel: str) -> Entry:
-    """Return the entry of the newest release of `model`. Raises ConfigInvalid if there is none."""
+    """Return the entry of the newest release of `model`. Raises ConfigInvalid if `model` has no entry."""
     newest = next((entry for entry in entries if entry.model == model), None)
     if newest is None:
         raise ConfigInvalid(f"channel {channel} has no model {model}: it has {_models(entries)}")

@@ -1,8 +1,8 @@
-"""Channels in a registry, as hosts write them: read the statement, then sign and put the next one.
+"""Channels in a registry: a host reads the statement of a channel, then signs and puts the next one.
 
-A registry has no operation "replace if unchanged". So a writer reads the channel again right before it writes and right
-after. If another host writes in the few milliseconds before the write, both statements are signed and one replaces the
-other. The writer of the replaced statement then gets ChannelChanged.
+A registry has no operation "replace if unchanged". So a writer reads the channel again right before and right after its
+write. If another host writes in the few milliseconds before the write, one of the two statements replaces the other.
+The writer of the replaced statement then gets ChannelChanged.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable
 
 
 class SeenCounters:
-    """The highest counter of each channel that this user has seen: older statements are refused.
+    """The highest counter that this user has seen of each channel.
 
-    A host without the file has seen nothing yet.
+    A statement with a lower counter is refused.
+
+    Without the file, the user has seen no channel yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +52,7 @@ class SeenCounters:
         return self._read().get(f"{repository} {channel}", 0)
 
     def keep(self, repository: Repository, channel: str, counter: int) -> None:
-        """Record a counter that the user has seen. Raises StorageFailed."""
+        """Record that the user has seen `counter`. Raises StorageFailed."""
         current = self._read()
         if current.get(f"{repository} {channel}", 0) < counter:
             with storing(f"cannot write {self._path}"):
@@ -72,7 +74,11 @@ class SeenCounters:
 class Channels:
     """The channels of one repository.
 
-    `trusted` are the keys whose signatures it accepts; `clock` returns Unix time.
+    Args:
+        registry: The repository in its registry.
+        trusted: The keys whose signatures are accepted.
+        seen: The counters that this user has seen.
+        clock: Returns Unix time.
     """
 
     def __init__(
@@ -82,21 +88,24 @@ class Channels:
         seen: SeenCounters,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.registry, self._trusted, self._seen, self._clock = registry, trusted, seen, clock
+        self.registry = registry
+        self._trusted = trusted
+        self._seen = seen
+        self._clock = clock
 
     def read(self, channel: str) -> Statement:
-        """Return the channel's statement, verified.
+        """Return the verified statement of the channel.
 
-        An expired statement is returned, too, so that a host can sign the next one. Raises NotInRegistry,
+        An expired statement is not refused, so that a host can sign the next statement. Raises NotInRegistry,
         SignatureInvalid, ChannelInvalid and RegistryError, and ChannelTooOld if this user saw a newer statement.
         """
         return self._read(channel)[1]
 
     def lower_scores(self, channel: str, entry: Entry) -> list[str]:
-        """Return a warning if the release of `entry` scored less at its build than the channel's newest one.
+        """Return warnings if the release of `entry` scored less than the channel's newest release.
 
-        The warning lists each target whose score is lower. Returns no warning for a release that cannot be read;
-        `change` raises that error.
+        A warning lists the profiles with the lower score. There is no warning if a release cannot be read, because
+        `change` raises this error.
         """
         profiles: dict[str, list[str]] = {}
         with contextlib.suppress(EdgeRTError):
@@ -125,10 +134,17 @@ class Channels:
         revoked: tuple[str, ...] = (),
         begins: bool = True,
     ) -> Statement:
-        """Sign, put and return the channel's next statement; `edit` changes the entries.
+        """Sign the channel's next statement, put it into the registry, and return it.
 
-        The statement is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins`, a
-        missing channel starts without entries. Raises ChannelChanged, and the errors of `read`.
+        Args:
+            channel: The name of the channel.
+            edit: Returns the new entries for the old entries.
+            key: The key that signs the statement.
+            lasts_s: The time for which the statement is valid.
+            revoked: The ids of the keys that devices must no longer trust.
+            begins: Whether a missing channel starts without entries.
+
+        Raises ChannelChanged, and the errors of `read`.
         """
         known, before = "", None
         try:
@@ -166,7 +182,7 @@ class Channels:
         if statement.counter < (counter := self._seen.counter(repository, channel)):
             raise ChannelTooOld(
                 f"{repository} has channel {channel} with counter {statement.counter}, but this user saw {counter}: the "
-                "registry was restored from an older copy, or is hostile. Restore the newer one, or use another channel name"
+                "registry was restored from an older copy, or is hostile. Restore the newer statement, or use another channel name"
             )
         self._seen.keep(repository, channel, statement.counter)
         return current[0], statement
@@ -180,11 +196,11 @@ class Channels:
                 f"it is {time_text(now_s)} on this host, and {time_text(there_s)} at {self.registry.repository}: set the "
                 "clock that is wrong. After a statement with a time too far ahead, devices refuse bundles as expired"
             )
-        # A statement far ahead of both clocks was signed with a wrong clock: the next statement corrects it.
+        # If a statement is far ahead of both clocks, its host had a wrong clock. The next statement corrects the time.
         ahead_s = 0.0 if before is None else expiry_time(before.issued) - now_s
         if before is not None and ahead_s > 0 and (there_s is None or ahead_s <= CLOCK_S_MAX):
             raise ConfigInvalid(
-                f"channel {channel} was signed at {before.issued}, and it is {time_text(now_s)} on this host: set its clock"
+                f"channel {channel} was signed at {before.issued}, and it is {time_text(now_s)} on this host: set the clock of this host"
             )
         return Statement(
             channel=channel,
@@ -196,7 +212,7 @@ class Channels:
         )
 
     def _check_unchanged(self, channel: str, digest: str) -> None:
-        """Raise ChannelChanged unless the channel's manifest has this digest ("": there is none)."""
+        """Raise ChannelChanged unless the channel's manifest has this digest ("": no manifest)."""
         try:
             manifest = self.registry.manifest(channel_tag(channel))
         except NotInRegistry:

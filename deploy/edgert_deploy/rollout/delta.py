@@ -1,8 +1,9 @@
-"""Deltas: the files of a bundle that a device lacks, packed as small as the device can read.
+"""Deltas: the files of a bundle that a device lacks, in the smallest form that the device can read.
 
-A file is sent as a patch if the device has an older version and this host has it, too (sent before, or given by
---delta-from). Else it is compressed if that makes it smaller. A delta depends only on the bundle, the device's files
-and the formats that the device can read. So devices of one kind get the same delta, which is made once.
+A file is sent as a patch if both the device and this host have an older version of the file. This host has the versions
+that it sent before, and those given by --delta-from. Otherwise the file is compressed if this makes it smaller. A delta
+depends only on the bundle, the device's files and the formats that the device can read. So devices of one kind get the
+same delta, which is made once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from edgert_deploy.rollout.object_cache import ObjectCache
 
 FORMAT = 2
 PATCH_LEVEL = 9  # lower levels do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
-WINDOW_LOG_MIN = 10  # zstd's least window
+WINDOW_LOG_MIN = 10  # the smallest window of zstd
 WHOLE_LEVEL = 9
-_GOOD_PATCH_SHARE = 0.5  # a patch of a smaller share of the file is good: compression of the whole file is not tried
+_GOOD_PATCH_SHARE = 0.5  # below this share of the file, a patch is good: compression of the whole file is not tried
 _COMPRESSED_SHARE_MAX = 0.98  # above this share of the file, decompression is not worth it
 
 
@@ -57,7 +58,13 @@ class DeviceFiles:
 class Delta:
     """A delta on disk.
 
-    The device's target needs `files` files of `whole_bytes`; the device has `had` of them, `patched` are patches.
+    Attributes:
+        path: The file of the delta.
+        size_bytes: The size of the delta.
+        whole_bytes: The size of all files that the device's target needs.
+        files: The number of files that the device's target needs.
+        had: The number of these files that the device has.
+        patched: The number of these files that the delta sends as patches.
     """
 
     path: Path
@@ -76,13 +83,13 @@ class Delta:
 
 
 def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> list[FileEntry]:
-    """Return the files that `target` needs and whose SHA-256 is not in `had`, each content once."""
+    """Return the files that `target` needs, without those whose SHA-256 is in `had`; each content once."""
     files = {entry.sha256: entry for entry in manifest.files_for(target)}
     return [entry for sha256, entry in files.items() if sha256 not in had]
 
 
 def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the SHA-256 of old files to patch `entry` from: of the same path, then of the same name."""
+    """Return the SHA-256 of the old files with the path of `entry`, then of those with its name."""
     name = PurePosixPath(entry.path).name
     same_path = [sha256 for path, sha256 in old if path == entry.path]
     return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
@@ -109,7 +116,7 @@ def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: b
 
 @dataclass(frozen=True)
 class Deltas:
-    """Makes deltas, and caches them and the files that they are made from. Threads may share one object."""
+    """Makes deltas, and caches the deltas and the files in them. Threads may share one object."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
     _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
@@ -118,18 +125,21 @@ class Deltas:
     def objects(self) -> ObjectCache:
         return ObjectCache(self.folder / "objects")
 
-    def make(self, path: Path, target: TargetEntry, has: DeviceFiles) -> Delta:
-        """Return the delta of the bundle at `path` for a device.
+    @property
+    def _deltas(self) -> ObjectCache:
+        return ObjectCache(self.folder / "deltas")
 
-        Raises BundleError, and OSError for the cache.
+    def make(self, path: Path, target: TargetEntry, has: DeviceFiles) -> Delta:
+        """Return the delta of the bundle at `path` for a device that `has` some files.
+
+        Raises BundleError, and OSError if the cache fails.
         """
         with open_bundle(path, trusted=None) as bundle:
             new = lacking(bundle.manifest, target, {sha256 for _, sha256 in has.files})
             bases = self._bases(new, has)
             key = _key(bundle, new, bases, has)
             with self._making[key]:
-                deltas = ObjectCache(self.folder / "deltas")
-                file = deltas.find(key) or self._make(bundle, new, bases, has, deltas, key)
+                file = self._deltas.find(key) or self._make(key, bundle, new, bases, zstd=has.zstd)
         files = bundle.manifest.files_for(target)
         patched = sum(part.encoding == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
@@ -137,7 +147,7 @@ class Deltas:
         return Delta(file, file.stat().st_size, whole, len(files), had, patched)
 
     def _bases(self, new: Sequence[FileEntry], has: DeviceFiles) -> dict[str, str]:
-        """Map the SHA-256 of each new file to that of the old file from which it is patched."""
+        """Map the SHA-256 of each new file that becomes a patch to the SHA-256 of its old file."""
         bases = {}
         for entry in new:
             if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:
@@ -150,15 +160,9 @@ class Deltas:
         return bases
 
     def _make(
-        self,
-        bundle: Bundle,
-        new: Sequence[FileEntry],
-        bases: Mapping[str, str],
-        has: DeviceFiles,
-        deltas: ObjectCache,
-        key: str,
+        self, key: str, bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], *, zstd: bool
     ) -> Path:
-        with deltas.temporary_folder() as folder:
+        with self._deltas.temporary_folder() as folder:
             unpacked = Path(folder) / "files"
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in new))
@@ -167,17 +171,17 @@ class Deltas:
                 old = bases.get(entry.sha256, "")
                 content = self.objects.read(old) if old else None
                 base = (old, content) if content is not None else None
-                parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(folder) / str(number)))
+                parts.append(packed(entry, unpacked / entry.path, base, zstd, Path(folder) / str(number)))
             with (Path(folder) / "delta").open("wb") as out:
                 write_delta(out, bundle.envelope.raw, parts)
             self.objects.keep_files(new, unpacked)
-            return deltas.keep(key, Path(folder) / "delta")
+            return self._deltas.keep(key, Path(folder) / "delta")
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:
-    """Return a patch as `zstd --patch-from` makes it: the old content is the dictionary.
+    """Return the patch that `zstd --patch-from` would make. The old content is the dictionary.
 
-    The match finder's tables must cover the whole dictionary, or only its end is searched.
+    The tables of the match finder must cover the whole dictionary. Otherwise zstd searches only its end.
     """
     dictionary = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     window = min(max((len(old) + len(new)).bit_length(), WINDOW_LOG_MIN), WINDOW_BYTES_MAX.bit_length() - 1)
@@ -195,7 +199,7 @@ def make_patch(new: bytes, old: bytes) -> bytes:
 
 
 def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: DeviceFiles) -> str:
-    """Return a hash of all that a delta's bytes depend on."""
+    """Return a hash of everything that determines the bytes of a delta."""
     words = [FORMAT, zstandard.__version__, hashlib.sha256(bundle.envelope.raw).hexdigest(), has.zstd]
     words += [[entry.sha256, bases.get(entry.sha256, "")] for entry in new]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()

@@ -1,11 +1,11 @@
 """A deployment: one bundle to one device.
 
-The device's facts determine a plan, the plan lists steps, and the steps end in an outcome.
+The device's facts determine a plan, the plan lists steps, and the steps lead to an outcome.
 
 A deployment claims its model on the device before it changes anything, so that no other deployment interferes. If the
-host disappears, the device decides alone: it rolls back a version that no command marks good before its trial ends.
-When the user stops, a transfer or a watch ends at once, and any other step ends first. Then a version on trial is
-rolled back.
+host disappears, the device decides alone: it rolls a version back if no command marks the version good before the end
+of its trial. If the user stops the deployment, a transfer or a watch ends at once; any other step first runs to its
+end. Then the deployment rolls a version on trial back.
 """
 
 from __future__ import annotations
@@ -56,11 +56,17 @@ class Result(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a deployment on one device, with `error` if it did not succeed.
+    """The result of a deployment on one device.
 
-    `serving` is the release that is live there now, if that is known. `sent_bytes` is the size of what was sent, or
-    in a dry run of what would be; `send_seconds` includes the making of a delta. `watched` holds the readings of a
-    trial's limits. `warning` says that the release scored less at its build than the one before, "" if it did not.
+    Attributes:
+        steps: The steps of the plan.
+        serving: The release that is live on the device at the end; None if this is unknown.
+        error: The reason of a failure.
+        seconds: The duration of the deployment.
+        sent_bytes: The number of bytes sent; in a dry run, of the bytes that a deployment would send.
+        send_seconds: The duration of the transfer, including the making of a delta.
+        watched: The readings of the trial's limits.
+        warning: A warning if the release scored less at its build than the release before; else "".
     """
 
     device: str
@@ -76,7 +82,7 @@ class Outcome:
 
 
 def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Outcome:
-    """Deploy to one device. An EdgeRTError becomes part of the outcome; none is raised."""
+    """Deploy to one device. An EdgeRTError is not raised, but becomes part of the outcome."""
     begun = time.monotonic()
     try:
         with closing(request.open_transport(device)) as transport:
@@ -95,7 +101,7 @@ def abandoned(request: DeployRequest, device: Device) -> Outcome:
         device,
         Interrupted(
             f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial there, the device "
-            f"decides: {_trial_end(request)}; look with: edgert status {device.name}"
+            f"decides: {_trial_end(request)}; see the result with: edgert status {device.name}"
         ),
         Result.ABANDONED,
     )
@@ -105,7 +111,10 @@ class _Deployment:
     """One deployment in progress."""
 
     def __init__(self, request: DeployRequest, device: Device, transport: Transport, progress: LineSink) -> None:
-        self.request, self.device, self.transport, self.progress = request, device, transport, progress
+        self.request = request
+        self.device = device
+        self.transport = transport
+        self.progress = progress
         self.daemon = RemoteDaemon(transport, device, progress)
 
     def run(self) -> Outcome:
@@ -134,7 +143,7 @@ class _Deployment:
             return self.daemon.status()
 
     def _apply(self, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Outcome:
-        """Do the steps, or undo them."""
+        """Do the steps of the plan. After a failure, roll the version back."""
         if plan.warning:
             self.progress(f"warning: {plan.warning}")
         on_trial = False
@@ -207,7 +216,7 @@ class _Deployment:
         return replace(_failed(self.device, Interrupted(message)), serving=now)
 
     def _rolled_back(self, plan: Plan, claim: HeldClaim, step: Step, cause: EdgeRTError) -> Outcome:
-        """Remove a failed version: afterwards it is neither live, nor on trial, nor staged."""
+        """Roll a failed version back, so that it is neither live, nor on trial, nor staged."""
         failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
         if isinstance(cause, RolledBack):  # the device rolled back by itself and gave the reason
             failed = cause.message
@@ -219,15 +228,15 @@ class _Deployment:
             ) from error
         before, after = _own_roll_back(claim.facts, plan), _own_roll_back(facts, plan)
         if after not in (None, before) and after.reason != BY_COMMAND and after.reason not in failed:
-            # The device ended the trial between two steps of the host; the next step only found no trial.
+            # The device ended the trial between two steps of the host, and the error only says that there is no trial.
             failed = f"{self.device.name}: release {plan.release} of {plan.model} was rolled back: {after.reason}"
         now = _live_release(facts, plan)
         return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 
     def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
-        """Roll back a version on trial or staged, and return the device's facts after that.
+        """Roll a version that is on trial or staged back, and return the device's facts after the rollback.
 
-        The model may no longer exist. Raises StorageFailed if its slots cannot be read.
+        The model may have been removed. Raises StorageFailed if its slots cannot be read.
         """
         facts = self.daemon.status()
         model = facts.model(plan.model)
@@ -248,7 +257,7 @@ def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) 
 
 
 def _trial_end(request: DeployRequest) -> str:
-    """Return text that says how the trial ends without the host."""
+    """Return the text about the end of the trial without the host."""
     if request.limits is not None and request.limits.unattended:
         return "the device keeps it if all limits hold, else it rolls back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)
@@ -261,7 +270,7 @@ def _live_release(facts: DeviceStatus, plan: Plan) -> int | None:
 
 
 def _own_roll_back(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
-    """Return the device's record of rolling the plan's version back, if it has one."""
+    """Return the device's record of a rollback of the plan's version; None without a record."""
     model = facts.model(plan.model)
     returned = None if model is None else model.rolled_back
     return returned if returned is not None and returned.digest == plan.digest else None

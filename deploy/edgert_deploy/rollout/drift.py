@@ -1,8 +1,8 @@
 """Drift: the difference between wanted and live releases. Pure.
 
-If a device follows a channel, its own record names the wanted release. Else the newest rollout that names the device
-does. An aborted rollout counts only on the devices that have its release. A rollout never counts on a device that
-refused its bundle.
+If a device follows a channel, the device's own record names the wanted release. Otherwise the newest rollout with this
+device names the wanted release. An aborted rollout counts only on the devices that have its release. A rollout does not
+count on a device that refused its bundle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SERVES = ("ready", "degraded", "unloaded")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted release, with the id of its rollout or the name of its channel; the other of the two is ""."""
+    """A wanted release, and the id of its rollout or the name of its channel. One of the two is ""."""
 
     release: int
     digest: str
@@ -69,7 +69,10 @@ def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str
 
 
 def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> tuple[ModelDrift, ...]:
-    """Return each model that the device has, or that is `wanted` there by rollouts or its channel."""
+    """Return the drift of each model on the device, and of each model that should be on it.
+
+    `wanted` has the releases that rollouts want, by model.
+    """
     by_model, channel = {model.model: model for model in status.models}, status.channel
     followed = {
         name: Wanted(entry.release, entry.digest, channel=channel.channel) for name, entry in channel.wanted.items()
@@ -80,9 +83,9 @@ def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> tuple[Mo
 
 
 def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code: str = "") -> tuple[Drift, ...]:
-    """Return the drift of the device itself: its daemon, and its edgert against this host's.
+    """Return the drift of the device itself: a stopped daemon, or another edgert than this host's.
 
-    `own_code` is the digest of this host's code; "" compares the versions only.
+    `own_code` is the digest of this host's code. With "", only the versions are compared.
     """
     drifts = []
     if not status.daemon.running:
@@ -97,7 +100,7 @@ def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code
 
 def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:
     if there is None:
-        assert wanted is not None  # each name is that of an installed or a wanted model
+        assert wanted is not None  # the model is installed or wanted, or both
         text = f"release {wanted.release} is wanted, the model is not installed"
         return ModelDrift(name, None, wanted, (Drift("missing", text),))
     if there.damaged:
@@ -116,7 +119,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
 
 
 def _release_drift(there: ModelStatus, wanted: Wanted) -> list[Drift]:
-    """Return the differences of the live version from the wanted one."""
+    """Return the differences between the live version and the wanted release."""
     release, failed = there.release, there.rolled_back
     if there.live is not None and there.live.digest == wanted.digest:
         return []
@@ -126,6 +129,10 @@ def _release_drift(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     if release is None:
         return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
     if release == wanted.release:
-        return [Drift("other-digest", f"release {release} has other content than that of {wanted.by}")]
+        return [
+            Drift(
+                "other-digest", f"release {release} has other content than the release {wanted.release} of {wanted.by}"
+            )
+        ]
     kind = "behind" if release < wanted.release else "ahead"
     return [Drift(kind, f"release {release} is live, {wanted.release} is wanted ({wanted.by})")]

@@ -1,6 +1,6 @@
-"""The object cache: files that this host has sent, by SHA-256, for making patches later.
+"""The object cache: the files that this host has sent, by SHA-256, from which it makes patches later.
 
-If the cache fails, the deployment continues and sends more bytes. The least recently used files are removed first.
+If the cache fails, the deployment continues and sends more bytes. A full cache removes the least recently used files.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ BYTES_MAX = 2 * 1024**3
 
 @dataclass(frozen=True)
 class ObjectCache:
-    """Files in `folder` under a name that identifies their content, at most `bytes_max` after each `keep`."""
+    """Files in `folder`, named by their content.
+
+    After each `keep`, they have at most `bytes_max` together.
+    """
 
     folder: Path
     bytes_max: int = BYTES_MAX
 
     def find(self, name: str) -> Path | None:
-        """Return the object's path, or None, and mark it as just used."""
+        """Return the path of an object, and mark it as just used; None if the cache lacks the object."""
         path = self.folder / name
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -36,14 +39,14 @@ class ObjectCache:
         return None
 
     def keep(self, name: str, content: Path) -> Path:
-        """Move `content`, a file in this cache's folder, to its name there. Raises OSError."""
+        """Move the file `content`, from `temporary_folder`, into the cache as `name`. Raises OSError."""
         path = self.folder / name
         content.replace(path)
         self._evict(path)
         return path
 
     def keep_files(self, entries: Iterable[FileEntry], unpacked: Path) -> None:
-        """Copy the files of an unpacked bundle that the cache lacks."""
+        """Copy those files of an unpacked bundle into the cache that it lacks."""
         for entry in entries:
             if self.find(entry.sha256) is None and entry.size_bytes < self.bytes_max:
                 with contextlib.suppress(OSError), self.temporary_folder() as folder:
@@ -51,13 +54,13 @@ class ObjectCache:
                     self.keep(entry.sha256, Path(folder) / "copy")
 
     def keep_bundle(self, path: Path) -> None:
-        """Copy every file of a bundle that the cache lacks. Raises BundleError."""
+        """Copy those files of a bundle into the cache that it lacks. Raises BundleError."""
         with self.temporary_folder() as folder, open_bundle(path, trusted=None) as bundle:
             bundle.unpack(Path(folder), frozenset(entry.path for entry in bundle.manifest.files))
             self.keep_files(bundle.manifest.files, Path(folder))
 
     def read(self, sha256: str) -> bytes | None:
-        """Return the content with that hash; None if the cache lacks it or holds damaged bytes."""
+        """Return the content with this hash; None if the file is missing or damaged."""
         path = self.find(sha256)
         with contextlib.suppress(OSError):
             content = path.read_bytes() if path is not None else b""

@@ -1,7 +1,7 @@
 """The plan: the steps that make a bundle live on one device, or the reason for a refusal. Pure.
 
-The plan predicts a refusal before any byte is sent. The device checks everything again when it installs, and its own
-decision counts.
+The plan predicts a refusal before the host sends a byte. The device checks everything again at the installation, and
+the device's decision counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgert.versions.trial_limits import TrialLimits
 
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
 STAGED = ("staged", "first-staged")
-LOWER_SCORE_MAX = 0.01  # the largest loss of score against the live release without a warning
+LOWER_SCORE_MAX = 0.01  # a larger loss of score against the live release gives a warning
 
 
 class Step(str, Enum):
@@ -55,10 +55,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps for one device; none if this content is live and good already.
+    """The steps for one device. There are none if the content is live and good already.
 
-    `limits` are watched on trial. A running trial keeps its own limits unless the user gives others. `warning` says
-    that the release scored less at its build than the live one, "" if it did not.
+    Attributes:
+        digest: The digest of the bundle.
+        limits: The limits that the device watches on trial. A running trial keeps its own limits unless the user gives
+            others.
+        warning: A warning if the release scored less at its build than the live release; else "".
     """
 
     model: str
@@ -70,12 +73,12 @@ class Plan:
 
     @property
     def changes_model(self) -> bool:
-        """Whether a step changes the model. Without one, the plan at most starts the daemon."""
+        """Whether a step changes the model. Other plans have no step, or only start the daemon."""
         return any(step is not Step.START for step in self.steps)
 
 
 def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = None) -> Plan:
-    """Return the steps, with `limits` on trial.
+    """Return the plan for a device with `facts`. The device watches `limits` on trial.
 
     Raises the error that the device would return: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
     DeployUnderWay, EngineMissing or StorageFailed.
@@ -114,9 +117,15 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
 
 
 def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, target: TargetEntry) -> str:
-    """Return a warning if the release scored clearly less at its build than the `other` one, else "".
+    """Return a warning if the release scored clearly less at its build than the release `other`; else "".
 
-    The accuracy gate compares an artifact with its own FP32 source, so it does not detect that the source became worse.
+    The accuracy gate cannot detect this, because it compares an artifact only with its own FP32 source.
+
+    Args:
+        other: The text that names the other release in the warning.
+        accuracy: The accuracy of the other release.
+        manifest: The manifest of the new release.
+        target: The target of the new release.
     """
     new = manifest.artifact(target.artifacts[0]).accuracy
     if accuracy is None or accuracy.metric != new.metric or accuracy.artifact - new.artifact <= LOWER_SCORE_MAX + 1e-9:
@@ -129,7 +138,7 @@ def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, targe
 
 
 def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -> tuple[Step, ...]:
-    """Return all steps, or the remaining ones if an earlier deployment of the same content did some."""
+    """Return all steps, without those that an earlier deployment of the same content did."""
     make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
     if limits is not None:
         keep = () if limits.unattended else (Step.MARK_GOOD,)
@@ -160,7 +169,7 @@ def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, f
 def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
     """Raise an error with advice about a running trial.
 
-    The device refuses a rollback while a deployment holds the model's claim.
+    The advice depends on a claim: the device refuses a rollback while a deployment holds the claim of the model.
     """
     claim = next((each for each in facts.claims if each.model == model), None)
     if claim is not None:
@@ -198,7 +207,7 @@ def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> No
 
 
 def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
-    """Check the free space. The incoming bundle and its unpacked files need space at the same time."""
+    """Check the free space, which must hold the incoming bundle and its unpacked files at the same time."""
     need = offer.size_bytes + sum(entry.size_bytes for entry in offer.manifest.files_for(target)) + SPARE_BYTES
     if facts.disk_free_bytes < need:
         raise StorageFailed(

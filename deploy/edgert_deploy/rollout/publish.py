@@ -1,4 +1,7 @@
-"""From a bundle to a release in a registry. See edgert.registry.artifacts for its form there."""
+"""Puts a bundle into a registry as a release.
+
+edgert.registry.artifacts defines its form in a registry.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,31 @@ PAUSES_S = (1.0, 2.0, 4.0)  # before a step is repeated after a broken link
 PAUSE_S_MAX = 60.0  # the longest pause that the registry may require
 _T = TypeVar("_T")
 
-OnBytes = Callable[[int, int], object]  # gets the bytes sent so far, and their total
-OnPause = Callable[[str], object]  # gets the reason of a failed step, and the pause before the next attempt
+OnBytes = Callable[[int, int], object]  # arguments: the bytes sent so far, and their total
+OnPause = Callable[[str], object]  # argument: the reason of a failed step, and the pause before the next attempt
+
+
+@dataclass(frozen=True)
+class SignedRelease:
+    """The signed content of a release. `digest` is the SHA-256 of the content without the signatures."""
+
+    model: str
+    number: int
+    digest: str
+    envelope: bytes
+    oci_manifest: bytes
 
 
 @dataclass(frozen=True)
 class Release:
     """A release of a model, or of the runtime, in a registry.
 
-    `sent_bytes` is the size of those `files` that the registry lacked. `digest` is that of the signed content;
-    `envelope` and `oci_manifest` are the SHA-256 of blobs in the registry.
+    Attributes:
+        digest: The SHA-256 of the signed content.
+        envelope: The SHA-256 of the envelope's blob.
+        oci_manifest: The SHA-256 of the OCI manifest.
+        files: The blobs of the release.
+        sent_bytes: The size of the blobs that the registry lacked.
     """
 
     model: str
@@ -69,23 +87,19 @@ def publish(
     with open_bundle(path, trusted=None) as bundle, tempfile.TemporaryDirectory(prefix=prefix) as folder:
 
         def unpacked(names: Sequence[str]) -> list[Path]:
-            bundle.unpack(Path(folder), frozenset(names))  # verifies every byte before any leaves this host
+            bundle.unpack(Path(folder), frozenset(names))  # this verifies every byte before the first upload
             return [Path(folder) / name for name in names]
 
         manifest = bundle.manifest
         oci_manifest = release_manifest(manifest, bundle.envelope, bundle.digest)
         files = {file_blob(entry): entry.path for entry in manifest.files}
-        contents = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
-        return put_release(registry, *contents, files, unpacked, on_bytes, on_pause)
+        signed = SignedRelease(manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
+        return put_release(registry, signed, files, unpacked, on_bytes, on_pause)
 
 
 def put_release(
     registry: Registry,
-    model: str,
-    number: int,
-    digest: str,
-    envelope: bytes,
-    oci_manifest: bytes,
+    signed: SignedRelease,
     files: Mapping[Blob, str],
     paths_of: Callable[[Sequence[str]], Sequence[Path]],
     on_bytes: OnBytes,
@@ -93,18 +107,25 @@ def put_release(
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
-    `paths_of` returns the paths of the contents that `files` name. A release that the registry has already does not
-    change, but files that the registry lost are sent again. A broken transfer is repeated. Raises ConfigInvalid if the
-    registry has the release with other content, and RegistryError.
+    If the registry has the release already, the release does not change, but files that the registry lost are sent
+    again. A broken transfer is repeated.
+
+    Args:
+        files: The blobs of the release, each with a name for `paths_of`.
+        paths_of: Returns the path on this host of each named file.
+        on_bytes: Called with the bytes sent so far and their total.
+        on_pause: Called before the pause after a broken transfer.
+
+    Raises ConfigInvalid if the registry has the release with other content, and RegistryError.
     """
-    tag, sent = release_tag(model, number), 0
+    tag, sent = release_tag(signed.model, signed.number), 0
     try:
         published = _repeated(on_pause, registry.manifest, tag)
     except NotInRegistry:
         published = None
-    if published is not None and published.digest != digest_of(oci_manifest):
+    if published is not None and published.digest != digest_of(signed.oci_manifest):
         raise ConfigInvalid(
-            f"{registry.repository} has release {number} of {model} already, with other content or signed by another key. "
+            f"{registry.repository} has release {signed.number} of {signed.model} already, with other content or signed by another key. "
             "A release is immutable: give this one the next number"
         )
     lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
@@ -117,17 +138,22 @@ def put_release(
 
     for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
         _repeated(on_pause, registry.upload, blob, path, count)
-    _repeated(on_pause, put_small, registry, EMPTY, envelope)
+    _repeated(on_pause, put_small, registry, EMPTY, signed.envelope)
     if published is None:
-        _repeated(on_pause, registry.put_manifest, tag, oci_manifest)
-    envelope_sha256, manifest_sha256 = (
-        digest_of(content).removeprefix("sha256:") for content in (envelope, oci_manifest)
+        _repeated(on_pause, registry.put_manifest, tag, signed.oci_manifest)
+    return Release(
+        signed.model,
+        signed.number,
+        signed.digest,
+        envelope=digest_of(signed.envelope).removeprefix("sha256:"),
+        oci_manifest=digest_of(signed.oci_manifest).removeprefix("sha256:"),
+        files=tuple(files),
+        sent_bytes=total,
     )
-    return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), total)
 
 
 def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
-    """Do a step of an upload; if the link breaks, repeat it after each pause."""
+    """Do a step of an upload. If the link breaks, repeat the step after each of PAUSES_S."""
     for pause_s in PAUSES_S:
         try:
             return step(*given)
@@ -139,7 +165,7 @@ def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
 
 
 def put_small(registry: Registry, *contents: bytes) -> None:
-    """Put the contents that the registry lacks."""
+    """Put each of the contents that the registry lacks."""
     for content in contents:
         if not registry.has(blob_of(content)):
             registry.upload(blob_of(content), content)

@@ -1,4 +1,4 @@
-"""The request that all deployments of a bundle share: the bundle, its trial, access to devices."""
+"""The request that all deployments of a bundle share: the bundle, its trial, the access to devices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,27 @@ from edgert_deploy.rollout.plan import Offer
 
 @dataclass(frozen=True)
 class DeployRequest:
-    """One bundle for devices.
+    """The deployment of one bundle to devices.
 
-    The devices watch `limits` on trial. `bytes_per_s` limits a transfer; 0 means no limit. Several threads call
-    `on_bytes` with a device's name, the bytes sent so far and their total.
+    Attributes:
+        bundle: The file of the bundle.
+        offer: The properties of the verified bundle.
+        trial_s: The limit for a trial.
+        open_transport: Connects to a device.
+        prepare: Sets up a device that has no EdgeRT; None to refuse such a device.
+        dry_run: Whether to plan only.
+        stop: The user's request to stop.
+        deltas: Makes the deltas.
+        bytes_per_s: The limit for a transfer; 0 means no limit.
+        limits: The limits that the devices watch on trial.
+        on_bytes: Several threads call it with a device's name, the bytes sent so far and their total.
     """
 
     bundle: Path
     offer: Offer
     trial_s: float
     open_transport: Callable[[Device], Transport]
-    prepare: Callable[[Device, Transport, LineSink], None] | None = None  # sets up a device that has no EdgeRT
+    prepare: Callable[[Device, Transport, LineSink], None] | None = None
     dry_run: bool = False
     stop: UserStop = field(default_factory=UserStop)
     deltas: Deltas = field(default_factory=Deltas)
@@ -39,10 +49,10 @@ class DeployRequest:
 
 
 def read_offer(path: Path) -> Offer:
-    """Verify every byte of the bundle against its manifest, before any byte leaves this host.
+    """Verify every byte of the bundle against its manifest; return the bundle's properties.
 
-    The devices check the signature, because each has its own keys. Raises BundleError, also for a bundle that expired
-    by this host's clock.
+    The devices check the signature, because each device has its own keys. Raises BundleError, also for a bundle that
+    has expired by this host's clock.
     """
     with open_bundle(path, trusted=None) as bundle:
         bundle.verify_files()

@@ -1,7 +1,8 @@
 """A rollout: one bundle to many devices, wave by wave, with its progress on disk.
 
-`roll_out` does the remaining work of a rollout, new or interrupted. If the host died in the middle of a deployment, the
-device has decided by itself when its trial ended. `roll_out` deploys to it again: a plan holds only the missing steps.
+`roll_out` does the remaining work of a new or interrupted rollout. If the host died during a deployment, the device has
+decided alone at the end of its trial. `roll_out` deploys to this device again, because a plan has only the missing
+steps.
 """
 
 from __future__ import annotations
@@ -33,9 +34,18 @@ def roll_out(
     sleep: Callable[[float], None] = time.sleep,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Rollout:
-    """Do the remaining work of `rollout` on `devices` and record it; return the rollout at its end.
+    """Do the remaining work of `rollout` and record it; return the rollout at its end.
 
-    The failures of earlier attempts do not count. Several threads call `progress` and `on_outcome`.
+    The failures of earlier attempts do not count.
+
+    Args:
+        store: The records of rollouts.
+        rollout: The rollout to do or to continue.
+        request: The bundle, its trial, and the access to devices.
+        devices: The devices of the rollout, in order.
+        progress: Several threads call it with a device's name and a line.
+        sleep: Waits for a number of seconds.
+        on_outcome: Several threads call it with the outcome of each device.
     """
     journal = _Journal(store, replace(rollout, state=RolloutState.RUNNING, reason=""))
     waves = rollout.strategy.split(len(devices))
@@ -85,10 +95,17 @@ def deploy_each(
     may_begin: Callable[[], bool] = lambda: True,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Deploy to each device, `at_once` at a time; return the outcomes in the order of `devices`.
+    """Deploy to each device; return the outcomes in the order of `devices`.
 
-    Several threads call `progress`, `may_begin` and `on_outcome`. `may_begin` is called before each device; if it
-    returns False, the device is skipped. A device that does not answer does not delay the others.
+    A device that does not answer does not delay the others. Several threads call the functions in the arguments.
+
+    Args:
+        request: The bundle, its trial, and the access to devices.
+        devices: The devices.
+        progress: Gets a device's name and a line.
+        at_once: The number of devices at a time.
+        may_begin: Called before each device. If it returns False, the device is skipped.
+        on_outcome: Gets the outcome of each device.
     """
 
     def work(device: Device) -> Outcome:
@@ -111,7 +128,8 @@ class _Journal:
     """The running rollout and its record. Any thread may call `add` and `too_many`."""
 
     def __init__(self, store: RolloutStore, rollout: Rollout) -> None:
-        self._store, self.rollout = store, rollout
+        self._store = store
+        self.rollout = rollout
         self._begun = self._failed = 0
         self._lock = threading.Lock()
         store.write(rollout)

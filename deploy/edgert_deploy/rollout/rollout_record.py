@@ -1,9 +1,9 @@
-"""A rollout, and its record: lines of JSON that are only added, never changed. Pure.
+"""A rollout, and its record: a file of JSON lines that grows, but never changes a line. Pure.
 
 Theory of operation. The first line describes the rollout. Each other line is an event: the outcome of a device, or the
-state of the whole rollout. Each event has a number that grows; the order of the lines does not count. So two copies of
-a record that both grew merge by keeping the lines of both, and every host then reads the same rollout. An abort is
-final, even if another host continued at the same time.
+state of the whole rollout. Each event has a growing number, so the order of the lines does not count. If two copies of
+a record both grew, the merged record has the lines of both, and every host reads the same rollout from it. An abort is
+final, even if another host continued the rollout at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STARTED_AT_MAX = 1e11  # seconds since 1970
 
 
 class RolloutState(str, Enum):
-    """The state of a rollout, as records and JSON state it."""
+    """The state of a rollout, in records and JSON."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -36,7 +36,7 @@ class RolloutState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The plain fields of a record's first line. Of these, events change only `devices`.
+    """The plain fields of a record's first line. Events change only `devices` among these fields.
 
     `bundle` and `inventory` are names in the project (Project.name_of). `number` orders the project's rollouts.
     """
@@ -60,9 +60,10 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Head):
-    """One bundle to many devices. `outcomes` holds the last outcome by device; an untried device has none.
+    """A rollout of one bundle to many devices.
 
-    `by` is the user and host that worked on it last.
+    `outcomes` has the last outcome of each device that was tried. `by` is the user and the host that worked on the
+    rollout last.
     """
 
     number: int = 0  # 0 until its record exists
@@ -80,7 +81,7 @@ class Rollout(Head):
         return [None if error is None else error.as_error() for error in last_errors]
 
     def outcome(self, device: str) -> Outcome:
-        """Return the outcome of the device's last attempt; it is `not-begun` for a device that was not tried."""
+        """Return the outcome of the last attempt on a device; `not-begun` for a device that was not tried."""
         return self.outcomes.get(device, Outcome(device, Result.NOT_BEGUN))
 
     def result(self, device: str) -> Result:
@@ -91,14 +92,14 @@ class Rollout(Head):
         return self.result(device) in (Result.LIVE, Result.UNCHANGED)
 
     def refused(self, device: str) -> bool:
-        """Whether the device refused this bundle: foreign key, older release, other target."""
+        """Whether the device refused this bundle: an unknown key, an older release or another target."""
         return self.result(device) is Result.REFUSED
 
     def interrupted(self, device: str, rolled_back: bool) -> bool:
-        """Whether the user stopped the rollout before the device had the release, or the host was lost.
+        """Whether the rollout ended for this device because the user stopped it, or because the host was lost.
 
-        `rolled_back` tells whether a device without an outcome rolled the release back by itself. In a rollout that
-        still runs, this means that the host was lost.
+        `rolled_back` tells whether the device rolled the release back without an outcome. In a rollout that still runs,
+        this means that the host was lost.
         """
         if self.state in (RolloutState.DONE, RolloutState.ABORTED):
             return False
@@ -112,26 +113,26 @@ class Rollout(Head):
 
     @property
     def changed(self) -> list[str]:
-        """The devices on which this rollout made the release live; only there, a rollback undoes it."""
+        """The devices on which this rollout made the release live, which a rollback must undo."""
         return [device for device in self.devices if self.result(device) is Result.LIVE]
 
     @property
     def resumable(self) -> bool:
-        """Whether another attempt may help: a device without the release has not refused the bundle."""
+        """Whether another attempt may help: at least one device without the release has not refused it."""
         return self.state is not RolloutState.ABORTED and not all(self.refused(device) for device in self.left)
 
     @property
     def order(self) -> tuple[int, int, str]:
         """The key that orders rollouts.
 
-        Two hosts may use one number at the same time: then the release decides.
+        If two hosts used one number at the same time, the release decides.
         """
         return self.number, self.release, self.id
 
 
 @dataclass(frozen=True)
 class Record:
-    """A rollout as the lines of its record describe it, and the number of the newest event."""
+    """The rollout that the lines of a record describe, and the number of the newest event."""
 
     rollout: Rollout
     last: int = 0
@@ -149,7 +150,7 @@ class Record:
         )
 
     def to(self, rollout: Rollout) -> tuple[Record, list[str]]:
-        """Return the record of `rollout`, and the lines to add to this record for it."""
+        """Return the record of the changed `rollout`, and the lines to add to this record."""
         events = list(_events(self.rollout, rollout))
         lines = [_line({"n": n, **event}) for n, event in enumerate(events, start=self.last + 1)]
         return Record(rollout, self.last + len(lines)), lines
@@ -157,7 +158,9 @@ class Record:
 
 def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     """Return the record of a new rollout and its lines."""
-    bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})  # the first line has no more
+    bare = replace(
+        rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={}
+    )  # the first line has no other fields
     record, lines = Record(bare).to(rollout)
     return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
 
@@ -173,7 +176,7 @@ def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
 
 
 def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
-    """Return the rollout after `events`. Ignore events of unknown kinds, which a newer version may write."""
+    """Return the rollout after `events`. Unknown events, which a newer version may write, are ignored."""
     outcomes: dict[str, Outcome] = {}
     for value in events:
         event = from_json(_Event, value)
@@ -186,7 +189,7 @@ def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollo
     return replace(rollout, outcomes=outcomes)
 
 
-# Git and the store deliver lines of other hosts, which are not trusted.
+# Git and the store deliver lines of other hosts. These lines are not trusted, so `from_json` checks every event.
 
 
 @dataclass(frozen=True)

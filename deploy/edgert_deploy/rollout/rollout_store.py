@@ -1,12 +1,14 @@
-"""The rollouts of a project: a record each (rollout_record.py), in its folder and the team's store.
+"""The rollouts of a project.
+
+Each has a record (rollout_record.py) in the project's folder and the team's store.
 
 Theory of operation. Each line is on this host's disk before the next action, so nothing is lost if the host dies or the
-user stops. Two hosts create no file of the same name: each rollout has a unique name, and no file holds a counter. No
-file is removed, because git may treat a removal and an addition as a renaming. So commits of several hosts never
-conflict. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
+user stops. Commits of several hosts never conflict, for three reasons. Each rollout has a unique name, and no file
+holds a counter, so two hosts do not create a file of the same name. No file is removed, because git may treat a removal
+and an addition as a renaming. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
 
-The team's store holds the same lines. `sync` copies those that one side lacks. A growing number orders the rollouts,
-because a host's clock may jump.
+The team's store holds the same lines. `sync` copies the lines that one side lacks. A growing number orders the
+rollouts, because a host's clock may jump.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ Mark = tuple[int, int]  # the state of a record: the number of lines, and the su
 
 
 class TeamStore(Protocol):
-    """The store that the hosts of a team share. Every method raises EdgeRTError if it cannot be used."""
+    """The store that the hosts of a team share.
+
+    Every method raises EdgeRTError if the store cannot be used.
+    """
 
     def marks(self) -> dict[str, Mark]:
         """Return the mark of each rollout's record."""
@@ -50,11 +55,11 @@ class TeamStore(Protocol):
     def lines(self, id: str) -> list[str]: ...
 
     def add(self, id: str, lines: Sequence[str]) -> None:
-        """Add lines to a record. Those that are there already change nothing."""
+        """Add lines to a record, except lines that the record has already."""
         ...
 
     def locked(self, id: str) -> AbstractContextManager[bool]:
-        """Lock a rollout against every other process of the team; yield False if another one holds it."""
+        """Lock a rollout against all other processes of the team; yield False if another process holds it."""
         ...
 
     def is_locked(self, id: str) -> bool: ...
@@ -66,17 +71,19 @@ class RolloutStore:
     def __init__(
         self, folder: Path, team: TeamStore | None = None, note: Callable[[str], None] = lambda line: None
     ) -> None:
-        self.folder, self._team, self._note = folder, team, note
-        self._records: dict[str, Record] = {}  # as this process wrote them
-        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # the files' marks as `sync` last read them
+        self.folder = folder
+        self._team = team
+        self._note = note
+        self._records: dict[str, Record] = {}  # the records that this process wrote
+        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # the files' marks that `sync` read last
         self._late = False  # the team's store lacks lines of this process
 
     def ids(self) -> list[str]:
-        """Return the newest rollouts' ids, the newest first."""
+        """Return the ids of the newest rollouts, the newest first."""
         return _newest(path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}"))
 
     def all(self) -> list[Rollout]:
-        """Return the rollouts, the newest first. Leave out those that cannot be read, with a note."""
+        """Return the rollouts, the newest first. A rollout that cannot be read is left out, with a note."""
         rollouts = []
         for id in self.ids():
             try:
@@ -90,7 +97,10 @@ class RolloutStore:
         return self._record(id).rollout
 
     def find(self, beginning: str) -> Rollout:
-        """Return the one rollout whose id is `beginning` or starts with it. Raises ConfigInvalid."""
+        """Return the rollout whose id is `beginning`, or the only one whose id starts with `beginning`.
+
+        Raises ConfigInvalid.
+        """
         matching = [id for id in self.ids() if id.startswith(beginning)]
         if beginning not in matching and len(matching) > 1:
             raise ConfigInvalid(
@@ -99,14 +109,14 @@ class RolloutStore:
         return self.read(matching[0] if len(matching) == 1 else beginning)
 
     def last(self) -> Rollout:
-        """Return the newest rollout. Raises ConfigInvalid if there is none."""
+        """Return the newest rollout. Raises ConfigInvalid if the project has no rollout."""
         rollouts = self.all()
         if not rollouts:
             raise ConfigInvalid(f"there is no rollout in {self.folder}; start one with: edgert deploy")
         return rollouts[0]
 
     def begin(self, rollout: Rollout) -> Rollout:
-        """Give a new rollout its number and its id, and write it. Raises ConfigInvalid."""
+        """Write a new rollout; return it with its number and its id. Raises ConfigInvalid."""
         with self._changing():
             number = max((_number(id) for id in self.ids()), default=0) + 1
             # Another host may use the same number at the same time, but not the same id.
@@ -117,13 +127,13 @@ class RolloutStore:
         return rollout
 
     def write(self, rollout: Rollout) -> None:
-        """Write what changed in a rollout. Raises ConfigInvalid."""
+        """Write the changes of a rollout. Raises ConfigInvalid."""
         with self._changing():
             lines = self._write(rollout)
         self._tell_team(rollout.id, lines)
 
     def sync(self) -> None:
-        """Copy the lines that this folder or the team's store lacks.
+        """Copy lines between this folder and the team's store, until both have all lines.
 
         Raises ConfigInvalid, and the errors of TeamStore.
         """
@@ -145,22 +155,22 @@ class RolloutStore:
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
-        """Hold the rollout's lock, which ends with this process.
+        """Hold the lock of a rollout. The lock ends with this process.
 
         Raises ConfigInvalid if another process holds it.
         """
-        taken = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
+        busy = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
         with ExitStack() as locks:
             try:
                 self._make()
                 # `is_at_work` holds the lock for an instant, too.
                 locks.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
             except BlockingIOError as error:
-                raise taken from error
+                raise busy from error
             except OSError as error:
                 raise self._unusable("lock a rollout in", error) from error
             if self._team is not None and not locks.enter_context(self._team.locked(id)):
-                raise taken
+                raise busy
             self.sync()  # its last holder may have written since
             yield
             if self._late:
@@ -168,9 +178,9 @@ class RolloutStore:
                     self.sync()
 
     def is_at_work(self, id: str) -> bool | None:
-        """Return whether a process works on the rollout, without changing a file; None if this is unknown.
+        """Return whether a process works on the rollout; None if this is unknown. No file changes.
 
-        Without a team's store, only the host that worked on the rollout last knows. Raises ConfigInvalid.
+        Without a team's store, only the host that worked on the rollout last can tell. Raises ConfigInvalid.
         """
         lock = self.path(id, _LOCK)
         try:
@@ -185,13 +195,13 @@ class RolloutStore:
         return False if is_local else None
 
     def path(self, id: str, suffix: str = SUFFIX) -> Path:
-        """Return the file of a rollout's record. Raises ConfigInvalid for an invalid id."""
+        """Return the path of a rollout's record. Raises ConfigInvalid for an invalid id."""
         if not _ID.match(id):
             raise ConfigInvalid(f"{id!r} is not an id of a rollout; list them with: edgert rollout list")
         return self.folder / f"{id}{suffix}"
 
     def stamp(self, id: str) -> Stamp:
-        """Return inode, time and size: these differ after added lines, and after git replaces the file.
+        """Return inode, time and size of a record. One of them differs after a change by this host or by git.
 
         Raises OSError.
         """
@@ -214,7 +224,9 @@ class RolloutStore:
             raise ConfigInvalid(f"there is no rollout {id!r}; list them with: edgert rollout list")
         lines = self._lines(id)
         if any(line.startswith(("<<<<<<<", ">>>>>>>")) for line in lines):
-            raise ConfigInvalid(f"{path} has conflict markers of git: remove those lines, and keep all the others")
+            raise ConfigInvalid(
+                f"{path} has conflict markers of git: remove the lines with markers, and keep all other lines"
+            )
         try:
             record = Record.read(lines)
             if record.rollout.id != id:
@@ -224,7 +236,7 @@ class RolloutStore:
         return record
 
     def _lines(self, id: str) -> list[str]:
-        """Return the complete lines of a record; ignore a last line without its end."""
+        """Return the lines of a record, without an incomplete last line."""
         path = self.path(id)
         try:
             with path.open("rb") as file:
@@ -249,7 +261,7 @@ class RolloutStore:
         return cached[1]
 
     def _write(self, rollout: Rollout) -> list[str]:
-        """Write the changes as lines, and return these."""
+        """Write the changes of a rollout as lines; return the lines."""
         known = self._records.get(rollout.id)
         if known is None and self.path(rollout.id).exists():
             known = self._record(rollout.id)
@@ -270,14 +282,14 @@ class RolloutStore:
             if new:
                 sync_folder(self.folder)
         except OSError as error:
-            if new:  # the rollout did not start, such as on a full disk
+            if new:  # the rollout did not start, for example because the disk is full
                 path.unlink(missing_ok=True)
             raise self._unusable("write a rollout's progress to", error) from error
 
     def _tell_team(self, id: str, lines: Sequence[str]) -> None:
         """Add lines to the team's store.
 
-        After a failure, the rollout continues without it, and `sync` adds them.
+        If the store fails, the rollout continues, and `sync` adds the lines later.
         """
         if self._team is None or self._late or not lines:
             return
@@ -289,7 +301,7 @@ class RolloutStore:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Lock the folder against other processes of this host while it changes. Raises ConfigInvalid."""
+        """Lock the folder against other processes of this host during a change. Raises ConfigInvalid."""
         try:
             self._make()
             lock = locked(self.folder / _LOCK)
@@ -306,8 +318,8 @@ class RolloutStore:
 
     def _unusable(self, what: str, error: OSError) -> ConfigInvalid:
         return ConfigInvalid(
-            f"cannot {what} {self.folder}: {error.strerror}. Free some space, or work in a project that is yours: each user "
-            "has a clone"
+            f"cannot {what} {self.folder}: {error.strerror}. Free some space, or work in a clone of the project "
+            "that is yours"
         )
 
 
@@ -321,13 +333,13 @@ def _newest(ids: Iterable[str]) -> list[str]:
 
 
 def _number(id: str) -> int:
-    """Return the number in an id that `begin` made, else 0."""
+    """Return the number in an id; 0 for an id that `begin` did not make."""
     match = _NUMBER.search(id)
     return int(match[1]) if match else 0
 
 
 def _cut_unfinished(file: int) -> None:
-    """Remove the last line if a power cut left it without its end."""
+    """Remove the last line if it is incomplete, as after a power cut."""
     size = os.fstat(file).st_size
     end = size
     while end and (tail := os.pread(file, min(end, 4096), max(0, end - 4096))).rfind(b"\n") != len(tail) - 1:

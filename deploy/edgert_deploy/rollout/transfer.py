@@ -1,7 +1,8 @@
-"""A transfer: send the files that a device lacks as a delta, else the whole bundle.
+"""A transfer: sends the files that a device lacks as a delta, or sends the whole bundle.
 
-The device checks every hash. If a delta does not fit there (a damaged slot, an old file with other content than the
-host assumes), the host sends the whole bundle instead. A device that accepts no deltas gets the whole bundle at once.
+The device checks every hash. If the device cannot apply a delta (a slot is damaged, or an old file has other content
+than the host assumes), the host sends the whole bundle instead. A device that accepts no deltas gets the whole bundle
+at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PROGRESS_BYTES = 1024**2  # smaller transfers end before anyone reads their prog
 
 @dataclass
 class Transfer:
-    """One bundle to one device. `sent_bytes` and `send_s` are the cost so far."""
+    """The transfer of one bundle to one device, with the bytes and the seconds so far."""
 
     request: DeployRequest
     daemon: RemoteDaemon
@@ -45,13 +46,16 @@ class Transfer:
         return (planned._delta(facts, None) or self.request.bundle).stat().st_size
 
     def send(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> None:
-        """Send the files that the device lacks to its incoming folder. `has` is `HeldClaim.has`."""
+        """Send the files that the device lacks to its incoming folder.
+
+        `has` is the answer about the device's files in the claim (`HeldClaim.has`).
+        """
         begun = time.monotonic()
         self._upload(self._delta(facts, has) or self.request.bundle)
         self.send_s = time.monotonic() - begun
 
     def install(self, claim: HeldClaim) -> None:
-        """Let the device verify and unpack the sent file. If a delta fails, send the whole bundle."""
+        """Make the device verify and unpack the sent file. If a delta fails, send the whole bundle."""
         try:
             self._install(claim)
         except BundleCorrupt as error:
@@ -67,7 +71,10 @@ class Transfer:
         self.daemon.transport.run(in_folder(folder, ["rm", "-f", f"./{name}"]), QUICK_S_MAX)
 
     def _delta(self, facts: DeviceStatus, has: Mapping[str, Any] | None) -> Path | None:
-        """Return a delta for the device; None if it accepts none, or if the whole bundle is not larger."""
+        """Return a delta for the device.
+
+        Return None if the device accepts no deltas, or if the whole bundle is not larger than the delta.
+        """
         if not self.daemon.device.kind.sends_deltas or facts.delta_format != DELTA_FORMAT:
             return None
         offer, deltas = self.request.offer, self.request.deltas

@@ -1,6 +1,6 @@
-"""The host's side of a trial with limits: the device judges, the host requests the state.
+"""The host's side of a trial with limits: the device decides, and the host asks for the state.
 
-A lost link changes nothing on the device. The host retries for as long as the trial may last.
+A lost link changes nothing on the device. The host tries again until the end of the trial.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRACE_S = 60.0  # the time after the end of the trial in which a slow device may
 
 @dataclass(frozen=True)
 class Watched:
-    """A trial whose limits held, and the device's readings if it still has them."""
+    """A trial in which all limits held, with the readings if the device still has them."""
 
     state: TrialState
     readings: Readings | None = field(default=None, metadata={OMITTED: True})
@@ -40,13 +40,14 @@ class Watched:
 def watch_trial(
     claim: HeldClaim, plan: Plan, stop: UserStop, progress: LineSink, clock: Callable[[], float] = time.monotonic
 ) -> Watched:
-    """Wait for the device's decision on its trial; return its readings once all limits held.
+    """Wait for the device's decision on its trial; return the readings if all limits held.
 
-    Raises RolledBack if a limit broke, DeviceUnreachable if the device did not answer until the end of the trial,
-    DaemonBusy if it has not decided GRACE_S later, DeviceError for an answer that cannot be read, and Interrupted.
+    Raises RolledBack if a limit broke, DeviceUnreachable if the device does not answer at the end of the trial,
+    DaemonBusy if the device has not decided GRACE_S later, DeviceError for an answer that cannot be read, and
+    Interrupted if the user stops.
     """
     limits, name = plan.limits, claim.daemon.device.name
-    assert limits is not None  # without limits, the plan has no such step
+    assert limits is not None  # without limits, the plan has no WATCH step
     progress(f"watched: {limits.described()}")
     until = clock() + limits.trial_s + limits.confirm_s
     report_at_s = limits.watch_s * (1 - REPORT_SHARE)
@@ -72,8 +73,8 @@ def watch_trial(
             raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
         if clock() >= until + GRACE_S:
             raise DaemonBusy(
-                f"{name} has not judged release {plan.release} of {plan.model} by the end of its trial. Its daemon may "
-                f"hang: look with edgert logs {name}, then edgert doctor {name}"
+                f"{name} has not decided on release {plan.release} of {plan.model} by the end of its trial. Its daemon may "
+                f"hang: run edgert logs {name}, then edgert doctor {name}"
             )
         left_s = watch.left_s if watch else limits.watch_s
         if left_s <= report_at_s:

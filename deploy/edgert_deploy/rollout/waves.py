@@ -1,6 +1,8 @@
-"""Waves: the order in which devices get a release, and the number of failures that stops it. Pure.
+"""Waves: the order in which devices get a release, and the number of failures that stops a rollout.
 
-`roll_out` applies both.
+Pure.
+
+`roll_out` applies the order and the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ WAVES_MAX = 100
 
 @dataclass(frozen=True)
 class Share:
-    """A number of devices or a share of them: exactly one of the two is given."""
+    """A number of devices (`count`), or a share of all devices (`part`).
+
+    Exactly one of the two is not None.
+    """
 
     count: int | None = None
     part: float | None = None
@@ -42,7 +47,7 @@ class Share:
         return min(self.count or 0, total)
 
     def exceeded(self, failed: int, begun: int) -> bool:
-        """Return whether `failed` of `begun` devices are more than this share."""
+        """Whether `failed` is more than this share of `begun` devices."""
         return failed > (self.count or 0) if self.part is None else failed > self.part * begun
 
     def __str__(self) -> str:
@@ -51,11 +56,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Strategy:
-    """The order of a rollout.
+    """The order and the limits of a rollout.
 
-    The first `canary` devices are a wave of their own. Each of `waves` is the share of all devices that have been tried
-    at its end. Between two waves the rollout waits `pause_s`. It stops if more than `failures_max` of the devices in
-    the waves so far failed; with None it never stops. It deploys to `parallel` devices at a time.
+    Attributes:
+        canary: The number of devices in the first wave; 0 for no such wave.
+        waves: For each further wave, the share of all devices that were tried at its end.
+        failures_max: The rollout stops if more than this share of the devices in the waves so far failed. With None, it
+            never stops.
+        parallel: The number of devices at a time.
+        pause_s: The pause between two waves.
     """
 
     canary: int = 0
@@ -66,15 +75,18 @@ class Strategy:
 
     @classmethod
     def parse(cls, canary: int, waves: str, failures_max: str | None, parallel: int, pause_s: float) -> Strategy:
-        """Parse the options. In waves, the default is to stop at the first failure. Raises ConfigInvalid."""
+        """Parse the options. With waves, a rollout stops at the first failure by default.
+
+        Raises ConfigInvalid.
+        """
         shares = tuple(Share.parse(word) for word in waves.split(",") if word.strip())
         if len(shares) > WAVES_MAX:
             raise ConfigInvalid(f"{len(shares)} waves are too many: give at most {WAVES_MAX}")
         for share, following in itertools.pairwise(shares):
             if (share.part or 0) >= (following.part or 0) and (share.count or 0) >= (following.count or 0):
                 raise ConfigInvalid(
-                    f"wave {following} adds no device after {share}: each wave names the share of all devices that it ends "
-                    "with, so give rising ones, as in 10%,50%,100%"
+                    f"wave {following} adds no device after {share}: each wave names the share of all devices that were tried at its "
+                    "end, so give rising shares, such as 10%,50%,100%"
                 )
         limit = None if failures_max is None else Share.parse(failures_max)
         if limit is None and (canary or shares):
@@ -82,7 +94,7 @@ class Strategy:
         return cls(canary, shares, limit, parallel, pause_s)
 
     def split(self, total: int) -> list[range]:
-        """Return the waves as ranges of indexes, none of them empty; the last one ends with the last device."""
+        """Return the waves as ranges of device indexes. No range is empty, and together they have all devices."""
         ends = [min(self.canary, total), *(share.of(total) for share in self.waves), total]
         waves, begin = [], 0
         for end in ends:
@@ -102,7 +114,7 @@ class Strategy:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Strategy:
-        """Read what `as_json` wrote. Raises ConfigInvalid, KeyError or TypeError."""
+        """Read the JSON of `as_json`. Raises ConfigInvalid, KeyError or TypeError."""
         limit = value["max_failures"]
         return cls(
             int(value["canary"]),

@@ -1,4 +1,4 @@
-"""Bootstrap on this machine: idempotent, without a needless restart, clear about what is missing."""
+"""Bootstrap on this machine is idempotent, restarts only if needed, and names missing things."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_pa
     do(device, key, broker=Broker("127.0.0.1", 1, "edge", b"xyzzy7\n"))
     do(device, key, broker=Broker("127.0.0.1", 1))
     config = Path(device.state) / "config.toml"
-    assert 'username = "edge"' in config.read_text()  # the same broker: what was given before holds
+    assert 'username = "edge"' in config.read_text()  # the same broker: the earlier options still apply
     do(device, key, broker=Broker("127.0.0.1", 2))
     assert not {"username", "password_file"} & set(tomlkit.parse(config.read_text()).unwrap()["mqtt"])
 
@@ -108,7 +108,7 @@ def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -
 
 
 def test_cut_before_the_restart_the_next_one_makes_up_for_it(device: Device) -> None:
-    """All files are as they should be then; what runs is not."""
+    """After the cut, all files are correct, but the daemon still runs with the old files."""
     key = new_key().public
     before = status_of(do(device, key)).daemon.pid
     (Path(device.state) / "restart-due").touch()
@@ -159,7 +159,7 @@ def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
 
 
 def test_a_python_that_edgert_cannot_run_on_is_refused_before_a_wheel_is_sent(tmp_path: Path) -> None:
-    """Built on a machine without the headers of SQLite; the daemon would end with a fault in edgert."""
+    """Example: a Python built without the headers of SQLite. The daemon would end with an error in edgert."""
     (tmp_path / "python3").write_text("#!/bin/sh\necho python=3.13 64 _ctypes,_sqlite3\n")
     (tmp_path / "python3").chmod(0o755)
     for name in ("sh", "cat", "mkdir", "chmod", "rm", "mv", "uname", "id", "sed", "dirname", "grep", "ls", "tr"):

@@ -1,4 +1,4 @@
-"""The lock has one version of all that a device may need, for every Python and machine."""
+"""The lock has one version of every package that a device may need, for every Python and machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environment(python: str, machine: str = "x86_64") -> dict[str, str]:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
 def test_the_lock_has_what_every_engine_needs(python: str, machine: str) -> None:
-    """In a version that pyproject.toml allows. If this fails: make lock."""
+    """The locked versions must fit pyproject.toml. If this test fails, run make lock."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     named = (*DEFAULT_EXTRAS, *OPTIONAL_EXTRAS, *(name for name in ENGINES if name not in FOR_TESTS))

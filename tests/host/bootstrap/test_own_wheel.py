@@ -1,4 +1,7 @@
-"""edgert's own wheel is the code that this host runs, and its content alone names a runtime."""
+"""edgert's own wheel has the code that this host runs.
+
+Only its content determines the id of a runtime.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def test_a_changed_tree_gives_another_wheel(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After `pip install .` there is no source tree to build from, and perhaps no network either."""
+    """After `pip install .`, there is no source tree to build from, and there may be no network."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     built, site = own_wheel(), tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target"]
@@ -90,7 +93,7 @@ def test_code_that_nobody_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_checkout_and_an_installed_wheel_give_one_runtime_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two colleagues with the same version would upgrade each other's devices back and forth."""
+    """Otherwise two colleagues with the same version would upgrade the same devices in turn."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     here = prepare(TARGET, ("null",)).digest[:ID_LENGTH]
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

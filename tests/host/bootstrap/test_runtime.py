@@ -1,7 +1,7 @@
-"""The device's own decision about its runtime: the script, cut before and after each of its steps.
+"""The script with which a device decides about its runtime, cut before and after each step.
 
-hil/test_bootstrap.py has it with real runtimes under a real systemd; here a stand-in answers for the daemon, so that
-every step of the script can be cut.
+hil/test_bootstrap.py tests the script with real runtimes and a real systemd. Here, a stand-in answers for the daemon,
+so that the test can cut every step of the script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from edgert.environment import Installed
 from edgert.errors import RolledBack
-from edgert_deploy.bootstrap.runtime import InstalledRuntimes, Runtimes, plan_runtime, script_text
+from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimeAction, Runtimes, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -29,8 +29,8 @@ from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.machines import PI_4
 from tests.support.stand_ins.runtimes import NEW, OLD, STAND_IN
 
-STEPS = ("mv", "rm", "ln", "sync")  # what changes the disk, or says that a change must have reached it
-# Ends the script and all that it started right before the step STEP_CUT; behind a step is before the next.
+STEPS = ("mv", "rm", "ln", "sync")  # commands that change the disk, or that require an earlier change to be on the disk
+# Ends the script and all its children right before the step STEP_CUT. The cut after a step is the cut before the next.
 SHIM = """\
 #!/bin/sh
 n=$(($(wc -l <"$STEP_LOG") + 1))
@@ -42,7 +42,10 @@ REAL "$@"
 
 @dataclass(frozen=True)
 class Place:
-    """A device's HOME and STATE with two runtimes, the old one in use; `failing` answers wrongly."""
+    """A device's HOME and STATE with two runtimes.
+
+    The old one is in use; a `failing` new one answers wrongly.
+    """
 
     folder: Path
 
@@ -90,7 +93,7 @@ class Place:
         end = os.pidfd_open(process.pid)
         try:
             ended, _, _ = select.select([end], [], [], WAIT_S_MAX)
-            os.killpg(process.pid, signal.SIGKILL)  # its leader is not reaped yet, so there is such a session
+            os.killpg(process.pid, signal.SIGKILL)  # the leader is not reaped yet, so the session still exists
             assert ended, f"{words} took longer than {WAIT_S_MAX} s"
             return process.wait()
         finally:
@@ -154,7 +157,7 @@ def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Pa
         device = place(tmp_path / str(number), failing)
         assert device.trial(cut=str(number)) == (0 if step == "the end" else -signal.SIGKILL), step
         told, on_trial = device.outcome()[:1], (device.home / "trial").exists()
-        again = number % 2 == 0  # a service manager starts the script again; or the power failed
+        again = number % 2 == 0  # a service manager starts the script again, or the power returned
         if again:
             device.trial()
         else:
@@ -163,7 +166,7 @@ def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Pa
         assert not (device.home / "trial").exists(), where
         assert device.in_use() in (OLD, NEW), where
         if told == ["kept"]:
-            assert device.in_use() == NEW, where  # what was said lasts
+            assert device.in_use() == NEW, where  # the reported result stays
         elif on_trial or told == ["rolled-back"]:
             assert device.in_use() == OLD, where
         if again:
@@ -181,7 +184,7 @@ def test_a_daemon_that_ends_again_and_again_is_started_on_the_old_runtime(tmp_pa
     for _ in range(3):
         device.script("before-start")
         assert device.in_use() == NEW
-    device.script("settle")  # a look by a host is no start
+    device.script("settle")  # a host that only looks does not start anything
     assert device.in_use() == NEW
     device.script("before-start")
     assert device.in_use() == OLD
@@ -200,7 +203,7 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = place(tmp_path)
-    undecided = STAND_IN.replace("exit 9", "exit 1")  # this may still become right: the trial goes on
+    undecided = STAND_IN.replace("exit 9", "exit 1")  # the new runtime may still become ready, so the trial continues
     device.program(device.home / "venvs" / NEW / "bin/edgertd", undecided, FAILING=NEW)
     monkeypatch.setenv("PATH", f"{tmp_path}/shims:{os.environ['PATH']}")
     monkeypatch.setenv("STEP_LOG", str(device.log))
@@ -221,16 +224,16 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
         assert device.daemons(NEW) == []
     finally:
         for runtime in (OLD, NEW):
-            device.edgertd(runtime).unlink()  # which ends the daemon
+            device.edgertd(runtime).unlink()  # this ends the daemon
         wait_until(lambda: not device.daemons(OLD), "it has ended")
 
 
 def running(program: Path, *words: str) -> list[int]:
-    """Return the processes of the shell that run `program WORDS`, without what they have just forked."""
+    """Return the processes that run `program WORDS`, without the children that they have just forked."""
     parents: dict[int, int] = {}
     ran = "\0".join(("sh", str(program), *words, "")).encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if path.read_bytes().startswith((ran, b"/bin/" + ran)):
                 stat = path.with_name("stat").read_text()
                 parents[int(path.parent.name)] = int(stat.rpartition(")")[2].split()[1])
@@ -238,7 +241,7 @@ def running(program: Path, *words: str) -> list[int]:
 
 
 def test_another_process_with_the_daemons_id_is_not_stopped(tmp_path: Path) -> None:
-    """After a reboot, the id in the pid file may be that of any process of the user."""
+    """After a reboot, the id in the pid file may belong to any process of the user."""
     device = place(tmp_path)
     with (
         subprocess.Popen(["sleep", "600"], executable="/bin/sleep") as plain,
@@ -272,7 +275,7 @@ def test_there_is_no_way_back_to_a_runtime_that_is_not_whole(tmp_path: Path) -> 
     assert (device.in_use(), device.outcome()[0]) == (NEW, "kept")
 
 
-# --- what the host plans ---------------------------------------------------------------------------
+# --- the plan of the host ---------------------------------------------------------------------------
 
 FACTS: MachineFacts = PI_4
 
@@ -290,25 +293,25 @@ def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engi
     house = a_house("edgert-0.1.0-py3-none-any.whl", engines=("null", "tflite"))
     there = a_runtime(engines=("null", "tflite"))
 
-    def action(there: InstalledRuntimes, *, upgrade: bool = False, exactly: bool = False) -> str:
+    def action(there: InstalledRuntimes, *, upgrade: bool = False, exactly: bool = False) -> RuntimeAction:
         return plan_runtime(there, FACTS, house, upgrade=upgrade, exactly=exactly).action
 
-    assert action(InstalledRuntimes()) == "install"
-    assert action(there) == "keep"
-    assert action(there, upgrade=True) == "upgrade"
-    assert action(a_runtime("d" * 16), upgrade=True) == "none"
+    assert action(InstalledRuntimes()) is RuntimeAction.INSTALL
+    assert action(there) is RuntimeAction.KEEP
+    assert action(there, upgrade=True) is RuntimeAction.UPGRADE
+    assert action(a_runtime("d" * 16), upgrade=True) is RuntimeAction.NONE
     shrunk = a_runtime(engines=("null",), lacking={"tflite": "no wheels"})
-    assert action(shrunk) == "keep"  # it was said already
-    assert action(shrunk, exactly=True) == "upgrade"
-    assert action(a_runtime(engines=("null",))) == "upgrade"
+    assert action(shrunk) is RuntimeAction.KEEP  # the user knows this already
+    assert action(shrunk, exactly=True) is RuntimeAction.UPGRADE
+    assert action(a_runtime(engines=("null",))) is RuntimeAction.UPGRADE
 
 
 def test_an_extra_that_is_missing_changes_the_runtime_and_one_that_is_there_does_not() -> None:
     house = replace(a_house("edgert-0.1.0-py3-none-any.whl"), extras=("text",))
     there = a_runtime(engines=("null",))
-    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "upgrade"
+    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action is RuntimeAction.UPGRADE
     there = a_runtime(engines=("null",), extras=("text",))
-    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "keep"
+    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action is RuntimeAction.KEEP
 
 
 def test_wheels_that_the_device_has_are_not_sent() -> None:

@@ -1,4 +1,4 @@
-"""Wheels for a device are chosen by the device's own Python, processor and glibc, not by this host's."""
+"""The wheels for a device depend on the device's Python, processor and glibc, not on those of this host."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_of_tokenizers_a_device_gets_the_package_alone(tmp_path: Path) -> None:
 
 
 def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For another processor and another Python than this host's, from the package index."""
+    """The wheels are for another processor and another Python than this host's, from the package index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     python = "3.10" if sys.version_info[:2] != (3, 10) else "3.11"
     target = WheelTarget(python, "aarch64", "2.36")
@@ -94,7 +94,7 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     assert missing([Requirement("edgert")], house.wheels, target) == []
     assert {"cffi", "pycparser"} <= {wheel.name.partition("-")[0] for wheel in house.wheels}
     assert any("tomli" in wheel.name for wheel in house.wheels) == (python == "3.10")
-    assert any("httptools" in wheel.name for wheel in house.wheels)  # a device can be told to serve over HTTP later on
+    assert any("httptools" in wheel.name for wheel in house.wheels)  # the user may enable HTTP on the device later
     assert not [wheel.name for wheel in house.wheels if "x86_64" in wheel.name]
     assert all(digest in SHIPPED.read_text() for name, digest in house.pins.items() if not name.startswith("edgert-"))
     assert house.sbom is not None
@@ -104,7 +104,7 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     assert prepare(target, ("null",), again.append, lock=shipped_lock()) == house
     assert not any("collecting" in line for line in again)
     (victim,) = (wheel for wheel in house.wheels if wheel.name.startswith("click"))
-    victim.write_bytes(victim.read_bytes() + b"!")  # what rots here is not sent
+    victim.write_bytes(victim.read_bytes() + b"!")  # a wheel that was damaged on this host is not sent
     with pytest.raises(ConfigInvalid, match=r"click.* has changed .* remove "):
         prepare(target, ("null",), lock=shipped_lock())
 
@@ -129,7 +129,7 @@ def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monk
 
 
 def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By markers (that Python's tflite), by the index (glibc 2.27 for onnxruntime), or not at all."""
+    """Engines are missing by markers (tflite for this Python), in the index (onnxruntime for glibc 2.27), or never."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     old = WheelTarget("3.13", "armv7l", "2.36")
     with pytest.raises(EngineMissing, match=r"tflite.*armv7l"):

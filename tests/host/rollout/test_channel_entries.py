@@ -1,4 +1,4 @@
-"""What of a model stays in a channel when a release comes, is halted, or goes to more devices."""
+"""The entries of a model in a channel after a release is added, halted, or offered to more devices."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OTHER = entry(3, model="echo")
     ("before", "new", "after"),
     [
         ((), entry(1), (entry(1),)),
-        ((entry(1),), entry(2, 0.05), (entry(2, 0.05), entry(1))),  # the others keep the old one
+        ((entry(1),), entry(2, 0.05), (entry(2, 0.05), entry(1))),  # the other devices keep the old release
         ((entry(2, 0.05), entry(1)), entry(2, 0.5), (entry(2, 0.5), entry(1))),
         ((entry(2, 0.5), entry(1)), entry(2), (entry(2),)),
-        ((entry(2, 0.5), entry(1)), entry(3, 0.05), (entry(3, 0.05), entry(1))),  # superseded before everybody had it
+        ((entry(2, 0.5), entry(1)), entry(3, 0.05), (entry(3, 0.05), entry(1))),  # replaced before all devices had it
         ((entry(2, 0.5, halted=True), entry(1)), entry(3, 0.05), (entry(3, 0.05), entry(1))),
         ((entry(2, halted=True),), entry(3, 0.05), (entry(3, 0.05),)),
         ((entry(1),), entry(2, 1.0, "plant-a"), (entry(2, 1.0, "plant-a"), entry(1))),
@@ -39,7 +39,7 @@ def test_a_release_replaces_what_it_supersedes(before: Entries, new: Entry, afte
 def test_a_lower_release_is_refused_as_devices_refuse_it() -> None:
     with pytest.raises(ConfigInvalid, match="refuse the older release 1"):
         with_release((entry(2),), entry(1))
-    assert with_release((entry(2, 1.0, "plant-a"),), entry(1))[0].release == 1  # the others may not have it
+    assert with_release((entry(2, 1.0, "plant-a"),), entry(1))[0].release == 1  # the other devices may lack the release
 
 
 def test_only_the_newest_release_is_halted() -> None:
@@ -53,7 +53,7 @@ def test_only_the_newest_release_is_halted() -> None:
 def test_a_release_is_tried_once_more_only_on_request() -> None:
     again = with_halt((entry(2, 0.05, halted=True), entry(1)), "digits", False, retry=True)
     assert [one.attempt for one in again] == [2, 1]
-    assert with_release(again, entry(2, 0.5))[0].attempt == 2  # more devices are no new attempt
+    assert with_release(again, entry(2, 0.5))[0].attempt == 2  # an offer to more devices is not a new attempt
     assert with_release(again, entry(3))[0].attempt == 1
 
 

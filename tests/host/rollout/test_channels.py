@@ -1,4 +1,4 @@
-"""Channels that hosts write, in a real registry."""
+"""Hosts write channels to a real registry."""
 
 from __future__ import annotations
 
@@ -115,20 +115,18 @@ def test_a_change_of_another_host_at_the_same_time_is_not_overwritten(
 
 def test_a_host_whose_clock_is_behind_signs_nothing(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
     host(server, key, tmp_path / "seen").change("clock", one, key)
-    with pytest.raises(ConfigInvalid, match="set its clock"):
+    with pytest.raises(ConfigInvalid, match="set the clock of this host"):
         host(server, key, tmp_path / "seen", NOW_S - 1000).change("clock", same, key)
 
 
 def test_a_host_whose_clock_is_years_ahead_signs_nothing_and_what_one_signed_is_corrected(
     server: RegistryServer, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices kept the time, and no host could sign the channel again before it."""
+    """Otherwise devices would keep the time, and no host could sign the channel again before that time."""
     ahead = host(server, key, tmp_path / "ahead", NOW_S + 1e8)
     with pytest.raises(ConfigInvalid, match=r"on this host, and .* at oci.*: set the clock that is wrong"):
         ahead.change("future", one, key)
-    monkeypatch.setattr(
-        "edgert_deploy.rollout.channels.CLOCK_S_MAX", 1e9
-    )  # as where the registry's clock was wrong, too
+    monkeypatch.setattr("edgert_deploy.rollout.channels.CLOCK_S_MAX", 1e9)  # the registry's clock was wrong, too
     wrong = ahead.change("future", one, key)
     monkeypatch.undo()
     right = host(server, key, tmp_path / "seen").change("future", same, key)

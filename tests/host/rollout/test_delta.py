@@ -1,4 +1,4 @@
-"""The same need gives the same delta, made once."""
+"""Devices that lack the same files get the same delta, which is made once."""
 
 from __future__ import annotations
 

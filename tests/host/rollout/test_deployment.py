@@ -1,6 +1,6 @@
 """A deployment whose step fails rolls back, gives the reason, leaves no files, and reports no success.
 
-The device is simulated at the transport seam: real slots' transition table, commands that fail on request.
+The device is simulated at the transport seam, with the transition table of real slots. Its commands fail on request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def key() -> SigningKey:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
-    """Release 2 of `echo`."""
+    """Return the bundle of release 2 of `echo`."""
     return make_null_bundle(tmp_path_factory.mktemp("bundle"), key, release=2)
 
 
@@ -95,7 +95,7 @@ def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: Signi
 
 
 def test_a_model_that_goes_in_the_middle_or_is_damaged_is_distinguished(bundle: Path, key: SigningKey) -> None:
-    """Somebody removed its folder; or its slots cannot be read, and nobody knows what is live."""
+    """Two cases: the folder of the model was removed, or its slots cannot be read."""
     device = SimulatedDevice(key, check=HealthCheckFailed("off"))
     device.before = lambda verb: device.hidden.add("echo") if verb == "check" else None
     error = roll_out(bundle, device).error
@@ -282,7 +282,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
 
     def press_twice() -> None:
         hangs.wait(60)
-        # The thread of the quick device ends after its outcome; this one and the hanging one are left.
+        # The thread of the quick device ends after its outcome. The main thread and the hanging thread remain.
         wait_until(lambda: quick.closed == 1 and threading.active_count() == threads + 2, "the quick one is done")
         stop.press()
         stop.press()

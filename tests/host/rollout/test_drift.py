@@ -1,4 +1,4 @@
-"""Drift: what a host's rollouts want of a device against what the device says, each difference by its name."""
+"""Drift compares the releases that rollouts want with the device's report, and names each difference."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
     found = wanted_of(rollouts, "/i")
     assert {device: {model: one.release for model, one in models.items()} for device, models in found.items()} == {
         "a": {"m": 9, "n": 3},
-        "b": {"m": 8},  # the rollout stopped before it: it is still what was wanted
+        "b": {"m": 8},  # the rollout stopped before this device, but its release is still wanted
         "c": {"m": 7},
     }
 

@@ -1,4 +1,4 @@
-"""The cache of sent files keeps to its bound."""
+"""The cache of sent files stays within its limit."""
 
 from __future__ import annotations
 

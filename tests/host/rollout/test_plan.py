@@ -1,4 +1,4 @@
-"""Plans, as data: from what a device says and what a bundle is to steps or a refusal."""
+"""A device's facts and a bundle's properties give a plan with steps, or a refusal."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ WHOLE_WAY = (Step.SEND, Step.INSTALL, Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
 
 @pytest.fixture(scope="module")
 def offer(tmp_path_factory: pytest.TempPathFactory) -> Offer:
-    """Release 5 of `echo`, for any machine of profile this-machine, on the null engine."""
+    """Return the offer of release 5 of `echo`, for profile this-machine and the null engine."""
     return read_offer(make_null_bundle(tmp_path_factory.mktemp("bundle"), new_key(), release=5))
 
 
 def scored(score: float) -> Offer:
-    """Return an offer of release 5 whose artifact scored so much at its build."""
+    """Return an offer of release 5 whose artifact had this score at its build."""
     with tempfile.TemporaryDirectory() as folder:
         return read_offer(make_null_bundle(Path(folder), new_key(), release=5, score=score))
 
@@ -79,7 +79,7 @@ def test_a_model_of_text_needs_a_device_that_has_tokenizers(offer: Offer) -> Non
 def test_a_release_that_scored_less_than_the_live_one_is_reported(
     live_scored: float, metric: str, warned: bool
 ) -> None:
-    """The accuracy gate compares an artifact with its own source, which may have become worse itself."""
+    """The accuracy gate compares an artifact only with its own source, and the source may be worse."""
     offer = scored(0.91)
     accuracy = Accuracy(metric, 400, live_scored, live_scored, 0.01)
     model = ModelStatus("echo", "steady", version(4), None, ratchet=4, accuracy=accuracy)
@@ -102,7 +102,12 @@ def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:
     ("state", "active", "spare", "steps"),
     [
         ("steady", ("other", 4, True), None, WHOLE_WAY),
-        ("steady", ("other", 5, True), None, WHOLE_WAY),  # the device says whether the same number may be other content
+        (
+            "steady",
+            ("other", 5, True),
+            None,
+            WHOLE_WAY,
+        ),  # the device decides whether the same number may have other content
         ("steady", ("other", 4, True), ("same", 5, True), WHOLE_WAY),
         ("staged", ("other", 4, True), ("other", 3, False), WHOLE_WAY),
         ("staged", ("other", 4, True), ("same", 5, False), WHOLE_WAY[2:]),
@@ -168,7 +173,7 @@ def test_a_version_on_trial_is_not_overrun(offer: Offer) -> None:
 
 
 def test_a_trial_that_a_deployment_watches_is_waited_for_and_not_rolled_back(offer: Offer) -> None:
-    """A rollback is refused there as long as the deployment has its claim."""
+    """The device refuses a rollback while the deployment holds its claim."""
     claims = (ClaimStatus("echo", "ann@desk", "2026-11-22 09:00:00 +0000", 60.0),)
     busy = ModelStatus("echo", "trial", version(4, good=False), version(3), ratchet=3)
     same = ModelStatus("echo", "trial", Version(5, offer.digest, False), version(3), ratchet=3)

@@ -1,4 +1,4 @@
-"""A bundle becomes a release in a real registry, which other people's tools understand."""
+"""A bundle becomes a release in a real registry, and tools of other projects can read the release."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_file_that_the_registry_lost_is_sent_again_though_its_index_names_it(
         (stored,) = server.folder.rglob(f"sha256/*/{largest.digest.removeprefix('sha256:')}/data")
         if length is None:
             stored.unlink()
-        else:  # this registry keeps a truncated file also where it is sent again
+        else:  # this registry keeps a truncated file even if the file is sent again
             os.truncate(stored, length)
             with pytest.raises(RegistryCorrupt, match=r"its storage is damaged\. Remove that blob"):
                 publish(server.registry(), path)

@@ -1,4 +1,4 @@
-"""A deployment is asked for with a bundle that this host has verified."""
+"""This host verifies a bundle before it deploys the bundle."""
 
 from __future__ import annotations
 

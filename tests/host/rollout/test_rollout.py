@@ -1,4 +1,4 @@
-"""A rollout over a fleet goes in waves, stops where too many fail, and goes on where it stood."""
+"""A rollout runs in waves, stops after too many failures, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fleet:
-    """Simulated devices d0 ... and a rollout of release 2 over them. `said` are the rollout's own lines."""
+    """Simulated devices d0 ... and a rollout of release 2 to them. `said` has the lines of the rollout."""
 
     def __init__(self, folder: Path, count: int, **strategy: Any) -> None:
         self.key: SigningKey = new_key()
@@ -54,7 +54,7 @@ class Fleet:
         return DeployRequest(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
 
     def go_on(self) -> Rollout:
-        """As `edgert deploy` begins it, or `edgert rollout resume` goes on: from the file, if there is one."""
+        """Start the rollout like `edgert deploy`, or continue its record like `edgert rollout resume`."""
         if self.rollout.id in {rollout.id for rollout in self.store.all()}:
             self.rollout = self.store.read(self.rollout.id)
         self.request = self.a_request()

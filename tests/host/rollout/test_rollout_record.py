@@ -1,4 +1,4 @@
-"""A rollout's record: its lines in any order, from any number of hosts, are the same rollout."""
+"""The lines of a record give the same rollout in any order and from any number of hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A_FAILED, B_FAILED = (Outcome(name, Result.FAILED, error=ErrorText("x", "y")) fo
 
 
 def ended(state: RolloutState = RolloutState.DONE, **results: str) -> Rollout:
-    """A rollout with these results by device."""
+    """Return a rollout with these results by device."""
     outcomes = {name: Outcome(name, Result(result)) for name, result in results.items()}
     return replace(ROLLOUT, state=state, outcomes=outcomes)
 

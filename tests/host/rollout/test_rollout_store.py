@@ -1,4 +1,4 @@
-"""Rollouts on disk: their order, their lock, two hosts of a team, and files that are none."""
+"""Rollouts on disk: their order, their lock, two hosts of a team, and files that are not rollouts."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None
     with store.at_work("x"), pytest.raises(ConfigInvalid, match="running in another process"), store.at_work("x"):
         raise AssertionError("two at once")
     assert not store.is_at_work("never")
-    assert not (tmp_path / "never.lock").exists()  # who looks leaves no trace
+    assert not (tmp_path / "never.lock").exists()  # a reader does not change a file
     with store.at_work("x"):
         assert RolloutStore(tmp_path).is_at_work("x")
-    # Who looks holds it for an instant: neither another who looks nor one who begins takes that for work.
+    # A reader holds the lock for an instant. Another reader, or a command that begins, does not treat this as work.
     with open(tmp_path / "x.lock") as looked_at:
         fcntl.flock(looked_at, fcntl.LOCK_SH)
         assert not store.is_at_work("x")
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, tex
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_rollout_that_a_full_disk_refused_leaves_no_file(tmp_path: Path) -> None:
-    """Each later command would report it as one that cannot be read."""
+    """Otherwise each later command would report an unreadable rollout."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
     try:
         store = RolloutStore(tmp_path)
@@ -174,7 +174,7 @@ def clones(tmp_path: Path) -> tuple[Clone, Clone]:
 
 def test_commits_of_two_hosts_that_roll_out_at_once_never_conflict(clones: tuple[Clone, Clone]) -> None:
     a, b = clones
-    for _ in range(3):  # the first time, both also make the folder
+    for _ in range(3):  # the first time, both hosts also create the folder
         begun = [clone.store.begin(replace(ROLLOUT, started_at=1.0)) for clone in clones]
         assert begun[0].number == begun[1].number, "neither knew of the other"
         for clone, rollout in zip(clones, begun, strict=True):
@@ -218,7 +218,7 @@ def test_hosts_with_one_store_see_the_same_rollouts(tmp_path: Path, store_url: s
     with two_hosts(tmp_path, store_url, notes) as (a, b):
         begun = a.begin(replace(ROLLOUT, by="ann@a"))
         a.write(replace(begun, outcomes={"a": A_LIVE}))
-        alone = b.without_team().begin(ROLLOUT)  # while b had no connection
+        alone = b.without_team().begin(ROLLOUT)  # during that time, b had no connection
         b.sync()
         assert b.read(begun.id) == replace(begun, outcomes={"a": A_LIVE})
         a.sync()
@@ -253,7 +253,7 @@ def test_one_host_of_a_team_works_on_a_rollout_at_a_time(tmp_path: Path, store_u
 
 
 def test_a_store_of_reports_and_one_of_rollouts_may_be_made_in_either_order(store_url: str, tmp_path: Path) -> None:
-    """Rollouts neither make the reports' tables nor bring them to another version: the recorder does."""
+    """A store of rollouts does not create or migrate the tables of reports, because the recorder does."""
     for _ in range(2):
         with two_hosts(tmp_path, store_url, []) as (a, _b):
             a.begin(ROLLOUT)

@@ -1,4 +1,4 @@
-"""A transfer over a real sshd to the real `edgertd`: only what the device lacks, continued after a cut."""
+"""A transfer over a real sshd to the real `edgertd` sends only lacking files, and continues after a cut."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 @pytest.fixture
 def state(key: SigningKey, tmp_path: Path, forked_edgertd: ForkedEdgertd) -> StateDir:
-    """A device's state folder with release 1 good, and its `edgertd`, as a bootstrap and a deployment left them."""
+    """A device's state folder with a good release 1, and its `edgertd`, after a bootstrap and a deployment."""
     program = tmp_path / "home" / "venv" / "bin" / "edgertd"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {shlex.join(forked_edgertd.argv(EDGERTD))} "$@"\n')
@@ -63,7 +63,7 @@ def state(key: SigningKey, tmp_path: Path, forked_edgertd: ForkedEdgertd) -> Sta
 
 
 class World:
-    """Transfers over one link; `said` are their lines."""
+    """Transfers over one link. `said` has the lines of progress."""
 
     def __init__(self, sshd: SshDevice, state: StateDir, tmp_path: Path, port: int | None = None) -> None:
         self.state, self.deltas, self.said = state, Deltas(tmp_path / "cache"), list[str]()
@@ -100,12 +100,12 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     second = bundle_of(tmp_path / "bundles", key, 2)
-    whole = world.deliver(second, delta_format=0)  # as to a device that knows no deltas
+    whole = world.deliver(second, delta_format=0)  # as for a device without deltas
     by_bundle = slot(state)
     assert whole.sent_bytes == second.stat().st_size
     world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     SlotStore(state.models / "echo").rollback()
-    planned = world.transfer(second).planned_bytes(world.daemon.status())  # what a dry run counts
+    planned = world.transfer(second).planned_bytes(world.daemon.status())  # the bytes that a dry run reports
     patched = world.deliver(second)
     assert slot(state) == by_bundle
     assert patched.sent_bytes == planned
@@ -163,18 +163,18 @@ def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
 def test_cuts_at_random_bytes_cost_no_byte_twice(
     sshd: SshDevice, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
-    """Within a command the transfer continues by itself; after it gave up, the next command continues."""
+    """A command continues its transfer after a cut. If the command gives up, the next command continues."""
     chance = random.Random(7)
     second = bundle_of(tmp_path / "bundles", key, 2)
     cuts = [chance.randrange(60_000, 400_000) for _ in range(8)]
-    lost_max = 40_000  # by a connection: its handshake and words, and what was under way and not yet on disk
+    lost_max = 40_000  # per connection: the handshake, the commands, and the bytes that were not on the disk yet
 
     def stored() -> bool:
         on_disk = sum(path.stat().st_size for path in state.incoming.glob("*"))
         return relay.bytes_towards_server < on_disk + relay.connections * lost_max
 
     def wait_for_the_disk() -> None:
-        """Cut no sooner than the device wrote what it has received: it may have stood still."""
+        """Wait until the device has written the received bytes, because its disk may have been slow."""
         with contextlib.suppress(AssertionError, FileNotFoundError):
             wait_until(stored, "what was sent is on disk", timeout_s=20, pause_s=0.01)
 

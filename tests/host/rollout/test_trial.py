@@ -1,4 +1,4 @@
-"""The host waits for a device's decision on a trial, and not for ever."""
+"""The host waits for a device's decision on a trial, but not for ever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER: dict[str, Any] = {"model": "echo", "release": 2, "digest": "digest"}
 
 
 def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
-    """It never says what became of the trial; the device itself answers every question."""
+    """The hanging daemon never reports the end of the trial, although the device answers every request."""
     key, limits, now = new_key(), TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
     asked: list[tuple[str, ...]] = []
 
@@ -32,7 +32,7 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
 
     plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
     claim = HeldClaim(Hung(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
-    with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
+    with pytest.raises(DaemonBusy, match=r"not decided on release 2 of echo .* edgert doctor board"):
         watch_trial(claim, plan, UserStop(), lambda line: None, lambda: now[0])
     assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
     assert len(asked) == now[0] / 5

@@ -1,4 +1,4 @@
-"""How a fleet is split into waves, and when a rollout has failed too often."""
+"""A strategy splits a fleet into waves, and limits the failures of a rollout."""
 
 from __future__ import annotations
 

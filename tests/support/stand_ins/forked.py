@@ -27,7 +27,7 @@ from tests.support.paths import ROOT
 
 
 class Forked:
-    """A process that forks for each request. `ask` is `probe.ask`, a hundred times as fast."""
+    """A process that forks for each request. `ask` replaces `probe.run_in_child`, a hundred times as fast."""
 
     def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(

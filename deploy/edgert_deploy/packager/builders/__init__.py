@@ -1,4 +1,6 @@
-"""The builder seam: one source model in, one artifact of one engine out. One file a builder.
+"""The builder seam: a builder makes an artifact of one engine from a source model.
+
+Each builder has a file.
 
 To add an engine, write its builder in a file here, name it in `BUILDERS`, and give it a profile in
 `tests/support/builders.py` for the contract test.
@@ -61,12 +63,16 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A model in the form of one engine. The engine opens `path`, and needs `companions` beside it.
+    """A model in the form of one engine.
 
-    `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are its tools and their
-    versions, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, if accuracy
-    needs it. `qat`: its scales are the source's own. `int8_share` is the share of multiply-accumulates
-    that run in INT8, read from the artifact; None if its file lacks that information.
+    Attributes:
+        path: The file that the engine opens.
+        companions: The other files that the engine needs beside `path`.
+        judged_by: The engine that measures the artifact's accuracy on this host.
+        tools: The tools that made the artifact, with their versions, for the receipt.
+        float_layers: The names of the layers that an INT8 artifact computes in float for its accuracy.
+        qat: Whether the scales are the source's own.
+        int8_share: The share of multiply-accumulates that run in INT8; None if the file does not tell.
     """
 
     engine: str
@@ -81,20 +87,20 @@ class Artifact:
 
     @property
     def kind(self) -> str:
-        """The precision as tables show it; "mixed" is "int8" with layers or much work in float."""
+        """The precision for tables; "mixed" is "int8" with some layers, or much of the work, in float."""
         return kind_of(self.precision, bool(self.float_layers) or self.is_partly_float)
 
     @property
     def is_partly_float(self) -> bool:
-        """Whether more of the work is in float than an INT8 artifact may leave there."""
+        """Whether more of the work is in float than SHARE_MIN allows for an INT8 artifact."""
         return self.int8_share is not None and self.int8_share < SHARE_MIN
 
     def size_bytes(self) -> int:
-        """Return the present size of all its files."""
+        """Return the size of all files of the artifact."""
         return sum(path.stat().st_size for path in (self.path, *self.companions))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the artifact without its folder."""
+        """Return the artifact as JSON, without the folder of its files."""
         return {**vars(self), "path": self.path.name, "companions": [path.name for path in self.companions]}
 
     @classmethod
@@ -106,31 +112,31 @@ class Artifact:
 
 
 def kind_of(precision: Precision, mixed: bool) -> str:
-    """Return `precision` as tables show it."""
+    """Return the name of a precision for tables."""
     return precision.replace("int8", "mixed") if mixed else precision
 
 
 class Builder(Protocol):
-    """Makes one engine's artifacts, and knows that engine's special features."""
+    """Makes the artifacts of one engine, and knows the special features of this engine."""
 
     engine: ClassVar[str]
     # The Python packages whose versions determine an artifact.
     libraries: ClassVar[tuple[str, ...]]
-    # The engine that judges artifacts on this host: its own if it runs here, else one that reads the same file.
+    # The engine that measures the accuracy of artifacts on this host: the builder's own engine if it runs here, else an
+    # engine that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    takes_any_onnx: ClassVar[bool] = False  # also accepts operators of ai.onnx.ml, and FP64
-    finds_ranges: ClassVar[bool] = False  # finds activation ranges while the model runs, if the source does
-    takes_wide: ClassVar[bool] = False  # accepts activations that the source quantizes to 16 bits
-    # Whether the engine gets models with folded-in preprocessing; in some engines they are slower
-    # (docs/decisions/0011).
-    takes_folded: ClassVar[bool] = True
+    accepts_any_onnx: ClassVar[bool] = False  # including FP64 and operators of ai.onnx.ml
+    accepts_dynamic_ranges: ClassVar[bool] = False  # sources that compute the ranges of activations in each run
+    accepts_wide_activations: ClassVar[bool] = False  # sources that quantize activations to 16 bits
+    # False for an engine in which folded-in preprocessing is slower (docs/decisions/0011).
+    accepts_folded_preprocessing: ClassVar[bool] = True
     # Precisions that are built in addition to "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
-    # The ways in which the engine can compute the same model, as (threads, options); 0 threads: all of them.
+    # The configurations in which the engine may compute the same model, as (threads, options); 0: all threads.
     ways: ClassVar[tuple[tuple[int, dict[str, Any]], ...]] = ()
-    # The factor of the golden samples' tolerance, and its least share of the range of the answers.
+    # The factor of the golden samples' tolerance, and the least tolerance as a share of the range of the answers.
     tolerance_times: ClassVar[float] = 1.0
     tolerance_floor: ClassVar[float] = 0.0
 
@@ -141,15 +147,15 @@ class Builder(Protocol):
         ...
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
-        """Return how the engine quantizes, as closely as a Q/DQ graph can describe it."""
+        """Return the engine's quantization, as closely as a Q/DQ graph can describe it."""
         ...
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
-        """Return the recipes of `all_recipes` to try for `source` on `profile`, cheapest and likeliest first."""
+        """Return the recipes to try for `source` on `profile`, in order: the cheapest and likeliest first."""
         return self.all_recipes
 
     def variant(self, spec: BuildSpec) -> str:
-        """Return a suffix of the artifact's id if profiles of one engine need different artifacts."""
+        """Return a suffix of the artifact's id that separates profiles which need different artifacts."""
         return ""
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
@@ -165,7 +171,7 @@ def artifact_of(
     tools: dict[str, str],
     companions: tuple[Path, ...] = (),
 ) -> Artifact:
-    """Return the artifact of `spec` that `builder` has written to `path` and `companions`."""
+    """Return the artifact of `spec` in the files `path` and `companions`, which `builder` has written."""
     return Artifact(
         builder.engine,
         spec.precision,
@@ -182,29 +188,29 @@ def artifact_of(
 def _int8_share(builder: Builder, path: Path) -> float | None:
     try:
         share = int8_share(builder.layers(path))
-    except Exception:  # noqa: BLE001 - a reader that does not know an operator must not fail a build
+    except Exception:  # noqa: BLE001 - an operator that the reader does not know must not fail a build
         return None
     return None if share is None else round(share, 3)
 
 
 def keeps_quantization(spec: BuildSpec, source: SourceModel) -> bool:
     """Whether the artifact keeps the source's own scales."""
-    return is_kept(source, spec.engine) and spec.precision.startswith("int8")
+    return accepts_quantization(source, spec.engine) and spec.precision.startswith("int8")
 
 
-def is_kept(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` accepts the source's own quantization."""
+def accepts_quantization(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` can run the source with the source's own quantization."""
     builder = builder_for(engine)
-    if not source.quantized or builder.finds_ranges or source.proto is None:
+    if not source.quantized or builder.accepts_dynamic_ranges or source.proto is None:
         return source.quantized
-    return not is_dynamic(source.proto) and (builder.takes_wide or not has_wide_activations(source.proto))
+    return not is_dynamic(source.proto) and (builder.accepts_wide_activations or not has_wide_activations(source.proto))
 
 
-def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` accepts it, with Q/DQ or in float. Raises BuildFailed."""
+def adapt_source(source: SourceModel, engine: str) -> SourceModel:
+    """Return the source in the form that `engine` accepts: with Q/DQ, or in float. Raises BuildFailed."""
     if not source.quantized or source.proto is None:
         return source
-    if is_kept(source, engine):
+    if accepts_quantization(source, engine):
         return replace(source, proto=as_qdq(source.proto))
     return replace(source, proto=float_of(source.proto), quantized=False)
 
@@ -219,53 +225,54 @@ def builder_for(engine: str) -> Builder:
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
     """Return the engine that must build `source`.
 
-    It is the first engine, if that supports an ONNX model's operators, else the first that accepts the source.
+    For an ONNX model, this is the first engine if it supports all operators. Otherwise it is the first engine that
+    accepts the source.
     """
-    if source.kind == "onnx" and takes_operators(source, engines[0]):
+    if source.kind == "onnx" and supports_operators(source, engines[0]):
         return engines[0]
-    return next((engine for engine in engines if takes(source, engine)), engines[0])
+    return next((engine for engine in engines if accepts(source, engine)), engines[0])
 
 
-def takes(source: SourceModel, engine: str) -> bool:
-    """Whether an artifact of `engine` can be built from `source`; `check_source` tells the user why not."""
+def accepts(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` can build an artifact from `source`; `check_source` raises the reason if not."""
     return _refusal(source, engine, "") is None
 
 
-def takes_operators(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` computes the source's operators of ai.onnx.ml and its FP64, if it has any."""
-    if builder_for(engine).takes_any_onnx or source.proto is None:
+def supports_operators(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` supports the operators of ai.onnx.ml and the FP64 that the source has, if any."""
+    if builder_for(engine).accepts_any_onnx or source.proto is None:
         return True
     return not classical_operators(source.proto) and not has_double(source.proto)
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
-    """Raise ConfigInvalid or OperatorUnsupported if no artifact of `engine` is built from `source`."""
+    """Raise ConfigInvalid or OperatorUnsupported if `engine` cannot build an artifact from `source`."""
     if error := _refusal(source, engine, target):
         raise error
 
 
 def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | OperatorUnsupported | None:
-    """Return the error if no artifact of `engine` is built from `source`, None if one is."""
+    """Return the error if `engine` cannot build an artifact from `source`; None if it can."""
     builder = builder_for(engine)
-    if (operators := classical_operators(source.proto)) and not builder.takes_any_onnx:
+    if (operators := classical_operators(source.proto)) and not builder.accepts_any_onnx:
         return OperatorUnsupported(
             f"{engine} does not support {', '.join(operators)} (ai.onnx.ml): only onnxruntime does. "
             "Build the model for targets with onnxruntime"
         )
-    if not takes_operators(source, engine):
+    if not supports_operators(source, engine):
         return OperatorUnsupported(
             f"{engine} does not support FP64, and the model stays in FP64: its answers change in FP32, or a classical "
             "converter wrote it. Export it with inputs and weights in FP32, or build it for targets with onnxruntime"
         )
     if source.kind not in builder.source_kinds:
         return ConfigInvalid(
-            f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "
-            f"{engine}. Give the ONNX or Keras model that it was made of, or convert it to ONNX first: "
+            f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} uses "
+            f"{engine}. Give the ONNX or Keras model from which it was converted, or convert it to ONNX first: "
             f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
         )
-    if source.fold is not None and not builder.takes_folded:
+    if source.fold is not None and not builder.accepts_folded_preprocessing:
         return ConfigInvalid(
-            f"--fold-preprocess makes {engine} slower, and target {target} takes {engine}: leave the option out, "
+            f"--fold-preprocess makes {engine} slower, and target {target} uses {engine}: leave the option out, "
             "and the device preprocesses as the manifest describes"
         )
     return None

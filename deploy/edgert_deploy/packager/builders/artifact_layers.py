@@ -1,4 +1,4 @@
-"""The layers in an artifact's file, and the share of its arithmetic that runs in INT8."""
+"""The layers of an artifact, and the share of their arithmetic that runs in INT8."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Shape = Sequence[int] | None  # None: the file lacks it
 
 
 class ArtifactLayer(NamedTuple):
-    """A layer: `precision` is "int8", "fp16", "fp32" or another dtype.
+    """A layer of an artifact.
 
-    `macs` counts the multiply-accumulates of one sample in a layer with weights or a matrix product. It is 0 for other
-    layers, and None if the file lacks the shapes.
+    `precision` is "int8", "fp16", "fp32" or another dtype. `macs` counts the multiply-accumulates of one sample in a
+    layer with weights or a matrix product. It is 0 for other layers, and None if the file lacks the shapes.
     """
 
     kind: str
@@ -24,7 +24,7 @@ class ArtifactLayer(NamedTuple):
 
 
 def int8_share(layers: Iterable[ArtifactLayer]) -> float | None:
-    """Return the share of multiply-accumulates in INT8, or None if it is unknown or there are none."""
+    """Return the share of multiply-accumulates in INT8; None if their number is unknown or 0."""
     total = in_int8 = 0
     for layer in layers:
         if layer.macs is None:
@@ -35,7 +35,7 @@ def int8_share(layers: Iterable[ArtifactLayer]) -> float | None:
 
 
 def product(*shapes: Shape) -> int | None:
-    """Return the product of all lengths, an open axis (-1) counted as 1. None if a shape is unknown."""
+    """Return the product of all lengths; None if a shape is unknown. An open axis (-1) counts as 1."""
     if any(shape is None for shape in shapes):
         return None
     return math.prod(length if length >= 0 else 1 for shape in shapes if shape is not None for length in shape)

@@ -1,7 +1,7 @@
 """Folds preprocessing into the model: scale, mean, std, layout and colour become the first layers.
 
-The contract changes with it: the input is the UINT8 frame in its own layout and colour order, and a device only decodes
-and resizes. OpenVINO gets these layers from its PrePostProcessor, ONNX Runtime and TensorRT as operators.
+This changes the contract. The input becomes the UINT8 frame, in its own layout and colour order, and a device only
+decodes and resizes. In OpenVINO, a PrePostProcessor makes these layers. ONNX Runtime and TensorRT get operators.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from edgert.bundle.rules import Preprocess
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.onnx_graph.axes import rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
-    """Return the model with frames of `rule` as input, and the rest of the rule. Raises ConfigInvalid."""
+    """Return the model whose input is the frame of `rule`, and the rest of the rule. Raises ConfigInvalid."""
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
     if (
         source.kind != "onnx"
@@ -55,11 +55,13 @@ def _is_plain(proto: Any, name: str) -> bool:
 
 
 def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
-    """Return the graph after Cast (first, for TensorRT), Transpose and Gather if needed, Mul and Add."""
+    """Return the model with Cast, Transpose, Gather, Mul and Add in front. TensorRT needs the Cast first.
+
+    Transpose and Gather are added only if the layout or the colour order differs.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     graph = copy.graph
     inner = f"{HEAD}{fold.input}"
     rename(graph, fold.input, inner)

@@ -1,9 +1,9 @@
-"""The layers of a model, which mixed precision quantizes or keeps in float as a whole.
+"""The layers of a model. Mixed precision quantizes a layer, or keeps it in float, as a whole.
 
-A layer is one operator with weights or several inputs (Conv, Gemm, MatMul, Add, ...) and the operators after it that
-only reshape its result or apply an element-wise function (Relu, Clip, Reshape, ...): every engine fuses these. This
-module finds layers in the graph that ONNX Runtime's tools prepare (BatchNormalization folded). Each engine finds its
-own operators by the names of ONNX's nodes and values, which all engines keep.
+A layer starts with an operator that has weights or several inputs (Conv, Gemm, MatMul, Add, ...). The next operators
+that only reshape its result or apply an element-wise function (Relu, Clip, Reshape, ...) belong to the layer, because
+every engine fuses them. This module finds layers in the graph that ONNX Runtime's tools prepare (BatchNormalization
+folded). Each engine finds its own operators by the names of ONNX's nodes and values, which all engines keep.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Operators that belong to the layer that they read from.
+# Operators that belong to the layer whose result they read.
 FOLLOWERS = frozenset(
     ["BatchNormalization", "Clip", "Dropout", "Elu", "Flatten", "Gelu", "HardSigmoid", "HardSwish", "Identity"]
     + ["LeakyRelu", "Mish", "PRelu", "Relu", "Reshape", "Sigmoid", "Softplus", "Squeeze", "Tanh", "Unsqueeze"]
@@ -22,7 +22,7 @@ FOLLOWERS = frozenset(
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: `name` and `op` of its first node, the names of all `nodes` and their `values`."""
+    """A layer: name and operator of its first node, the names of all `nodes` and of their `values`."""
 
     name: str
     op: str
@@ -31,7 +31,7 @@ class Layer:
 
 
 def layers_of(proto: Any) -> tuple[Layer, ...]:
-    """Return the layers of a prepared graph (every node has a name), in the order of its nodes."""
+    """Return the layers of a prepared graph, whose nodes all have names, in the order of the nodes."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     readers = Counter(name for node in proto.graph.node for name in node.input)
     readers.update(value.name for value in proto.graph.output)
@@ -51,7 +51,7 @@ def layers_of(proto: Any) -> tuple[Layer, ...]:
 
 
 def by_name(layers: Sequence[Layer], names: Iterable[str]) -> tuple[Layer, ...]:
-    """Return the layers called `names`, in the order of the graph."""
+    """Return the layers with these names, in the order of the graph."""
     chosen = set(names)
     return tuple(layer for layer in layers if layer.name in chosen)
 

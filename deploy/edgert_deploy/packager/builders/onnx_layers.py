@@ -1,4 +1,4 @@
-"""The layers of an ONNX artifact: precision and multiply-accumulates of each, from the shapes."""
+"""The layers of an ONNX artifact: the precision and the multiply-accumulates of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
-# Operators that run in INT8 by themselves, and the positions of their two factors.
+# Operators that always run in INT8, and the positions of their two factors.
 INT8_OPS = {
     "ConvInteger": (0, 1),
     "DynamicQuantizeLSTM": (0, 1),
@@ -31,15 +31,17 @@ PRODUCTS = frozenset(
 )
 RECURRENT = frozenset(["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"])
 WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
-# Between a DequantizeLinear and the layer that reads it, these do not change the values.
+# Operators that do not change values, between a DequantizeLinear and the layer that reads it.
 MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 UINT8, INT8 = 2, 3  # values of TensorProto.DataType
 
 
 def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
-    """Yield the layers of the artifact at `path`: INT8 if DequantizeLinear makes both factors.
+    """Yield the layers of the artifact at `path`.
 
-    `needs_quantized_result`: the engine computes a convolution in INT8 only if its result is quantized, too.
+    A layer is INT8 if both factors are from a DequantizeLinear.
+
+    With `needs_quantized_result`, a convolution is INT8 only if its result is quantized, too.
     """
     import onnx
 
@@ -68,7 +70,7 @@ def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator
 
 
 def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[ArtifactLayer]:
-    """Yield the layers inside `If`, `Loop` and `Scan`, which stay in float; each weight counts once."""
+    """Yield the layers inside `If`, `Loop` and `Scan`, which run in float. Each weight counts once."""
     for graph in graphs_inside(node):
         own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
         for inner in graph.node:
@@ -79,7 +81,7 @@ def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[Artifa
 
 @dataclass(frozen=True)
 class _Graph:
-    """Each constant's type, each value's producer and consumers, and the model's outputs."""
+    """The type of each constant, the producer and the readers of each value, and the model's outputs."""
 
     types: Mapping[str, int]
     makers: Mapping[str, Any]
@@ -116,7 +118,7 @@ class _Graph:
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether every reader of a value quantizes it first; a ReLU in between becomes part of the layer."""
+        """Whether every node that reads a value quantizes it, perhaps after a ReLU, which the layer fuses."""
         readers = self.readers.get(name, ())
         if name in self.outputs or not readers:
             return False
@@ -128,7 +130,7 @@ class _Graph:
 
 
 def _shapes(model: Any) -> dict[str, list[int]]:
-    """Return the shape of each value that shape inference finds for one sample."""
+    """Return the shapes for one sample that shape inference finds."""
     import onnx
 
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}

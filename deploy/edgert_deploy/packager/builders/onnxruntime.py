@@ -1,8 +1,8 @@
-"""ONNX Runtime artifacts: U8S8 Q/DQ for x86, S8S8 for ARM.
+"""ONNX Runtime artifacts: Q/DQ in U8S8 for x86, in S8S8 for ARM.
 
-The INT8 instructions of x86 multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x. The INT8
-instructions of ARM multiply signed by signed. A model that is already quantized does not change. FP16 halves the file;
-processors without FP16 arithmetic compute it in FP32.
+The INT8 instructions of x86 multiply unsigned by signed numbers: on x86, U8S8 was 3.2 times as fast as FP32, and S8S8
+1.4 times. The INT8 instructions of ARM multiply signed by signed numbers. A model that is already quantized does not
+change. FP16 halves the file; processors without FP16 arithmetic compute such a model in FP32.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ONNXRuntimeBuilder(Builder):
     judged_by = "onnxruntime"
     libraries = qdq.LIBRARIES
     all_recipes = (*qdq.RECIPES, qdq.DYNAMIC_RANGE)
-    takes_any_onnx = True
-    finds_ranges = True
+    accepts_any_onnx = True
+    accepts_dynamic_ranges = True
     ways = (
         (1, {}),
         (0, {}),
@@ -82,5 +82,5 @@ def _has_single(proto: Any) -> bool:
 
 
 def _is_for_arm(profile: DeviceProfile) -> bool:
-    """Whether every processor of the profile is an ARM; a profile for any processor counts as x86."""
+    """Whether every processor of the profile is an ARM. A profile for any processor counts as x86."""
     return bool(profile.machines) and set(profile.machines) <= ARM_MACHINES

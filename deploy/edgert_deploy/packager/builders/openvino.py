@@ -1,7 +1,7 @@
-"""OpenVINO artifacts: NNCF post-training quantization of the model as OpenVINO itself reads it.
+"""OpenVINO artifacts, quantized by NNCF after the training.
 
-`Core.read_model` reads the ONNX file: for ONNX, `convert_model` adds only notes on how it was called. The notes of the
-converter and of NNCF are removed from the IR's XML.
+`Core.read_model` reads the ONNX file. `convert_model` would only add notes about its call. The builder removes the
+notes of the converter and of NNCF from the IR's XML.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import LOW_PRECISION, exact_int8, sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization
+from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, adapt_source, artifact_of, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
@@ -46,13 +46,13 @@ class OpenVINOBuilder(Builder):
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
     all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
-    # The last way is the one in which a device with the other kind of processor computes INT8.
+    # The last configuration computes INT8 as a device with the other kind of processor does.
     ways = ((1, {}), (0, {}), (1, {LOW_PRECISION: "YES" if exact_int8() else "NO"}))
 
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        source = as_taken(source, self.engine)
+        source = adapt_source(source, self.engine)
         quantizes = spec.precision == "int8" and not keeps_quantization(spec, source)
         progress(f"openvino: {'quantizing with NNCF' if quantizes else 'converting'}")
         path = out_dir / "model.xml"
@@ -75,10 +75,10 @@ class OpenVINOBuilder(Builder):
 
 
 def unread_nodes(report: str) -> str:
-    """Return the nodes in an error report of OpenVINO's reader, with the reasons.
+    """Return the nodes that OpenVINO's reader cannot read, with the reasons, from its error report.
 
-    Return the report itself if it names none. Nodes after an unread node have inputs of unknown rank; the result omits
-    them.
+    A report without nodes is returned unchanged. The result omits the nodes after an unread node, which only have
+    inputs of unknown rank.
     """
     found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
     reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
@@ -108,7 +108,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
         try:
             model = _quantized(nncf, model, source, calibration, spec)
         except Exception as error:
-            if nodes := control_flow(source.proto):  # NNCF accepts some of them
+            if nodes := control_flow(source.proto):  # NNCF accepts some of these nodes
                 raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
             raise
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
@@ -117,7 +117,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
 
 
 def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
-    """Return the model after its preprocessing in OpenVINO: (value - mean / scale) / (std / scale)."""
+    """Return the model with preprocessing by OpenVINO in front: (value - mean / scale) / (std / scale)."""
     from openvino.preprocess import PrePostProcessor
 
     factor, shift = fold.factor_and_shift()
@@ -135,8 +135,8 @@ def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
 def _fold_constants(model: Any) -> None:
     """Compute the values that depend only on constants.
 
-    The reader of ONNX reshapes the weights of a grouped convolution by a shape that it computes. OpenVINO computes such
-    a layer in float, even if everything around it is quantized.
+    OpenVINO's reader of ONNX reshapes the weights of a grouped convolution to a computed shape. Without this folding,
+    OpenVINO would compute such a layer in float, even if its data is quantized.
     """
     from openvino.passes import ConstantFolding, Manager
 
@@ -150,10 +150,10 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, spec: BuildSpec) -> Any:
-    """Return the scope that NNCF leaves in float: `spec.float_layers`, by ONNX's names, and a tail."""
+    """Return the operators that NNCF leaves in float: by `spec.float_layers`, and by the recipe."""
     names: list[str] = []
     if spec.recipe == "float-tail":
-        # OpenVINO loses much in INT8 when it computes a single sample of a recurrent layer.
+        # For a single sample, OpenVINO computes recurrent layers in INT8 with much less accuracy.
         recurrent = (op for op in model.get_ordered_ops() if op.get_type_name() in RECURRENT)
         names = [*_tail(model), *(op.get_friendly_name() for op in recurrent)]
     if spec.float_layers:
@@ -164,7 +164,7 @@ def _ignored(nncf: Any, model: Any, source: SourceModel, spec: BuildSpec) -> Any
 
 
 def _tail(model: Any) -> list[str]:
-    """Return the operators between the last weights and the outputs, as the end of a detector's head."""
+    """Return the operators between the last weights and the outputs, such as the end of a detector's head."""
     names: set[str] = set()
     waiting = [result.input_value(0).get_node() for result in model.get_results()]
     while waiting:
@@ -181,14 +181,14 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
     if spec.recipe in ("", "min-max"):
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
         advanced = nncf.AdvancedQuantizationParameters(
-            # The default, the mean of each sample's extremes, clips: on small networks it gave a cosine of .87 to .95,
-            # and MINMAX gave .9999. Large trained networks are better with the default (bench/zoo).
+            # The default range is the mean of each sample's extremes, which clips values. On small networks, it gave a
+            # cosine of .87 to .95, and MINMAX gave .9999. Large trained networks are better with it (bench/zoo).
             activations_range_estimator_params=ranges.MINMAX,
-            # Smoothing broke a transformer whose queries, keys and values share one input: cosine .01.
+            # With smoothing, the cosine of a transformer whose queries, keys and values share one input was .01.
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         )
     elif spec.recipe == "nncf-transformer":
-        transformer = True  # smoothing, and float around attention; helps some convolutions, too
+        transformer = True  # NNCF then smooths, and leaves attention in float; this helps some convolutions, too
     return nncf.quantize(
         model,
         nncf.Dataset(list(calibration_feeds(calibration))),
@@ -201,7 +201,7 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
 
 
 def _strip_notes(path: Path) -> None:
-    """Remove the model's `rt_info` and its name: both describe how it was made."""
+    """Remove the `rt_info` and the name of the model, which describe the build."""
     tree = ElementTree.parse(path)
     root = tree.getroot()
     root.set("name", "model")

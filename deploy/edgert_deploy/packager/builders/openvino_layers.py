@@ -1,4 +1,4 @@
-"""The layers of an OpenVINO IR: each one's precision, and multiply-accumulates by its ports."""
+"""The layers of an OpenVINO IR: the precision and the multiply-accumulates of each."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RECURRENT = {
     "RNNSequence": (3, 4),
 }
 WEIGHTED = CONVOLUTIONS | BACKWARD | frozenset(RECURRENT) | {"MatMul"}
-# The kinds of layer that the table counts. Fused operators, and arithmetic on shapes and weights, would hide them.
+# The kinds of layer that are yielded. The others are fused operators, or arithmetic on shapes and weights.
 COMPUTES = WEIGHTED | {"AvgPool", "Gelu", "Interpolate", "MVN", "MaxPool", "ReduceMean", "SoftMax", "Softmax"}
-# OpenVINO moves a FakeQuantize of the data across these to the layer that reads it.
+# OpenVINO moves a FakeQuantize across these operators to the layer that reads their result.
 MOVES = frozenset(
     ["BatchToSpace", "Broadcast", "Clamp", "Concat", "DepthToSpace", "Gather", "MaxPool", "Pad", "ReLU", "Reshape"]
     + ["ShuffleChannels", "Slice", "SpaceToBatch", "Split", "Squeeze", "StridedSlice", "Transpose", "Unsqueeze"]
@@ -36,7 +36,7 @@ LEVELS_MAX = 256  # the most levels of a FakeQuantize to 8 bits
 
 
 def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
-    """Yield the layers that compute: INT8 if data and weights are quantized."""
+    """Yield the layers that compute. A layer is INT8 if its data and its weights are quantized."""
     ir = _IR.read(path)
     for number, layer in ir.layers.items():
         kind = str(layer.get("type"))
@@ -53,7 +53,7 @@ def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
 
 @dataclass(frozen=True)
 class _IR:
-    """The layers of the outermost graph by their ids, and the layers that each reads, by port."""
+    """The layers of the outermost graph by id, and the ids of the layers that each layer reads, by port."""
 
     layers: Mapping[str, ElementTree.Element]
     reads: Mapping[str, Sequence[str]]
@@ -80,7 +80,7 @@ class _IR:
         return self.kind(number) == "FakeQuantize" and data is not None and int(data.get("levels", "0")) <= LEVELS_MAX
 
     def is_unpacked(self, number: str) -> bool:
-        """Whether a value is computed from 8 bits by `Convert` and arithmetic, like ONNX's Q/DQ."""
+        """Whether a value is computed from 8 bits by `Convert` and arithmetic, as in ONNX's Q/DQ."""
         while self.kind(number) in UNPACKS and self.reads.get(number):
             data = self.layers[number].find("data")
             if self.kind(number) == "Convert" and data is not None and data.get("destination_type") in INT8_TYPES:
@@ -100,7 +100,7 @@ class _IR:
         return self.is_quantized(number)
 
     def holds(self, number: str, types: Sequence[str]) -> bool:
-        """Whether a weight, or the constant that it is unpacked from, is stored in one of `types`."""
+        """Whether a weight, or the constant from which it is unpacked, has one of `types`."""
         if self.kind(number) == "Const":
             data = self.layers[number].find("data")
             return data is not None and data.get("element_type") in types

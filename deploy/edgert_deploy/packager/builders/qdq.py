@@ -1,7 +1,7 @@
 """Q/DQ quantization of an ONNX graph by ONNX Runtime's tools, for onnxruntime and tensorrt.
 
-It is static post-training quantization with weights per channel and min-max ranges over the calibration set. Only the
-recipe differs between the engines. With "dynamic-range", ONNX Runtime finds the ranges of activations while it runs.
+The quantization is static: weights have scales per channel, and activations have ranges over the calibration set. The
+engines differ only in the recipe. With "dynamic-range", ONNX Runtime finds the ranges of activations in each run.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 
@@ -40,10 +41,14 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class Recipe:
-    """`activations` in "uint8" or "int8", weights in int8, for the operators `ops` (None: every one).
+    """The settings of a quantization. Weights are always in int8.
 
-    `ranges` is the rule that computes the range of an activation from the samples: "MinMax", "Percentile" or "Entropy".
-    With DYNAMIC_RANGE the engine computes it from each sample.
+    Attributes:
+        activations: The type of quantized activations, "uint8" or "int8".
+        ops: The operators to quantize; None for all.
+        options: Further options of ONNX Runtime's quantizer.
+        ranges: The rule for the range of an activation over the samples: "MinMax", "Percentile" or "Entropy". With
+            DYNAMIC_RANGE, the engine computes the range in each run.
     """
 
     activations: str
@@ -53,8 +58,8 @@ class Recipe:
 
 
 DYNAMIC_RANGE = "dynamic-range"
-# The operators with most of the work. With only these in INT8, additions and activations stay in float. So do the
-# concatenated outputs of a detector's head, whose coordinates and scores would share one scale.
+# The operators with most of the work. If only these are in INT8, additions and activations stay in float. So the
+# coordinates and the scores of a detector's head do not share one scale.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantize only these operators
 # Operators that are faster with DYNAMIC_RANGE; ConvInteger is slower than a convolution in float.
@@ -66,14 +71,14 @@ RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
 def recipes(proto: Any) -> tuple[str, ...]:
     """Return the recipes of RECIPES that the build tries for a model, in order.
 
-    Narrower ranges ("percentile", "entropy") were better for no model of the zoo and take longest: only `--recipe`
-    chooses them.
+    Only `--recipe` chooses the narrower ranges ("percentile", "entropy"), because they take longest and were better for
+    no model of the zoo.
     """
     return ("min-max",) if is_transformer(proto) else ("min-max", "heavy-only")
 
 
 def varied(recipe: Recipe, name: str) -> Recipe:
-    """Return `recipe` in the variation called `name`, one of RECIPES or DYNAMIC_RANGE."""
+    """Return `recipe` changed to the recipe `name`, one of RECIPES or DYNAMIC_RANGE."""
     if name == DYNAMIC_RANGE:
         return replace(recipe, ops=DYNAMIC_OPS, ranges=name)
     if name == "heavy-only":
@@ -101,7 +106,7 @@ def quantize(
 
 
 def prepared(source: SourceModel) -> Any:
-    """Return the source folded, with shapes and node names, for the quantizer. Raises BuildFailed."""
+    """Return the folded source for the quantizer, with shapes and node names. Raises BuildFailed."""
     failure = f"onnxruntime's tools cannot prepare {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, "export it with opset 17"):
         return _prepared(source, Path(folder))
@@ -109,7 +114,7 @@ def prepared(source: SourceModel) -> Any:
 
 @contextmanager
 def vendor_tool(failure: str, advice: str) -> Iterator[None]:
-    """Silence a vendor's tool, and turn any error of it into BuildFailed."""
+    """Silence a vendor's tool, and turn its errors into BuildFailed."""
     try:
         with quiet():
             yield
@@ -123,12 +128,12 @@ def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
     """Return the message about a model whose If, Loop or Scan `nodes` prevent INT8."""
     return (
         f"{source.path.name} cannot be quantized: {', '.join(nodes[:3])} depends on the data, and {why}. "
-        "Build it with --precision auto, which takes FP16 or FP32, or export the model without it"
+        "Build the model with --precision auto, which chooses FP16 or FP32, or export the model without this node"
     )
 
 
 def is_transformer(proto: Any) -> bool:
-    """Return whether the graph has attention: INT8 loses too much there, and some engines refuse it."""
+    """Whether the graph has attention, where INT8 is inaccurate, and which some engines do not quantize."""
     nodes = proto.graph.node
     if any(node.op_type in ATTENTION_OPS for node in nodes):
         return True
@@ -140,7 +145,7 @@ def is_transformer(proto: Any) -> bool:
 
 
 def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the first CALIBRATION_SAMPLES_MAX samples, one at a time, as an engine gets them."""
+    """Yield the inputs of the first CALIBRATION_SAMPLES_MAX samples, one at a time."""
     for i in range(min(len(calibration), CALIBRATION_SAMPLES_MAX)):
         yield calibration.served(i)
 
@@ -156,7 +161,10 @@ def raised(proto: Any, opset: int) -> Any:
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
-    """Return the model in FP16 where ONNX has it, inputs and outputs unchanged. Raises BuildFailed."""
+    """Return the model in FP16, except operators without FP16. Inputs and outputs do not change.
+
+    Raises BuildFailed.
+    """
     import onnx
     from onnx import shape_inference
 
@@ -164,10 +172,8 @@ def to_fp16(proto: Any, source: SourceModel) -> Any:
     from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
     with vendor_tool(f"{source.path.name} cannot be converted to FP16", "build this target with --precision fp32"):
-        half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
+        half = convert_float_to_float16(shape_inference.infer_shapes(copy_of(proto)), keep_io_types=True)
         ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
         onnx.checker.check_model(half)
     del half.graph.value_info[:]
@@ -187,14 +193,14 @@ def tool_versions() -> dict[str, str]:
 def _prepared(source: SourceModel, folder: Path) -> Any:
     import onnx
 
-    sdk()  # imported first: this turns its telemetry off
+    sdk()  # before the next import, because `sdk` turns the telemetry of ONNX Runtime off
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     write_proto(source.proto, folder / "source.onnx")
     try:
-        with working_in(folder):  # if it fails, it writes the model to the working folder
+        with working_in(folder):  # a failed preparation writes the model to the working folder
             quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
-    except Exception:  # noqa: BLE001 - its symbolic shape inference fails on many trained models, and can be left out
+    except Exception:  # noqa: BLE001 - the symbolic shape inference fails on many trained models, and is optional
         quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
     proto = onnx.load(folder / "prepared.onnx")
     taken = {node.name for node in proto.graph.node if node.name}
@@ -209,15 +215,14 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
 
 def _complete_types(proto: Any) -> None:
-    """Declare values as FP32 if inference found no type, as after operators of other domains."""
+    """Declare the FP32 values whose type the inference did not find, as after operators of other domains."""
     import onnx
 
     known = {value.name for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
     missing = [name for node in proto.graph.node for name in node.output if name and name not in known]
     if not missing:
         return
-    shown = onnx.ModelProto()
-    shown.CopyFrom(proto)
+    shown = copy_of(proto)
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
     options = sdk().SessionOptions()
     options.log_severity_level = 4
@@ -234,7 +239,7 @@ def _complete_types(proto: Any) -> None:
 
 
 def _without_ranges(proto: Any) -> list[str]:
-    """Return the Softmax nodes that are not float: they have no range, and the quantizer fails on them."""
+    """Return the Softmax nodes that are not float, which have no range: the quantizer would fail on them."""
     values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
     return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 
@@ -249,7 +254,7 @@ def _flatten_biases(proto: Any) -> None:
 
 
 def _separate_biases(proto: Any) -> None:
-    """Give each layer its own bias: the quantizer may give a copy the name of another value."""
+    """Give each layer a bias of its own, because the quantizer may give a copy the name of another value."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
     seen = set()
@@ -284,7 +289,7 @@ def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded
         quantization.quantize_dynamic(*files, **common)
     else:
         if recipe.ranges != "MinMax" and calibration.buckets is not None:
-            # Histograms need activations of one shape: every sample has the largest bucket's.
+            # Histograms need activations of one shape, so every sample gets the shape of the largest bucket.
             calibration = replace(calibration, buckets=None, lengths=None)
         quantization.quantize_static(
             *files,
@@ -299,7 +304,7 @@ def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded
 
 
 def calibration_reader(feeds: Iterator[dict[str, NDArray[Any]]]) -> Any:
-    """Return a CalibrationDataReader of ONNX Runtime, without its base class: only a build imports that."""
+    """Return a CalibrationDataReader of ONNX Runtime. Its base class would need an import at module level."""
     return SimpleNamespace(get_next=lambda: next(feeds, None))
 
 

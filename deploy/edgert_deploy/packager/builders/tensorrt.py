@@ -1,8 +1,8 @@
 """TensorRT artifacts: an audited S8S8 Q/DQ graph, from which the device builds its own engine.
 
-A TensorRT engine fits one GPU and one version only, so the ONNX graph is packed. TensorRT refuses an int32 bias and
-zero points other than zero. It reads uint8 with zero point 0 as int8 without an error (accuracy fell from .993 to
-.508). So `audit` refuses all of these on the host, where the user can still change the model.
+The artifact is an ONNX graph, because a TensorRT engine fits only one GPU and one version. TensorRT refuses an int32
+bias, and zero points other than zero. It reads uint8 with zero point 0 as int8 without an error (the accuracy of a
+model fell from .993 to .508). So `audit` refuses these graphs on the host, where the user can still change the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, artifact_of, as_taken, keeps_quantization, qdq
+from edgert_deploy.packager.builders import (
+    Artifact,
+    Builder,
+    BuildSpec,
+    adapt_source,
+    artifact_of,
+    keeps_quantization,
+    qdq,
+)
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -24,13 +32,13 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.qat import QUANTIZED_ARITHMETIC
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
-HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16
+HALF_OPSET = 19  # the first opset whose QuantizeLinear and DequantizeLinear accept FP16
 OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "AveragePool", "GlobalAveragePool", "MaxPool", "Clip", "Relu")
 OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,
     "QuantizeBias": False,  # TensorRT accepts a bias only in float
-    "AddQDQPairToWeight": False,  # stores weights as INT8, not as FP32
+    "AddQDQPairToWeight": False,  # this stores weights as INT8, not as FP32
     # TensorRT's kernels write floats, and the next layer's Q is fused into them. Source: NVIDIA TensorRT documentation,
     # "Working with Quantized Types", Q/DQ placement: by default, do not quantize the outputs of weighted operations.
     "OpTypesToExcludeOutputQuantization": list(qdq.HEAVY_OPS),
@@ -39,7 +47,7 @@ OPTIONS = {
 
 class TensorRTBuilder(Builder):
     engine = "tensorrt"
-    judged_by = "onnxruntime"  # it reads the same graph
+    judged_by = "onnxruntime"  # ONNX Runtime reads the same graph
     libraries = qdq.LIBRARIES
     all_recipes = qdq.RECIPES
     # On a GPU, FP16 and FP32 differ in speed; on this host, only in size.
@@ -51,7 +59,7 @@ class TensorRTBuilder(Builder):
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        source = as_taken(source, self.engine)
+        source = adapt_source(source, self.engine)
         if keeps_quantization(spec, source):
             progress("tensorrt: auditing the model's own quantization")
             proto = source.proto
@@ -89,7 +97,7 @@ def audit(proto: Any) -> None:
             continue
         if problem:
             raise BuildFailed(
-                f"TensorRT cannot take {node.op_type} node {(node.name or node.output[0])!r}: {problem}. "
+                f"TensorRT does not accept {node.op_type} node {(node.name or node.output[0])!r}: {problem}. "
                 "Give the FP32 model to edgert build, or build this target with --precision fp32"
             )
 
@@ -106,8 +114,8 @@ def _problem(node: Any, constants: Constants) -> str | None:
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return "a scale is not a positive number"
     if not names[2]:
-        # ONNX's default is uint8; a DequantizeLinear has the type of its data, which is checked above or at its
-        # QuantizeLinear.
+        # For a QuantizeLinear, ONNX's default is uint8. A DequantizeLinear has the type of its data, which is checked
+        # above or at the QuantizeLinear.
         return "it has no zero point, which means uint8" if node.op_type == "QuantizeLinear" else None
     if zero_point is None:
         return "its zero point is computed while the model runs; it must be a constant"

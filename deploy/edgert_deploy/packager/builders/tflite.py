@@ -1,13 +1,14 @@
-"""TFLite artifacts: ONNX lowered to a float .tflite, quantized to INT8, and run once.
+"""TFLite artifacts: lowers ONNX to a float .tflite, quantizes it to INT8, and runs the result once.
 
-INT8 is full INT8 with calibrated ranges or, by the recipe "dynamic-range", INT8 weights with float activations that the
-kernels quantize as they run.
+INT8 is full INT8 with calibrated ranges. By the recipe "dynamic-range", only the weights are INT8, and the kernels
+quantize the float activations in each run.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from edgert_deploy.packager.builders import (
     Artifact,
     Builder,
     BuildSpec,
+    adapt_source,
     artifact_of,
-    as_taken,
     keeps_quantization,
 )
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
@@ -39,8 +40,8 @@ from edgert_deploy.packager.sources.source_model import SourceModel, at_length, 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
 CUT = 0.001  # the share of an activation's values that the recipe "percentile" cuts off at either end
-# This processor gets tflite-runtime 2.14. Its FULLY_CONNECTED refuses per-channel scales of INT8 weights for float
-# data.
+# Devices with this processor have tflite-runtime 2.14. Its FULLY_CONNECTED refuses per-channel scales of INT8 weights
+# for float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples move the recorded ranges little and cost one float run each.
@@ -57,32 +58,29 @@ class TFLiteBuilder(Builder):
     libraries = ("ai-edge-litert", "flatbuffers", "numpy", "onnx", "onnxruntime", "sympy")
     source_kinds = frozenset({"onnx", "tflite"})
     all_recipes = (FIRST_RECIPE, PERCENTILE, DYNAMIC_RANGE)
-    takes_wide = True
-    takes_folded = False  # CAST, TRANSPOSE and MUL run one after the other, which takes 1.8 to 2.4 times as long
+    accepts_wide_activations = True
+    accepts_folded_preprocessing = (
+        False  # CAST, TRANSPOSE and MUL run one after the other, which takes 1.8 to 2.4 times as long
+    )
     ways = ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}))
 
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        source = as_taken(source, self.engine)
+        source = adapt_source(source, self.engine)
         tools = _tool_versions()
         _check_spec(spec, source)
-        is_float = _is_float(source, spec.float_layers)
-
-        def write(source: SourceModel, calibration: CalibrationSet, path: Path) -> None:
-            path.write_bytes(_content(spec, source, calibration, is_float, progress))
-            progress("tflite: running the artifact once")
-            _run_on_zeros(path)
-
+        conversion = _Conversion(spec, source, calibration, _is_float(source, spec.float_layers), progress)
         path = out_dir / FILE_NAME
         if source.buckets is None:
-            write(source, calibration, path)
+            conversion.write(path)
             return artifact_of(self, spec, source, path, tools)
         # TFLite plans memory and folds shapes for one length, so each bucket is a file with its own scales.
         paths = {size: path_for(path, size, source.buckets) for size in source.buckets.sizes}
         for size, own_path in paths.items():
             progress(f"tflite: bucket {size}")
-            write(at_length(source, size), calibration.rows(calibration.sizes == size).cut(size), own_path)
+            samples = calibration.rows(calibration.sizes == size).cut(size)
+            replace(conversion, source=at_length(source, size), calibration=samples).write(own_path)
         return artifact_of(self, spec, source, path, tools, tuple(other for other in paths.values() if other != path))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
@@ -112,51 +110,64 @@ def _check_spec(spec: BuildSpec, source: SourceModel) -> None:
         )
 
 
-def _content(
-    spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, is_float: IsFloat, progress: Progress
-) -> bytes:
-    """Return the .tflite file of `source` in the precision of `spec`."""
-    # These import onnx and ai-edge-litert.
-    from edgert_deploy.packager.tflite_lowering import lower
-    from edgert_deploy.packager.tflite_lowering.half import with_half_weights
-    from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
+@dataclass(frozen=True)
+class _Conversion:
+    """The conversion of a source to one .tflite file."""
 
-    if source.kind == "onnx":
-        progress("tflite: lowering the ONNX graph")
-    content = source.tflite or lower(float_proto(source))
-    if spec.precision == "int8" and not (source.tflite and source.quantized):
-        content = _in_int8(content, spec, source, calibration, is_float, progress)
-    elif spec.precision == "fp16":
-        content = with_half_weights(content)
-    return content if source.tflite else with_shared_weights(content)
+    spec: BuildSpec
+    source: SourceModel
+    calibration: CalibrationSet
+    is_float: IsFloat
+    progress: Progress
 
+    def write(self, path: Path) -> None:
+        """Write the file to `path`, and run it once."""
+        path.write_bytes(self._content())
+        self.progress("tflite: running the artifact once")
+        _run_on_zeros(path)
 
-def _in_int8(
-    content: bytes,
-    spec: BuildSpec,
-    source: SourceModel,
-    calibration: CalibrationSet,
-    is_float: IsFloat,
-    progress: Progress,
-) -> bytes:
-    """Return the float file `content` quantized by the recipe of `spec`."""
-    from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
-    from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
-    from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
+    def _content(self) -> bytes:
+        """Return the .tflite file of the source in the precision of the spec."""
+        # These import onnx and ai-edge-litert.
+        from edgert_deploy.packager.tflite_lowering import lower
+        from edgert_deploy.packager.tflite_lowering.half import with_half_weights
+        from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
 
-    with vendor_tool(f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"):
-        content = with_plain_weights(content) if source.tflite else content
-    if spec.recipe == DYNAMIC_RANGE:
-        progress("tflite: quantizing the weights")
-        return with_int8_weights(content, is_float)
-    progress(f"tflite: quantizing with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
-    own_ranges = ranges_of(source.proto) if keeps_quantization(spec, source) else {}
-    cut = CUT if spec.recipe == PERCENTILE else 0.0
-    return quantize_int8(content, _runs(source, calibration), is_float, own_ranges, cut)
+        source = self.source
+        if source.kind == "onnx":
+            self.progress("tflite: lowering the ONNX graph")
+        content = source.tflite or lower(float_proto(source))
+        if self.spec.precision == "int8" and not (source.tflite and source.quantized):
+            content = self._quantized(content)
+        elif self.spec.precision == "fp16":
+            content = with_half_weights(content)
+        return content if source.tflite else with_shared_weights(content)
+
+    def _quantized(self, content: bytes) -> bytes:
+        """Return the float file `content`, quantized by the recipe of the spec."""
+        from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
+        from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
+        from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
+
+        source = self.source
+        with vendor_tool(f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"):
+            content = with_plain_weights(content) if source.tflite else content
+        if self.spec.recipe == DYNAMIC_RANGE:
+            self.progress("tflite: quantizing the weights")
+            return with_int8_weights(content, self.is_float)
+        self.progress(f"tflite: quantizing with {counted(min(len(self.calibration), SAMPLES_MAX), 'sample')}")
+        own_ranges = ranges_of(source.proto) if keeps_quantization(self.spec, source) else {}
+        cut = CUT if self.spec.recipe == PERCENTILE else 0.0
+        return quantize_int8(content, self._runs(), self.is_float, own_ranges, cut)
+
+    def _runs(self) -> Iterator[list[NDArray[Any]]]:
+        """Yield the calibration samples one by one, each as an array per input."""
+        for i in range(min(len(self.calibration), SAMPLES_MAX)):
+            yield [self.calibration.inputs[spec.name][i : i + 1] for spec in self.source.inputs]
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
-    """Return a function that tells whether the operator whose output has a name stays in float."""
+    """Return a function that tells, by the name of its output, whether an operator stays in float."""
     if not float_layers:
         return lambda name: False
     every = layers_of(prepared(source))
@@ -170,14 +181,8 @@ def _tool_versions() -> dict[str, str]:
         raise BuildFailed(f"building for TFLite needs {error.name}: pip install 'edgert[host]'") from error
 
 
-def _runs(source: SourceModel, calibration: CalibrationSet) -> Iterator[list[NDArray[Any]]]:
-    """Yield the samples, one a run."""
-    for i in range(min(len(calibration), SAMPLES_MAX)):
-        yield [calibration.inputs[spec.name][i : i + 1] for spec in source.inputs]
-
-
 def _run_on_zeros(path: Path) -> None:
-    """Run the file on zeros as a device does: TFLite may refuse an operator or a scale only during a run."""
+    """Run the file on zeros, because TFLite may refuse an operator or a scale only in a run."""
     try:
         for batch in TRIAL_BATCHES:
             _run_once(path, batch)

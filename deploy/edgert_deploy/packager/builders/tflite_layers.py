@@ -1,4 +1,4 @@
-"""The layers of a .tflite file: each one's precision, and multiply-accumulates by its tensors."""
+"""The layers of a .tflite file: the precision and the multiply-accumulates of each."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ FACTORS = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": (0, 2),
     "UNIDIRECTIONAL_SEQUENCE_RNN": (0, 1),
 }
-# The weights of a recurrent operator, each multiplied once a step.
+# The inputs with weights of a recurrent operator. It multiplies by each weight once per step.
 RECURRENT = {"UNIDIRECTIONAL_SEQUENCE_LSTM": range(1, 9), "UNIDIRECTIONAL_SEQUENCE_RNN": range(1, 3)}
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "uint8": "int8"}
 
 
 def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
-    """Yield the layers, each with the type of its result.
+    """Yield the layers. The precision of a layer is the type of its result.
 
-    Float data with INT8 weights counts as INT8: the operator quantizes the data itself, and multiplies in INT8.
+    A layer with float data and INT8 weights counts as INT8, because its operator quantizes the data and multiplies in
+    INT8.
     """
     from ai_edge_litert import schema_py_generated as schema
+
+    from edgert_deploy.packager.tflite_lowering.tables import code_of, unpacked
 
     def names(enum: type) -> dict[int, str]:
         return {value: name for name, value in vars(enum).items() if isinstance(value, int)}
 
     kinds, types = names(schema.BuiltinOperator), names(schema.TensorType)
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(path.read_bytes(), 0))
+    model = unpacked(path.read_bytes())
     for graph in model.subgraphs:
         for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
-            kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            kind = kinds[code_of(model, operator)]
             if kind in PASSIVE_OPERATORS:
                 continue
             result = graph.tensors[operator.outputs[0]]
-            read = [graph.tensors[i] for i in operator.inputs]  # -1 is an absent input, for which any tensor will do
+            read = [graph.tensors[i] for i in operator.inputs]  # -1 is an absent input; its tensor here is not used
             precision = types[result.type].lower()
             if kind in FACTORS and precision == "float32" and types[read[FACTORS[kind][1]].type] == "INT8":
                 precision = "int8"

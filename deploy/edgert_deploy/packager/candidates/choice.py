@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from edgert.errors import AccuracyTooLow, ConfigInvalid, EdgeRTError, EngineMissing
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import BuildSpec, builder_for, check_source, first_engine, takes, takes_operators
+from edgert_deploy.packager.builders import (
+    BuildSpec,
+    accepts,
+    builder_for,
+    check_source,
+    first_engine,
+    supports_operators,
+)
 from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import Measurer, Timings, fastest
@@ -111,8 +118,8 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            # The build has one warning for all engines that do not support classical models.
-            findings.leave_out(engine, error, warned=not takes_operators(source, engine))
+            # One warning of the whole build names the engines that do not support classical models.
+            findings.leave_out(engine, error, warned=not supports_operators(source, engine))
     timings: Timings = {}
     if measure is not None:
         every = [candidate for good in passed for candidate in good]
@@ -190,7 +197,7 @@ def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> l
         if target.with_reference:
             wanted.append(BuildSpec(target.engines[0], "fp32", target.profile))
         for spec in wanted:
-            if takes(evaluation.source, spec.engine):  # `choose` refuses the others
+            if accepts(evaluation.source, spec.engine):  # `choose` refuses the others
                 specs.setdefault(spec.id, spec)
     return list(specs.values())
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from edgert.errors import BuildFailed, EdgeRTError, EngineFailed, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, BuildSpec, builder_for, is_kept, takes
+from edgert_deploy.packager.builders import FIRST_RECIPE, BuildSpec, accepts, accepts_quantization, builder_for
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.sources.source_model import SourceModel
 
@@ -75,7 +75,7 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
 def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
     """Return the recipes to try: only `pinned` if the engine has this recipe."""
     maker = builder_for(engine)
-    if is_kept(source, engine) or not takes(source, engine):
+    if accepts_quantization(source, engine) or not accepts(source, engine):
         return (FIRST_RECIPE,)
     return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
 

@@ -42,7 +42,7 @@ from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dy
 from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of, tensors
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
     IR_MAX,
     OPSET_MAX,
@@ -59,7 +59,7 @@ from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
 NODES_MAX = 200_000
-# Complaints of the checker that do not count if ONNX Runtime accepts the model: newer operators, outputs without a
+# If ONNX Runtime accepts the model, these complaints of the checker do not count: newer operators, outputs without a
 # shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _SHAPES_DIFFER = "Inferred shape and existing shape differ"
@@ -67,7 +67,7 @@ _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the contract of the model in `data`, and its bytes if translated. Raises SourceInvalid."""
+    """Return the contract of the model in `data`, and the translated bytes if any. Raises SourceInvalid."""
     replaced: list[str] = []
     try:
         try:
@@ -86,25 +86,20 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
 def _examined(
     request: dict[str, Any], data: bytes, replaced: list[str], progress: Progress, no_batch: str = ""
 ) -> Answer:
-    """Do the work of `examine`; `replaced` gets a remark for each input whose fixed lengths are replaced.
+    """Do the work of `examine`.
 
-    `no_batch` is the reason why the model takes one sample only, although its batch is open. Without a reason, such a
-    model raises OneSampleOnly, and `examine` calls again with the reason.
+    Args:
+        request: The fields of a ProbeRequest, as JSON.
+        data: The content of the model's file.
+        replaced: Gets a remark for each input whose fixed lengths --input replaces.
+        progress: Gets the name of each step.
+        no_batch: The reason to fix an open batch to 1, if the model accepts only one sample.
+
+    Raises OneSampleOnly if the model accepts only one sample and `no_batch` is empty.
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
-    changed = embed(name, Path(str(request.get("folder", "."))), proto)
-    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
-    resized, remarks = set_lengths(proto, request.get("shapes") or {})
-    changed |= resized
-    replaced += remarks
-    remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
-    progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
-    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
-    changed |= reshape_whole_lookups(proto)
-    remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
-    unread = drop_unread_inputs(proto)
-    remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
+    changed, remarks, unread = _rewrite(proto, request, replaced, progress)
     remarks += _fix_batch_where_needed(proto, no_batch)
     wanted = request.get("buckets")  # the outputs with buckets are not known yet
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
@@ -146,8 +141,31 @@ def _examined(
     return to_json(answer), translation
 
 
+def _rewrite(
+    proto: Any, request: dict[str, Any], replaced: list[str], progress: Progress
+) -> tuple[bool, tuple[str, ...], list[str]]:
+    """Rewrite `proto`, in place, for all runtimes.
+
+    Returns whether the model changed without a remark, the remarks on other changes, and the inputs that no operator
+    reads.
+    """
+    changed = embed(Path(str(request.get("folder", "."))) / str(request["name"]), proto)
+    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
+    resized, remarks = set_lengths(proto, request.get("shapes") or {})
+    changed |= resized
+    replaced += remarks
+    remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
+    progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
+    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
+    changed |= reshape_whole_lookups(proto)
+    remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
+    unread = drop_unread_inputs(proto)
+    remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
+    return changed, remarks, unread
+
+
 def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
-    """Fix the batch to 1 in a model that cannot answer several samples; return a remark with the reason."""
+    """Fix the batch to 1 if the model cannot answer several samples; return remarks with the reasons."""
     remarks: tuple[str, ...] = ()
     if is_dynamic(proto) and fix_batch(proto):
         remarks += (
@@ -170,12 +188,11 @@ def _in_single_precision(
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
     """Convert a model from FP64 to FP32 if the answers agree; return its inputs and remarks.
 
-    Classical models stay in FP64: thresholds and distances between readings need its precision.
+    Classical models stay in FP64, because their thresholds and distances need this precision.
     """
     if is_classical(proto) or not has_double(proto):
         return inputs, ()
-    single = type(proto)()
-    single.CopyFrom(proto)
+    single = copy_of(proto)
     remarks = narrow_double(single)
     specs = tuple(replace(spec, datatype="FP32") if spec.datatype == "FP64" else spec for spec in inputs)
     if not _answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):
@@ -185,13 +202,13 @@ def _in_single_precision(
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the files beside the model that hold its weights: {"files": [...]}. Raises SourceInvalid."""
+    """Return the separate files with weights of the model: {"files": [...]}. Raises SourceInvalid."""
     name = str(request["name"])
     return {"files": files_of(name, tensors(parse(name, data)))}, b""
 
 
 def parse(name: str, data: bytes) -> Any:
-    """Return the ModelProto in `data`. Raises SourceInvalid if there is none, or nothing to run."""
+    """Return the ModelProto in `data`. Raises SourceInvalid if `data` is none, or has nothing to run."""
     from onnx import ModelProto
 
     proto = ModelProto()
@@ -214,7 +231,7 @@ def parse(name: str, data: bytes) -> Any:
 
 
 def check_weights(proto: Any) -> None:
-    """Raise SourceInvalid if a weight is NaN or infinite: training diverged, or the export is damaged."""
+    """Raise SourceInvalid if a weight is NaN or infinite: the training diverged or the file is damaged."""
     from onnx import numpy_helper
 
     for tensor in proto.graph.initializer:
@@ -231,12 +248,12 @@ def check_weights(proto: Any) -> None:
             if bad:
                 raise SourceInvalid(
                     f"weight {tensor.name[:80]!r} is NaN or infinite in {bad} of {counted(array.size, 'value')}: "
-                    "the training diverged or the file is damaged; use an earlier checkpoint, and export that"
+                    "the training diverged or the file is damaged; export an earlier checkpoint"
                 )
 
 
 def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[Any, list[list[Any]]]:
-    """Return the session, and its answers to one sample and, if the batch is open, to two."""
+    """Return a session, and its answers to one sample and (if the batch is open) to two samples."""
     session = _load(model)
     counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
     return session, [_run(session, inputs, count) for count in counts]
@@ -257,7 +274,10 @@ def _shapes_by_length(
 
 
 def _checked(proto: Any) -> tuple[Any, bool]:
-    """Return a valid model's structure, and whether wrong inner shapes were removed. Raises SourceInvalid."""
+    """Return the structure of a valid model, and whether the function removed wrong inner shapes.
+
+    Raises SourceInvalid.
+    """
     structure, forgot = structure_of(proto), False
     problem = _problem(structure)
     if _SHAPES_DIFFER in problem:
@@ -270,11 +290,11 @@ def _checked(proto: Any) -> tuple[Any, bool]:
 
 
 def _problem(structure: Any) -> str:
-    """Return the complaint of ONNX's checker about the model; else an empty text."""
+    """Return the complaint of ONNX's checker about the model; an empty text for a valid model."""
     import onnx
 
     try:
-        # Reports cycles, duplicate names and shapes that contradict each other more clearly than the runtime.
+        # The checker reports cycles, duplicate names and contradictory shapes more clearly than the runtime.
         onnx.checker.check_model(structure, full_check=True)
     except MemoryError:
         raise
@@ -284,7 +304,7 @@ def _problem(structure: Any) -> str:
 
 
 def _check_layouts(proto: Any) -> None:
-    """Raise SourceInvalid for an RNN, GRU or LSTM with the batch first: ONNX Runtime runs none."""
+    """Raise SourceInvalid for an RNN, GRU or LSTM with the batch first: ONNX Runtime cannot run it."""
     for node in nodes_of(proto.graph):
         if node.op_type in ("GRU", "LSTM", "RNN") and any(a.name == "layout" and a.i for a in node.attribute):
             raise SourceInvalid(
@@ -294,7 +314,7 @@ def _check_layouts(proto: Any) -> None:
 
 
 def _strip_notes(proto: Any) -> bool:
-    """Remove exporters' notes for debugging, which may hold paths. Return whether there were any."""
+    """Remove exporters' notes for debugging, which may contain paths; return whether there were any."""
     notes = [proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output]
     notes += [*proto.functions, *(node for function in proto.functions for node in function.node)]
     noted = [message for message in notes if message.doc_string or message.metadata_props]
@@ -305,7 +325,7 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """Return the model in an opset and IR that all runtimes read; None if it does not change."""
+    """Return the model in an opset and an IR that all runtimes read; None if it does not change."""
     if not (opset := opset_of(proto)) or proto.functions:
         return None
     for wanted in wanted_opsets(proto):
@@ -320,7 +340,7 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
 def _answers_agree(
     proto: Any, converted: Any, inputs: tuple[TensorSpec, ...], converted_inputs: tuple[TensorSpec, ...]
 ) -> bool:
-    """Whether `converted` runs and answers like `proto`, or the runtime refuses `proto`."""
+    """Whether `converted` runs, and gives the answers of `proto` if the runtime accepts `proto`."""
     try:
         got = _run(_load(converted.SerializeToString()), converted_inputs, 1, seed=1)
     except SourceInvalid:
@@ -359,7 +379,7 @@ def _load(model: bytes) -> Any:
 
 
 def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0) -> list[Any]:
-    """Return the answers to `count` samples of zeros or, with a `seed`, of noise (0 for integers)."""
+    """Return the answers to `count` samples of zeros; with a `seed`, float inputs are noise."""
     feed = {}
     for spec in inputs:
         shape = [count if n == -1 else n for n in spec.shape]
@@ -372,7 +392,7 @@ def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0
         outputs: list[Any] = session.run(None, feed)
     except MemoryError:
         raise
-    except Exception as error:  # as above
+    except Exception as error:  # the runtime's exceptions share no base class
         _raise_if_out_of_memory(error)
         kind = OneSampleOnly if count > 1 else SourceInvalid
         raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; export it again") from error

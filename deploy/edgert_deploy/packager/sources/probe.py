@@ -1,6 +1,6 @@
 """The probe: a child process with bounded memory and time reads, checks and runs a model once.
 
-The command's own process parses nothing of the file before the probe has reported its contents.
+The command's own process does not parse the file before the probe has accepted it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMINERS = {
 }
 GIB = 1024**3
 MEMORY_BYTES_MIN = 4 * GIB  # the limit on address space: the libraries alone map more than 1 GiB
-MEMORY_PER_BYTE = 6  # the file, its parsed forms and the runtime's copies of the weights
+MEMORY_PER_BYTE = 6  # for the file, its parsed forms and the runtime's copies of the weights
 TIME_S_MIN = 60
 BYTES_PER_S = 10_000_000  # bytes of weights that the slowest known machine checks and runs in a second
 # Each thread reserves address space, and one run needs no further threads.
@@ -31,7 +31,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """The contract of a model. `data` is the model for the build: as given, or translated."""
 
     inputs: tuple[TensorSpec, ...]
@@ -45,8 +45,8 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Given:
-    """The context of a model's bytes: name, folder, lengths of its inputs' axes, buckets for one axis."""
+class ProbeRequest:
+    """The context of a model's bytes: its file, the lengths of its inputs' axes, buckets for one axis."""
 
     name: str
     folder: str
@@ -54,18 +54,33 @@ class Given:
     buckets: WantedBuckets | None = None
 
 
-def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Limits | None = None) -> Probed:
-    """Examine `data` of `kind`, with `more_bytes` in files beside it, in a child. Raises SourceInvalid."""
-    limits = limits or limits_for(len(data) + 2 * more_bytes)
-    answer, translated = ask(EXAMINERS[kind], to_json(given), data, limits)
-    return replace(from_json(Probed, answer), data=translated or data)
+def probe(
+    kind: str, request: ProbeRequest, data: bytes, external_bytes: int = 0, limits: Limits | None = None
+) -> ProbeResult:
+    """Examine a model in a child process.
+
+    Args:
+        kind: A key of EXAMINERS.
+        request: The context of the model.
+        data: The content of the model's file.
+        external_bytes: The size of the weights in separate files.
+        limits: The limits of the child process. The default depends on the sizes.
+
+    Raises SourceInvalid.
+    """
+    limits = limits or limits_for(len(data) + 2 * external_bytes)
+    answer, translated = run_in_child(EXAMINERS[kind], to_json(request), data, limits)
+    return replace(from_json(ProbeResult, answer), data=translated or data)
 
 
 def external_files(name: str, data: bytes) -> list[str]:
-    """Return the files below its folder in which an ONNX model keeps weights. Raises SourceInvalid."""
+    """Return the separate files with weights of an ONNX model, relative to its folder.
+
+    Raises SourceInvalid.
+    """
     if b"location" not in data:  # the key that every tensor with external data has
         return []
-    answer, _ = ask(
+    answer, _ = run_in_child(
         "edgert_deploy.packager.sources.onnx_model:external_files", {"name": name}, data, limits_for(len(data))
     )
     return [str(file) for file in answer["files"]]
@@ -76,7 +91,7 @@ def limits_for(size_bytes: int) -> Limits:
     return Limits(MEMORY_BYTES_MIN + MEMORY_PER_BYTE * size_bytes, TIME_S_MIN + size_bytes // BYTES_PER_S)
 
 
-def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
+def run_in_child(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
     """Return the answer of `function` ("module:name") in a child. Raises SourceInvalid for any failure."""
     steps = ["onnx read the model"]
     with closing(Child(ENVIRONMENT)) as child:
@@ -89,7 +104,7 @@ def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> 
 
 
 def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the model") -> SourceInvalid:
-    """Return the message about a probe that failed in `step`, such as "onnx checked the model"."""
+    """Return the error for a probe that failed in `step`, such as "onnx checked the model"."""
     task = "checking the model and running it once"
     return SourceInvalid(
         {
@@ -99,9 +114,9 @@ def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the
             "look for a loop that does not end, or an axis that is far too long",
             "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, because it mostly waited "
             "for a processor: this machine is overloaded, try again when it is less busy",
-            "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or it has something that "
-            "this version of the tool cannot handle: export the model again, in another way if that does not help, or try "
-            "another version of the tool",
+            "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or this version of "
+            "the tool cannot handle a part of it. Export the model again. If the crash remains, export it in another way, or "
+            "try another version of the tool",
             "error": f"the model could not be checked: {failed.detail}",
         }[failed.cause]
     )

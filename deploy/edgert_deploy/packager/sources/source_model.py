@@ -1,7 +1,7 @@
-"""The source model as the user gave it: one file, read and checked once.
+"""The source model that the user gives: reads and checks the file once.
 
-The file is untrusted. A child process with bounded memory and time reads, checks and runs it first (probe.py). The run
-also gives the shapes that no inference finds.
+The file is untrusted. First, a child process with bounded memory and time reads the file, checks it and runs the model
+(probe.py). The run also gives the shapes that no shape inference finds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from edgert_deploy.packager.sources.formats.external_data import open_file, size
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.formats.other_formats import other_format
 from edgert_deploy.packager.sources.onnx_graph.axes import forget_shapes
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantized
-from edgert_deploy.packager.sources.probe import Given, external_files, probe
+from edgert_deploy.packager.sources.probe import ProbeRequest, external_files, probe
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 
 SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets
 
 Kind = Literal["onnx", "tflite"]
-HEAD = "edgert_fold_"  # starts the names of folded-in preprocessing, which stays in float
+HEAD = "edgert_fold_"  # the start of the names of folded-in preprocessing nodes, which stay in float
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,32 @@ class Fold:
     std: tuple[float, ...]
 
     def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return factor and shift of value * factor + shift: a number each, or one per channel."""
+        """Return factor and shift of value * factor + shift. Each has one number, or one per channel."""
         mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
         return self.scale / std, -mean / std
 
 
 @dataclass(frozen=True)
 class SourceModel(Stateful):
-    """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
+    """A checked model.
 
-    The batch axis (axis 0) is -1 if the model leaves it open; every other axis has a fixed length. `proto` is the
-    ModelProto of an ONNX model, in an opset that every runtime accepts; `tflite` is the file of a TFLite model.
-    `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized the
-    model, and the build keeps its quantization. `fold`: its first layers are folded-in preprocessing. `remarks`: the
-    differences between its contract and the file. `buckets`: one axis besides the batch stays open, for these lengths.
-    `state`: outputs that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the
-    ONNX model that a framework's file became, else 0. `unread`: inputs of the file that are left out. `scales`: scale
-    and zero point of inputs in INT8, for the presets.
+    Attributes:
+        path: The given file.
+        proto: The ModelProto of an ONNX model, in an opset that every runtime accepts; else None.
+        sha256: The SHA-256 of the given file.
+        size_bytes: The size of the given file.
+        inputs: The inputs that every artifact keeps. Axis 0 is the batch, -1 if the model leaves it open. Every other
+            axis has a fixed length, except an axis with buckets.
+        outputs: The outputs that every artifact keeps, with the same axes.
+        tflite: The content of a TFLite model; else empty.
+        quantized: Whether the user's training or converter quantized the model. The build then keeps this quantization.
+        fold: The preprocessing that is folded into the first layers.
+        remarks: The differences between the contract and the file.
+        buckets: The lengths of the one axis besides the batch that stays open.
+        state: The outputs that become inputs of the next item. Apps see neither.
+        converted_bytes: The size of the ONNX model if the file was of another framework, else 0.
+        unread: The inputs of the file that are left out.
+        scales: The scale and the zero point of inputs in INT8, for the presets.
     """
 
     path: Path
@@ -92,29 +102,34 @@ class SourceModel(Stateful):
 
     @property
     def model_bytes(self) -> int:
-        """The size of the FP32 model, without samples or optimizers that a framework keeps in its file."""
+        """The size of the FP32 model, without the optimizers that a framework may keep in its file."""
         return self.converted_bytes or self.size_bytes
 
 
-def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
-    """Read and check a model, maybe converted to ONNX first. Raises SourceInvalid or ConfigInvalid."""
-    framework, how = framework_of(path), how or Conversion()
+def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel:
+    """Read and check a model; convert another framework's model first.
+
+    Raises SourceInvalid or ConfigInvalid.
+    """
+    framework = framework_of(path)
+    conversion = conversion or Conversion()
     _check_is_model(path, framework)
     if framework is not None:
-        data = converted(path, framework, how)
+        data = converted(path, framework, conversion)
         sha256, size_bytes = digest_and_size(path)
     else:
         data = _read(path)
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
-    if kind == "tflite" and how.buckets is not None:
+    if kind == "tflite" and conversion.buckets is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
-    shapes = how.shapes
-    if framework == "torch":  # the conversion already ran TorchScript with these shapes, and left the batch open
+    shapes = conversion.shapes
+    if framework == "torch":  # the conversion ran TorchScript with these shapes already, and left the batch open
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
-    beside_bytes = size_of(path.name, path.parent, beside)
-    probed = probe(kind, Given(path.name, str(path.parent), shapes, how.buckets), data, beside_bytes)
+    beside_bytes = size_of(path, beside)
+    request = ProbeRequest(path.name, str(path.parent), shapes, conversion.buckets)
+    probed = probe(kind, request, data, beside_bytes)
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
     proto, quantized = (None, probed.quantized) if kind == "tflite" else _parsed(probed.data)
@@ -164,7 +179,7 @@ def reference_engine(source: SourceModel) -> str:
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
-    """Write the source, the reference for artifacts, to `folder` in a form that this host's engine loads."""
+    """Write the source, the reference for artifacts, to `folder` in a form that this host can run."""
     name = "source.tflite" if source.kind == "tflite" else "source.onnx"
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)
@@ -172,12 +187,9 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
 
 
 def at_length(source: SourceModel, length: int) -> SourceModel:
-    """Return an ONNX source with buckets as a model of one length."""
-    from onnx import ModelProto
-
+    """Return an ONNX source with buckets as a model with one fixed length."""
     assert source.buckets is not None
-    proto = ModelProto()
-    proto.CopyFrom(source.proto)
+    proto = copy_of(source.proto)
     specs = [tuple(source.buckets.spec_at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
     for place in source.buckets.inputs:
         value = next(value for value in proto.graph.input if value.name == place.name)
@@ -192,10 +204,10 @@ def float_proto(source: SourceModel) -> Any:
 
 
 def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int]:
-    """Return SHA-256 and bytes of the model's file with the files beside it that hold its weights."""
+    """Return the SHA-256 and the size of the model's file together with its separate files of weights."""
     digest, size = hashlib.sha256(data), len(data)
     for location in beside:
-        with open_file(path.name, path.parent, location) as file:
+        with open_file(path, location) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model as specs. A tensor that EdgeRT does not support is refused."""
+"""The inputs and outputs of a model as specs. Refuses tensors that EdgeRT does not support."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ RUN_BYTES_MAX = 2**33  # the limit for the inputs of the largest batch
 
 
 class OneSampleOnly(SourceInvalid):
-    """The model leaves its batch open, but does not answer two samples as it answers one."""
+    """The model leaves its batch open, but gives no answer per sample for a batch of two."""
 
 
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
-    """Return the inputs, without weights; `open_axes` (input, axis) may stay open. Raises SourceInvalid."""
+    """Return the inputs, without weights. Only the axes in `open_axes` (input, axis) may stay open.
+
+    Raises SourceInvalid.
+    """
     specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
     if not specs:
         raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
@@ -62,7 +65,7 @@ def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
 
 
 def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs: tuple[TensorSpec, ...]) -> TensorSpec:
-    """Return the spec of an output, from its shapes for one and (if the batch is open) two samples."""
+    """Return the spec of an output from its shapes for one sample and (if the batch is open) two samples."""
     if datatype == "object":
         raise SourceInvalid(
             f"output {name!r} is text; EdgeRT supports only numbers: train the model on the numbers of the classes, and give "

@@ -1,4 +1,4 @@
-"""TFLite models: opens a file of built-in operators, and runs it once on zeros.
+"""TFLite models: opens a file that has built-in operators only, and runs the model once on zeros.
 
 `examine` runs in a child process (probe.py): the interpreter is native code that trusts its file.
 """
@@ -31,7 +31,7 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return inputs and outputs of the model in `data`, and its bytes if changed. Raises SourceInvalid."""
+    """Return the contract of the model in `data`, and the changed bytes if any. Raises SourceInvalid."""
     name = str(request["name"])
     progress("ai-edge-litert loaded the model and ran it on one sample")
     try:
@@ -68,7 +68,10 @@ def _examined(name: str, data: bytes) -> dict[str, Any]:
 
 
 def _scales_of_inputs(interpreter: Any) -> dict[str, tuple[float, int]]:
-    """Return scale and zero point of each INT8 input that has them: value = (number - zero point) * scale."""
+    """Return the scale and the zero point of each quantized INT8 input.
+
+    The value of an input is (number - zero point) * scale.
+    """
     details = (detail for detail in interpreter.get_input_details() if detail["dtype"] == np.int8)
     pairs = {str(detail["name"]): detail["quantization"] for detail in details}
     return {name: (float(scale), int(zero)) for name, (scale, zero) in pairs.items() if scale}
@@ -102,7 +105,7 @@ def _interpreter(name: str, data: bytes) -> Any:
 
 
 def _check_stateless(name: str, data: bytes) -> None:
-    """Raise SourceInvalid for a model that keeps values between runs: clients would share these values."""
+    """Raise SourceInvalid for a model that keeps values between runs, because clients would share them."""
     from ai_edge_litert.schema_py_generated import BuiltinOperator, Model
 
     model = Model.GetRootAs(data)
@@ -111,8 +114,8 @@ def _check_stateless(name: str, data: bytes) -> None:
     variables = (graph.Tensors(i).IsVariable() for graph in graphs for i in range(graph.TensorsLength()))
     if BuiltinOperator.ASSIGN_VARIABLE in codes or any(variables):
         raise SourceInvalid(
-            f"{name} keeps a state inside itself (variables), so its answer depends on earlier requests, whichever client sent "
-            "them. Convert the model with the state as an input and an output: sessions then keep it (docs/streams.md)"
+            f"{name} keeps a state inside itself (variables), so its answer depends on the earlier requests of all "
+            "clients. Convert the model with the state as an input and an output: sessions then keep it (docs/streams.md)"
         )
 
 
@@ -146,7 +149,7 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
         return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
     except (SourceInvalid, MemoryError):
         raise
-    except Exception as error:  # as above
+    except Exception as error:  # the interpreter raises ValueError and RuntimeError
         if custom := CUSTOM_OPERATOR.search(str(error)):
             raise SourceInvalid(
                 f"the model has the custom operator {custom[1]}, which TFLite's runtime for Python does not have: convert the "
@@ -157,7 +160,7 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
 
 
 def _is_quantized(interpreter: Any) -> bool:
-    """Whether any tensor is 8-bit with a scale: the converter then quantized the model."""
+    """Whether a tensor has 8 bits and a scale, which means that the converter quantized the model."""
     return any(
         detail["dtype"] in (np.int8, np.uint8) and len(detail["quantization_parameters"]["scales"])
         for detail in interpreter.get_tensor_details()

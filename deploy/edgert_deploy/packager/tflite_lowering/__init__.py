@@ -1,12 +1,12 @@
 """ONNX to a float32 .tflite file, without TensorFlow.
 
-    read_graph   folds the model, and finds every value's shape at two batch sizes
+    read_graph   folds the model, and finds the shape of every value at two batch sizes
     widen        puts casts around arithmetic of small integers
-    fuse         replaces groups of nodes by nodes that TFLite has an operator for
-    OPS          ONNX operator -> its record, with the function that writes it (ops/)
+    fuse         replaces groups of nodes by one node each, for which TFLite has an operator
+    OPS          ONNX operator -> an Op with the function that writes its nodes (ops/)
     Lowering     the layouts and tensors of the values
-    Value        a tensor with operators, so that nodes are written as formulas
-    Writer       the flatbuffer
+    Value        a tensor with Python operators, so that functions write nodes as formulas
+    Writer       writes the flatbuffer
 
 The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch.
 """
@@ -23,7 +23,7 @@ from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.ops import OPS
-from edgert_deploy.packager.tflite_lowering.value import Uncovered
+from edgert_deploy.packager.tflite_lowering.value import Unsupported
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
 __all__ = ["OPS", "lower"]
@@ -32,7 +32,7 @@ __all__ = ["OPS", "lower"]
 def lower(model: onnx.ModelProto) -> bytes:
     """Return the float32 .tflite file of a checked model. The same model gives the same bytes.
 
-    Raises OperatorUnsupported, which lists all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
+    Raises OperatorUnsupported with a list of all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
     model.
     """
     graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
@@ -43,11 +43,11 @@ def lower(model: onnx.ModelProto) -> bytes:
     if not problems:
         try:
             return lowering.finish()
-        except Uncovered as reason:
+        except Unsupported as reason:
             problems.append(str(reason))
     raise OperatorUnsupported(
         f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {'; '.join(problems)}. "
-        "Export the model without that, or leave tflite out of the profile's engines"
+        "Export the model without these parts, or leave tflite out of the profile's engines"
     )
 
 
@@ -56,29 +56,29 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
     for name in graph.inputs:
         try:
             lowering.define_input(name)
-        except Uncovered as reason:
+        except Unsupported as reason:
             problems.append(f"input {name!r}: {reason}")
-            lowering.stand_in(name)
+            lowering.define_placeholder(name)
     return problems
 
 
 def _lower_node(lowering: Lowering, node: Node) -> list[str]:
-    """Write `node`, or return the problem and define its outputs: one run reports every problem."""
+    """Write `node`, or define its outputs and return the problem, so that one run finds all problems."""
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
         if op is None:
-            raise Uncovered(
+            raise Unsupported(
                 "it depends on the data, and TFLite has no such operator: build it for targets with onnxruntime or openvino"
                 if node.op_type in CONTROL_FLOW
-                else "TFLite has no such operator, and EdgeRT does not compose it of others"
+                else "TFLite has no such operator, and EdgeRT does not compose it of other operators"
             )
         if not any(map(lowering.is_unknown, node.inputs)):
             op.write(lowering, node)
-            lowering.note_sign(node)
+            lowering.record_sign(node)
             return []
-    except Uncovered as reason:
+    except Unsupported as reason:
         problems.append(f"{node.op_type} (node {node.name or node.outputs[0]!r}): {reason}")
     for name in filter(None, node.outputs):
-        lowering.stand_in(name)
+        lowering.define_placeholder(name)
     return problems

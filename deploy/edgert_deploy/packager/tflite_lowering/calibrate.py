@@ -1,8 +1,11 @@
-"""The range of each activation of a float .tflite over samples, which determines the INT8 scales.
+"""Records the range of each activation of a float .tflite over samples.
 
-TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that runs in place (a MUL or
-an ADD whose input nothing else reads) has then overwritten its input: a sigmoid before a multiplication by 63 got a
-range of 63. So this module records the ranges itself, with separate memory for every tensor.
+The ranges determine the INT8 scales.
+
+TFLite's own calibrator is wrong for some tensors, because it reads the inputs of an operator after the operator has
+run. An operator that runs in place (a MUL or an ADD, if no other operator reads its input) has overwritten its input by
+then. Example: a sigmoid before a multiplication by 63 got a range of 63. So this module records the ranges itself, with
+separate memory for every tensor.
 """
 
 from __future__ import annotations
@@ -22,19 +25,13 @@ from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 class Ranges:
     """The lowest and highest value of each float tensor of `float_model` so far.
 
-    `cut` is the share of each sample's values to ignore at either end, because a few outliers would leave few of the
-    256 steps for all other values.
+    `cut` is the share of each sample's values to ignore at either end. A few outliers would widen the range, and leave
+    few of the 256 steps for all other values.
     """
 
     def __init__(self, float_model: bytes, cut: float = 0.0) -> None:
         self._cut = cut
-        self._interpreter = Interpreter(
-            model_content=float_model,
-            num_threads=1,
-            experimental_preserve_all_tensors=True,
-            # A delegate does not expose the tensors between its operators.
-            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        )
+        self._interpreter = interpreter_with_all_tensors(float_model)
         activations = _float_activations(schema.Model.GetRootAs(float_model, 0))
         self._lows = dict.fromkeys(activations, np.float32(np.inf))
         self._highs = dict.fromkeys(activations, np.float32(-np.inf))
@@ -46,7 +43,10 @@ class Ranges:
         self._interpreter.allocate_tensors()
 
     def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Run on one sample: an array per input in the model's order, of the prepared shapes."""
+        """Run the model on one sample and update the ranges.
+
+        The sample has one array of the prepared shape per input.
+        """
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
             self._interpreter.set_tensor(detail["index"], array)
         self._interpreter.invoke()
@@ -61,8 +61,8 @@ class Ranges:
     def write(self, calibrated: bytearray) -> None:
         """Write the ranges into `calibrated`: the same model with the fields that TFLite's calibrator adds.
 
-        The tensors of all steps of a sequence share one range: one step sees too few values, and a clipped value
-        disturbs all steps that follow.
+        The tensors of all steps of a sequence share one range. One step has too few values for a range of its own, and
+        a clipped value would distort all later steps.
         """
         graph = schema.Model.GetRootAs(calibrated, 0).Subgraphs(0)
         names = {index: graph.Tensors(index).Name().decode() for index in self._lows}
@@ -85,8 +85,19 @@ class Ranges:
         return ordered[count], ordered[values.size - 1 - count]
 
 
+def interpreter_with_all_tensors(content: bytes) -> Interpreter:
+    """Return an interpreter that keeps the value of every tensor after a run."""
+    return Interpreter(
+        model_content=content,
+        num_threads=1,
+        experimental_preserve_all_tensors=True,
+        # A delegate does not expose the tensors between its operators.
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+
+
 def _float_activations(model: Any) -> list[int]:
-    """Return the float tensors that a run computes or receives, without the interpreter's internal ones."""
+    """Return the float tensors that are inputs of the model or results of its operators."""
     graph = model.Subgraphs(0)
     tensors = map(graph.Tensors, range(graph.TensorsLength()))
     return [

@@ -1,9 +1,9 @@
-"""INT8 weights with float activations in a .tflite file: "dynamic range".
+"""Quantizes only the weights of a .tflite file to INT8 ("dynamic range"); activations stay in float.
 
-The kernels of FULLY_CONNECTED and CONV_2D take float data with INT8 weights. In each run, they compute the range of the
-data, quantize the data, and multiply in INT8. So no range is calibrated, and the range fits every sample. This suits
-transformers, whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has a
-scale for each row: the rows that are read are cast to float and multiplied by their scales.
+The kernels of FULLY_CONNECTED and CONV_2D accept float data with INT8 weights. In each run, a kernel computes the range
+of its data, quantizes the data, and multiplies in INT8. So the range fits every sample, without calibration. This suits
+transformers, because their activations have outliers. Weights have a scale for each output channel. A table of
+embeddings has a scale for each row: the file casts the rows that it reads to float, and multiplies each by its scale.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from edgert_deploy.packager.tflite_lowering.writer import operator_code
 # For smaller weights, the quantization of the data in each run costs more time than INT8 saves.
 ELEMENTS_MIN = 1024
 LEVELS = 127
-# The operators whose kernels take float data with INT8 weights, and the version of each that accepts a scale per
-# channel.
+# The operators whose kernels accept float data with INT8 weights, and the first version of each that accepts a scale
+# per channel.
 VERSIONS = {"FULLY_CONNECTED": 12, "CONV_2D": 5}
 
 
 def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda name: False) -> bytes:
-    """Return the model with large weights in INT8, unless `is_float`. Raises BuildFailed if it has none."""
+    """Return the model with large weights in INT8. Raises BuildFailed if it has none.
+
+    An operator stays in float if `is_float` is true for the name of its first output.
+    """
     return packed(_Rewriting(unpacked(content), is_float).done())
 
 
 class _Rewriting:
-    """Replaces the operators of a model. A weight that several operators read is quantized once."""
+    """Replaces the operators of a model. If several operators read a weight, it is quantized once."""
 
     def __init__(self, model: Any, is_float: Callable[[str], bool]) -> None:
-        self._model, self._graph, self._is_float = model, model.subgraphs[0], is_float
+        self._model = model
+        self._graph = model.subgraphs[0]
+        self._is_float = is_float
         self._codes: dict[tuple[str, int], int] = {}
         self._scales: dict[int, NDArray[np.float32]] = {}  # keyed by tensor
 
@@ -46,8 +51,8 @@ class _Rewriting:
             operators += self._rewritten(operator)
         if not self._scales:
             raise BuildFailed(
-                f"no convolution, matrix product or table of the model has {ELEMENTS_MIN} weights or more: quantizing them "
-                "would save nothing; take another recipe or --precision fp16"
+                f"no convolution, matrix product or table of the model has {ELEMENTS_MIN} weights or more. To quantize "
+                "smaller weights would save nothing: choose another recipe or --precision fp16"
             )
         self._graph.operators = operators
         return self._model
@@ -70,7 +75,7 @@ class _Rewriting:
         return [operator]
 
     def _quantized(self, index: int) -> bool:
-        """Quantize a constant in place, symmetrically along axis 0. Returns whether it is in INT8 now."""
+        """Quantize a constant in place, symmetrically along axis 0; return whether it is in INT8 now."""
         tensor = self._graph.tensors[index]
         data = self._model.buffers[tensor.buffer].data
         if index in self._scales:
@@ -86,7 +91,7 @@ class _Rewriting:
         return True
 
     def _gathered(self, gather: Any) -> list[Any]:
-        """Return operators that read INT8 rows and their scales, and multiply them."""
+        """Return the operators that read INT8 rows, and multiply each row by its scale."""
         table, result = gather.inputs[0], self._graph.tensors[gather.outputs[0]]
         signature = result.shape if result.shapeSignature is None else result.shapeSignature
         name, shape = result.name, (list(result.shape), list(signature))

@@ -1,6 +1,6 @@
-"""Folding: computes a model's constants, shapes and BatchNormalization at one batch.
+"""Folding: computes the constants, the shapes and the BatchNormalization of a model at one batch.
 
-ONNX Runtime folds the model. It accepts every model here, because sources/ runs each source once.
+ONNX Runtime folds the model. ONNX Runtime accepts every model here, because sources/ has run each source once.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert.printable import counted
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
 from edgert_deploy.packager.sources.onnx_graph.branches import optimized
-from edgert_deploy.packager.sources.onnx_graph.nodes import refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, opset_of
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
-# ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices)
-# cannot be lowered anyway.
+# ONNX Runtime refuses newer file formats. The lowering supports none of their additions (types of 4 and 2 bits,
+# annotations for several devices).
 IR_VERSION_MAX = 10
-# The most levels of functions inside functions.
+# The largest depth of functions inside functions.
 ROUNDS_MAX = 20
-# Operators that are computed at the build, even if ONNX defines them as functions.
+# Operators that ONNX Runtime folds. The inliner does not replace them, even if ONNX defines them as functions.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 # Operators with quantized weights, as ONNX Runtime's tools for language models write them.
 OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 
 
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` folded at a fixed `batch`, with ONNX's functions inlined unless they are `lowered`.
+    """Return `model` folded at a fixed `batch`, with functions inlined.
 
-    Raises OperatorUnsupported for operators outside of ONNX, and BuildFailed if nothing can fold the model.
+    A function of ONNX that is in `lowered` stays. Raises OperatorUnsupported for operators outside of ONNX, and
+    BuildFailed if ONNX Runtime cannot fold the model.
     """
     _refuse_foreign(model)
     fixed = _plain(_spelled_out(_at_batch(model, batch), lowered))
@@ -57,18 +58,17 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
         for node in foreign:
             names.setdefault(f"{node.domain}:{node.op_type}", []).append(node.name)
         listed = ", ".join(f"{kind} ({counted(len(all_), 'node')}, as {all_[0]!r})" for kind, all_ in names.items())
-        advice = "export it without them"
+        advice = "export the model without them"
         if any(node.op_type in OF_QUANTIZED_WEIGHTS for node in foreign):
-            advice = "a tool quantized its weights, so give the float model that it was made of"
+            advice = "a tool quantized the weights of this model, so give the float model that the tool read"
         raise OperatorUnsupported(
             f"the model uses operators outside of ONNX, which TFLite does not have: {listed}; {advice}"
         )
 
 
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return a copy with `batch` as each input's open axis 0, and without inner and output shapes."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    """Return a copy in which each open axis 0 of an input has length `batch`; other values have no shape."""
+    copy: onnx.ModelProto = copy_of(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
     for dim in open_batch_axes(copy):
         dim.dim_value = batch
@@ -80,10 +80,10 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` with its own functions inlined, and the functions of ONNX that are not `lowered`."""
+    """Return `model` with inlined functions: its own, and those of ONNX that are not in `lowered`."""
     if model.functions:
         model = inliner.inline_local_functions(model)
-    # The inliner needs the type of every input among the values, also of constants and of absent inputs.
+    # The inliner needs an entry with the type of each input of a node, also for constants and absent inputs.
     constants = [(i.name, i.data_type, i.dims) for i in model.graph.initializer]
     for name, element, dims in [*constants, ("", onnx.TensorProto.FLOAT, [])]:
         model.graph.value_info.append(helper.make_tensor_value_info(name, element, dims))
@@ -102,7 +102,7 @@ def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.Model
 
 
 def _state_defaults(model: onnx.ModelProto) -> None:
-    """Write the defaults of a function's attributes into its nodes: ONNX's inliner omits them."""
+    """Write the defaults of a function's attributes into its nodes, because ONNX's inliner omits them."""
     for node in model.graph.node:
         schema = _function(model, node)
         if schema is not None:
@@ -123,7 +123,7 @@ def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
 
 
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace CastLike by Cast, and Size by the product of a Shape: ONNX Runtime folds these."""
+    """Replace CastLike by Cast, and Size by the product of a Shape: ONNX Runtime folds the replacements."""
     elements: dict[str, int] = {}
     if any(node.op_type == "CastLike" for node in model.graph.node):
         model = shape_inference.infer_shapes(model)

@@ -1,4 +1,4 @@
-"""Rewrites the graph before it is lowered: a group of nodes becomes one node that TFLite has."""
+"""Rewrites the graph before the lowering: replaces groups of nodes by one node that TFLite supports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE,
 RSQRT = "Rsqrt"
 
 
-Changes = dict[str, Node | None]  # value -> the new node that makes it; None drops the node
+Changes = dict[str, Node | None]  # value -> its new node; None drops its node
 
 
 def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Return the graph after all rewrites, each a pure function of a node and its links."""
+    """Return the graph after all rewrites.
+
+    Each rewrite is a pure function of a node and the links of the graph.
+    """
     graph = soften_masks(graph)
     for rewrite in (_gelu, _hard_swish, _mish, _rsqrt, partial(_activation, ops)):
         links = Links(graph)
@@ -44,7 +47,7 @@ def _gelu(links: Links, node: Node) -> Changes:
 
 
 def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
-    """Return the name of x and the nodes of the GELU around `erf`, its result last."""
+    """Return the name of x, and the nodes of the GELU around `erf`; the node of the result is the last."""
     scale = links.producers.get(erf.inputs[0])
     x = _scaled_by(links, scale, float(np.sqrt(0.5))) if scale else None
     plus_one = links.only_user(erf)
@@ -72,7 +75,7 @@ def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
 
 
 def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
-    """Return the value that `node` multiplies by `factor`, or None if it does something else."""
+    """If `node` multiplies a value by `factor`, return the name of the value; else None."""
     if node.op_type == "Mul":
         return links.operand_beside(node, factor)
     if node.op_type == "Div" and links.is_scalar(node.inputs[1], 1 / factor):
@@ -81,20 +84,20 @@ def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
 
 
 def _hard_swish(links: Links, gate: Node) -> Changes:
-    """x * HardSigmoid(x) -> HardSwish(x): ONNX Runtime writes HardSwish in that form."""
+    """x * HardSigmoid(x) -> HardSwish(x): ONNX Runtime's folding writes HardSwish in this form."""
     slope, offset = gate.attributes.get("alpha", 0.2), gate.attributes.get("beta", 0.5)
     is_swish = gate.op_type == "HardSigmoid" and abs(slope - 1 / 6) <= CONSTANT_TOLERANCE / 6 and offset == 0.5
     return _product(links, "HardSwish", gate, gate) if is_swish else {}
 
 
 def _mish(links: Links, smooth: Node) -> Changes:
-    """x * Tanh(Softplus(x)) -> Mish(x), which has a more exact form (ops/activation.py)."""
+    """x * Tanh(Softplus(x)) -> Mish(x): ops/activation.py has a more exact formula for Mish."""
     bent = links.only_user(smooth) if smooth.op_type == "Softplus" else None
     return {} if bent is None or bent.op_type != "Tanh" else _product(links, "Mish", smooth, bent)
 
 
 def _product(links: Links, op_type: str, first: Node, last: Node) -> Changes:
-    """Return a node `op_type` in place of x * last(first(x)), if the graph has this product."""
+    """Replace x * last(first(x)) by one node `op_type`, if the graph has this product."""
     product = links.only_user(last)
     if product is None or product.op_type != "Mul" or first.inputs[0] not in product.inputs:
         return {}
@@ -111,7 +114,7 @@ def _rsqrt(links: Links, root: Node) -> Changes:
 
 
 def _activation(ops: Mapping[str, Op], links: Links, node: Node) -> Changes:
-    """Fuse Relu and similar nodes into the node before them, which then computes the activation, too."""
+    """Fuse a Relu, or a similar node, into the node before it, which then computes the activation, too."""
     user = links.only_user(node)
     activation = "NONE" if user is None else clamp_name(user, links.scalar)
     if user is None or activation == "NONE" or not _clamps_itself(links.graph, ops, node):
@@ -128,7 +131,7 @@ def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
 
 
 def clamp_name(node: Node, scalar: Callable[[str], float | None]) -> str:
-    """Return TFLite's name for the effect of a Relu or Clip node, or "NONE" if it has none."""
+    """Return TFLite's name for the activation that a Relu or Clip node computes; "NONE" without a name."""
     if node.op_type == "Relu":
         return "RELU"
     if node.op_type != "Clip":

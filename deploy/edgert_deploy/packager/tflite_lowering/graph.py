@@ -1,7 +1,8 @@
-"""The ONNX graph as the lowering reads it: folded, with the shape of every value known.
+"""The ONNX graph that the lowering reads: folded, with a known shape for every value.
 
-The model is folded (folding.py) at batch 1 and again at batch 2. If the length of an axis differs between the two, it
-grows with the batch. Such an axis is -1 in `BatchShape.signature`, so the batch of the lowered model stays open.
+The module folds the model (folding.py) at batch 1 and at batch 2. If the length of an axis differs between the two
+results, the axis grows with the batch. `BatchShape.signature` has -1 for this axis, so the batch of the lowered model
+stays open.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edgert_deploy.packager.tflite_lowering.folding import folded, static_shapes
 
 @dataclass(frozen=True)
 class BatchShape:
-    """A value's lengths at batch 1 (`dims`), and the same with -1 on each axis that grows with the batch."""
+    """The lengths of a value at batch 1 (`dims`), and with -1 for each axis that grows with the batch."""
 
     dims: tuple[int, ...]
     signature: tuple[int, ...]
@@ -39,7 +40,7 @@ class BatchShape:
         return BatchShape(tuple(self.dims[i] for i in order), tuple(self.signature[i] for i in order))
 
     def with_lengths(self, lengths: Mapping[int, int]) -> BatchShape:
-        """Return the shape whose axes have the `lengths` (axis -> elements) at any batch."""
+        """Return the shape with `lengths` (axis -> elements) at any batch."""
         dims, signature = list(self.dims), list(self.signature)
         for axis, length in lengths.items():
             dims[axis] = signature[axis] = length
@@ -49,7 +50,7 @@ class BatchShape:
         return self.with_lengths({axis: length})
 
     def padded(self, amounts: Sequence[Sequence[int]]) -> BatchShape:
-        """Return the shape with `amounts` more elements before and after each axis (below 0: fewer)."""
+        """Return the shape with more elements (negative amount: fewer) before and after each axis."""
         return self.with_lengths({i: n + sum(amounts[i]) for i, n in enumerate(self.dims) if any(amounts[i])})
 
     def reduced(self, axes: Sequence[int], *, keep: bool = True) -> BatchShape:
@@ -59,7 +60,7 @@ class BatchShape:
         return self.permuted([i for i in range(self.rank) if i not in axes])
 
     def of_rank(self, rank: int) -> BatchShape:
-        """Return the shape with axes of length 1 before its own."""
+        """Return the shape of `rank` whose added first axes have length 1."""
         ones = (1,) * (rank - self.rank)
         return BatchShape(ones + self.dims, ones + self.signature)
 
@@ -84,17 +85,23 @@ class Node:
     activation: str = "NONE"
 
     def input(self, index: int) -> str:
-        """Return the name of an input, or "" if an optional one is absent."""
+        """Return the name of an input; "" for an absent optional input."""
         return self.inputs[index] if index < len(self.inputs) else ""
+
+    def axis(self, rank: int, default: int = -1) -> int:
+        """Return the attribute `axis` of a value of `rank`, counted from the first axis."""
+        return int(self.attributes.get("axis", default)) % rank
 
 
 @dataclass(frozen=True)
 class Graph:
     """A folded model.
 
-    `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` repeat
-    one row along axis 0, so the row of batch 1 can be broadcast. `repeated_constants` repeat along exactly one axis,
-    which is not always axis 0.
+    Attributes:
+        constants: The constants at batch 1.
+        batch_constants: The constants that differ between batch 1 and batch 2.
+        expanded_constants: The batch constants that repeat one row along axis 0. The row of batch 1 can be broadcast.
+        repeated_constants: The batch constants that repeat along exactly one axis, which may be any axis.
     """
 
     opset: int
@@ -116,7 +123,7 @@ class Graph:
         dtypes: Mapping[str, np.dtype[Any]],
         copies: Mapping[str, str],
     ) -> Graph:
-        """Return the graph of `nodes` with more values; `copies` maps new constants to their originals."""
+        """Return the graph with `nodes` and more values; `copies` maps each new constant to its original."""
 
         def also(names: frozenset[str]) -> frozenset[str]:
             return names | {name for name, original in copies.items() if original in names}
@@ -133,7 +140,7 @@ class Graph:
 
 
 def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
-    """Fold `model` to `lowered` operators of known shapes. Raises OperatorUnsupported or BuildFailed."""
+    """Fold `model` until only operators in `lowered` remain. Raises OperatorUnsupported or BuildFailed."""
     at_one = folded(model, 1, lowered)
     two = folded(model, 2, lowered) if any(open_batch_axes(model)) else at_one
     constants, other = _constants(at_one), _constants(two)
@@ -184,11 +191,11 @@ def _differs(one: NDArray[Any], two: NDArray[Any]) -> bool:
 
 
 def _expands(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Whether `two` is `one` twice along axis 0, if `one` has length 1."""
+    """Whether `one` has length 1 on axis 0, and `two` is `one` repeated twice along axis 0."""
     return one.ndim > 0 and one.shape[0] == 1 and two.shape == (2, *one.shape[1:]) and bool((one == two).all())
 
 
 def _repeats(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Whether `two` is `one` twice along one axis, if `one` has length 1."""
+    """Whether `one` has length 1 on some axis, and `two` is `one` repeated twice along this axis."""
     pairs = [] if one.ndim != two.ndim else [(a, b) for a, b in zip(one.shape, two.shape, strict=True) if a != b]
     return pairs == [(1, 2)] and bool((one == two).all())

@@ -1,7 +1,7 @@
-"""FP16 weights in a .tflite file: half the size, the same FP32 arithmetic.
+"""Stores the weights of a .tflite file in FP16: half the size, the same FP32 arithmetic.
 
-The form is that of TFLite's own converter (post-training float16 quantization): each float constant is stored as
-FLOAT16, followed by a DEQUANTIZE. XNNPACK converts the constant once, when it loads the file.
+TFLite's own converter writes the same form (post-training float16 quantization): each float constant is FLOAT16, and a
+DEQUANTIZE reads it. XNNPACK converts the constant once, when it loads the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ELEMENTS_MIN = 64
 
 
 def with_half_weights(content: bytes) -> bytes:
-    """Return the float32 model `content` with its large constants in FP16, clipped to its range."""
+    """Return the float32 file with its large constants in FP16, clipped to the range of FP16."""
     model = unpacked(content)
     graph = model.subgraphs[0]
     code = len(model.operatorCodes)
@@ -38,6 +38,6 @@ def with_half_weights(content: bytes) -> bytes:
         operators[-1].inputs, operators[-1].outputs = [len(graph.tensors) - 1], [index]
     if operators:
         model.operatorCodes.append(operator_code("DEQUANTIZE"))
-        model.operatorCodes[-1].version = 3  # the first version that takes FLOAT16
+        model.operatorCodes[-1].version = 3  # the first version that accepts FLOAT16
         graph.operators = operators + list(graph.operators)
     return packed(model)

@@ -1,9 +1,9 @@
 """The state of one lowering: the TFLite tensor of each ONNX value, and its layout.
 
-ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. If a
-reader needs the other layout, the value is converted once. So chains of convolutions stay channels last, and the
-model's inputs and outputs keep ONNX's order. A channels-last value of rank 3 (from a 1-D convolution) is [batch, 1,
-width, channels].
+ONNX's convolutions have channels first, TFLite's have channels last. Each operator writes its result in the layout that
+TFLite's operator needs. If a reader needs the other layout, the lowering converts the value once. So chains of
+convolutions stay channels last, and the model's inputs and outputs keep ONNX's order. A channels-last value of rank 3
+(from a 1-D convolution) is [batch, 1, width, channels].
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import Links
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, NeedsFixedBatch, Unsupported, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES, Writer
 
 AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
 SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
-# The orders of axes that convert to the other layout, by rank. At rank 3 that layout is [batch, width, channels].
+# The orders of axes that convert a value to the other layout, by rank. At rank 3, channels last is [batch, width,
+# channels].
 CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
 # The position of each ONNX axis in the channels-last tensor, by rank.
@@ -38,13 +39,15 @@ class Layout(Enum):
 
 
 class Lowering:
-    """The graph whose operators are read, and the file to which TFLite's operators are written."""
+    """The state of one lowering, which reads the operators of `graph` and writes to `writer`."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
-        self.graph, self.links, self._ops = graph, Links(graph), ops
+        self.graph = graph
+        self.links = Links(graph)
+        self._ops = ops
         self.writer = Writer()
-        # The order of features in a flattened channels-last value: its element i is element order[i] of ONNX's value.
-        # The node that reads the value permutes its own weights.
+        # The order of features in a flattened channels-last value: element i of the value is element order[i] of ONNX's
+        # value. The node that reads the value permutes its own weights.
         self.feature_order: dict[str, NDArray[np.intp]] = {}
         self._inputs: dict[str, int] = {}
         self._tensors: dict[tuple[str, Layout], int] = {}
@@ -57,43 +60,47 @@ class Lowering:
 
     def shape(self, name: str) -> BatchShape:
         if name not in self.graph.shapes:
-            raise Uncovered(
+            raise Unsupported(
                 f"the shape of {name!r} depends on the values of an input, or its rank on the batch; "
                 "export the model with fixed shapes"
             )
         shape = self.graph.shapes[name]
         if max(shape.dims, default=0) > AXIS_MAX:
-            raise Uncovered(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite holds at most {AXIS_MAX}")
+            raise Unsupported(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite holds at most {AXIS_MAX}")
         return shape
+
+    def result_shape(self, node: Node, layout: Layout = Layout.NATIVE) -> BatchShape:
+        """Return the shape of the first output of `node` in `layout`."""
+        return self.laid_out(self.shape(node.outputs[0]), layout)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         dtype = self.graph.dtypes.get(name, FLOAT32)
         if dtype not in TENSOR_TYPES:
-            raise Uncovered(f"{name!r} has dtype {dtype}; convert the model to float32")
+            raise Unsupported(f"{name!r} has dtype {dtype}; convert the model to float32")
         return dtype
 
     def is_constant(self, name: str) -> bool:
         return name in self.graph.constants
 
     def value(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name`, whose `role` an error names.
+        """Return the constant `name`. Raises Unsupported if it is not a constant, or depends on the batch.
 
-        Raises Uncovered if it is not a constant, or depends on the batch.
+        The error names the constant by its `role`.
         """
         if name not in self.graph.constants:
-            raise Uncovered(f"{role} is not a constant; export the model with a constant one")
+            raise Unsupported(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
-            raise Uncovered(f"{role} depends on the batch; export the model with its batch fixed to 1")
+            raise NeedsFixedBatch(f"{role} depends on the batch")
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name` at batch 1, which broadcasts if a larger batch only repeats it."""
+        """Return the constant `name` at batch 1, also if larger batches repeat this constant along an axis."""
         if name in self.graph.repeated_constants:
             return self.graph.constants[name]
         return self.value(name, role)
 
     def integers(self, node: Node, attribute: str, index: int) -> list[int] | None:
-        """Return the integers of attribute or, in later opsets, of input `index`; None if absent."""
+        """Return the integers of an attribute or (in later opsets) of input `index`; None if both are absent."""
         if attribute in node.attributes:
             return [int(v) for v in node.attributes[attribute]]
         if not node.input(index):
@@ -101,14 +108,14 @@ class Lowering:
         return [int(v) for v in self.value(node.input(index), attribute).reshape(-1)]
 
     def is_read(self, name: str) -> bool:
-        """Whether anything reads `name`, an output of a node that may be absent."""
+        """Whether a node or the model's caller reads the output `name`; False for an absent output."""
         return bool(name) and (name in self.links.users or name in self.graph.outputs)
 
     def is_non_negative(self, name: str) -> bool:
         return name in self._non_negative
 
-    def note_sign(self, node: Node) -> None:
-        """Remember whether the results of `node` can be negative."""
+    def record_sign(self, node: Node) -> None:
+        """Record whether the results of `node` can be negative."""
         sign = self._ops[node.op_type].sign
         read = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         kept = sign == "as_input" and self._non_negative.issuperset(read)
@@ -118,11 +125,11 @@ class Lowering:
     # --- tensors of ONNX values
 
     def layout(self, name: str) -> Layout:
-        """Return the layout in which `name` was made."""
+        """Return the layout in which the node that makes `name` wrote it."""
         return self._layouts.get(name, Layout.NATIVE)
 
     def read(self, node: Node, index: int = 0, layout: Layout = Layout.NATIVE, rank: int = 0) -> Value:
-        """Return input `index` of `node` in `layout`; a constant gets the axes of a value of `rank`, if given."""
+        """Return input `index` of `node` in `layout`; a constant broadcasts to a value of `rank`, if given."""
         name = node.inputs[index]
         if not self.is_constant(name):
             return self._value(name, layout, self.tensor(name, layout), _result_name(node))
@@ -134,40 +141,43 @@ class Lowering:
         return Value(self, _result_name(node), self.constant(array, name), BatchShape.fixed(*array.shape), array.dtype)
 
     def read_as_made(self, node: Node) -> tuple[Value, Layout]:
-        """Return the first input of `node`, and the layout in which it was made."""
+        """Return the first input of `node` in its own layout, and this layout."""
         layout = self.layout(node.inputs[0])
         return self.read(node, 0, layout), layout
 
     def layout_in_order(self, name: str) -> Layout:
-        """Return a layout with the elements in ONNX's order, for a reader that only reshapes."""
+        """Return a layout of `name` with the elements in ONNX's order, which a reshape needs."""
         layout = self.layout(name)
         return layout if layout is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
 
     def result(self, node: Node, value: Value, layout: Layout = Layout.NATIVE, index: int = 0) -> None:
-        """Make `value`, computed in `layout`, output `index` of `node`."""
+        """Make `value`, which has `layout`, the output `index` of `node`."""
         name = node.outputs[index]
         if value.tensor not in self._named:
-            self.writer.call(value.tensor, name, self.laid_out(self.shape(name), layout))
+            self.writer.name_result(value.tensor, name, self.laid_out(self.shape(name), layout))
         self.alias(name, layout, value.tensor)
 
     def tensor(self, name: str, layout: Layout) -> int:
-        """Return the tensor of `name` in `layout`, converted at most once."""
+        """Return the tensor of `name` in `layout`. The conversion happens at most once."""
         if (name, layout) not in self._tensors:
             if name not in self._layouts:
-                raise Uncovered(f"the optional output {name!r} of its node is not covered; export the model without it")
+                raise Unsupported(
+                    f"the optional output {name!r} of its node is not supported; export the model without it"
+                )
             self._tensors[name, layout] = self._converted(name, layout).tensor
             self._named.add(self._tensors[name, layout])
         return self._tensors[name, layout]
 
     def define(self, name: str) -> int:
-        """Return a new tensor for the value `name`, in ONNX's layout."""
+        """Create the tensor of the value `name` in ONNX's layout."""
         return self.alias(name, Layout.NATIVE, self.writer.tensor(name, self.shape(name), self.dtype(name)))
 
     def define_input(self, name: str) -> None:
-        """Make the tensor of a model's input.
+        """Create the tensor of a model's input.
 
-        An operator that may stay in float32 beside INT8 reads a copy of the input. For any other tensor, the quantizer
-        puts a DEQUANTIZE before such an operator. For an input, it gives the operator the INT8 tensor unchanged.
+        In an INT8 file, some operators stay in float32. The quantizer puts a DEQUANTIZE before them, but not if they
+        read an input of the model: it then passes the INT8 tensor to the operator. So such an operator reads a copy of
+        the input.
         """
         self._inputs[name] = self.define(name)
         if self.dtype(name) == FLOAT32 and self._stays_float(name):
@@ -175,26 +185,26 @@ class Lowering:
             self.alias(name, Layout.NATIVE, copied.tensor)
 
     def _stays_float(self, name: str) -> bool:
-        """Whether a reader of `name` may stay in float32 beside INT8."""
+        """Whether an operator that reads `name` may stay in float32 in an INT8 file."""
         users = [self._ops.get(user.op_type) for user in self.links.users.get(name, [])]
         return any(op is not None and op.stays_float for op in users)
 
     def alias(self, name: str, layout: Layout, tensor: int) -> int:
-        """Make the existing `tensor` the tensor of the value `name`."""
+        """Make `tensor`, which exists already, the tensor of the value `name` in `layout`."""
         self._layouts[name] = layout
         self._tensors[name, layout] = tensor
         self._named.add(tensor)
         return tensor
 
-    def stand_in(self, name: str) -> None:
-        """Continue without the node that makes `name`, to find the other unsupported parts."""
+    def define_placeholder(self, name: str) -> None:
+        """Define the output `name` of a node that cannot be written, so that later nodes can be checked."""
         try:
             self.define(name)
-        except Uncovered:
+        except Unsupported:
             self._unknown.add(name)
 
     def is_unknown(self, name: str) -> bool:
-        """Whether too little is known of `name` to check its readers."""
+        """Whether the shape or the dtype of `name` is unknown, so that no node that reads it can be checked."""
         return name in self._unknown
 
     def laid_out(self, shape: BatchShape, layout: Layout) -> BatchShape:
@@ -204,11 +214,11 @@ class Lowering:
         return turned.with_axis(1, 1) if shape.rank == 3 else turned
 
     def axis(self, axis: int, rank: int, layout: Layout) -> int:
-        """Return the position in `layout` of ONNX's `axis` of a value of `rank`."""
+        """Return the position in `layout` of the ONNX axis `axis` of a value of `rank`."""
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:
-        """Return channels last if one of `names` has that layout and all can have that layout; else native."""
+        """Return channels last if one of `names` has this layout and all of them can have it; else native."""
         ranks = {self.shape(name).rank for name in names if not self.is_constant(name)}
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE
@@ -223,7 +233,9 @@ class Lowering:
         outputs: dict[str, int] = {}
         for name in self.graph.outputs:
             if 0 in self.shape(name).dims:
-                raise Uncovered(f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output")
+                raise Unsupported(
+                    f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output"
+                )
             constant = self.is_constant(name)
             tensor = self.constant(self._constant(name), name) if constant else self.tensor(name, Layout.NATIVE)
             if constant or tensor in self._inputs.values() or tensor in outputs.values():
@@ -234,7 +246,7 @@ class Lowering:
         return self.writer.finish(self._inputs, outputs)
 
     def _constant(self, name: str) -> NDArray[Any]:
-        """Return a constant, of a dtype that TFLite has."""
+        """Return a constant. Raises Unsupported if TFLite lacks its dtype."""
         self.dtype(name)
         return self.value(name, f"{name!r}")
 
@@ -242,16 +254,16 @@ class Lowering:
         return Value(self, result or name, tensor, self.laid_out(self.shape(name), layout), self.dtype(name))
 
     def _converted(self, name: str, layout: Layout) -> Value:
-        """Return the value converted to `layout`, which is not its own layout."""
+        """Return the value `name` converted to `layout`, which differs from the layout that it has."""
         shape, made_in = self.shape(name), self._layouts[name]
         value = self._value(name, made_in, self._tensors[name, made_in])
         if not _same_order(shape.dims):
             if made_in is Layout.NATIVE:
-                value = value.turned(CHANNELS_LAST_ORDERS[shape.rank])
+                value = value.transposed(CHANNELS_LAST_ORDERS[shape.rank])
             elif shape.rank == 3:
-                value = value.reshaped(shape.permuted((0, 2, 1))).turned((0, 2, 1))
+                value = value.reshaped(shape.permuted((0, 2, 1))).transposed((0, 2, 1))
             else:
-                value = value.turned(CHANNELS_FIRST_ORDERS[shape.rank])
+                value = value.transposed(CHANNELS_FIRST_ORDERS[shape.rank])
         return value.reshaped(self.laid_out(shape, layout))
 
 
@@ -260,7 +272,7 @@ def _result_name(node: Node) -> str:
 
 
 def in_layout(array: NDArray[Any], rank: int, layout: Layout) -> NDArray[Any]:
-    """Return a constant operand of a value of `rank` in `layout`, with its axes in the same order."""
+    """Return a constant with its axes in `layout`, so that it broadcasts to a value of `rank`."""
     if layout is Layout.NATIVE or (array.size == 1 and array.ndim < rank):
         return array
     array = np.moveaxis(array.reshape((1,) * (rank - array.ndim) + array.shape), 1, -1)
@@ -268,5 +280,5 @@ def in_layout(array: NDArray[Any], rank: int, layout: Layout) -> NDArray[Any]:
 
 
 def _same_order(dims: tuple[int, ...]) -> bool:
-    """Whether channels first and channels last put the elements in the same order."""
+    """Whether the elements have the same order in channels first and in channels last."""
     return dims[1] == 1 or int(np.prod(dims[2:])) == 1

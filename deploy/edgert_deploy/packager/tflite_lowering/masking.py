@@ -1,8 +1,8 @@
-"""Masked scores of attention: minus infinity becomes a number that fits into INT8 with other scores.
+"""Masked scores of attention: replaces minus infinity by a number that INT8 can hold.
 
-Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is
-zero in float32 already. Models recognize a fully masked row by its mask (the largest element is minus infinity) or by
-its Softmax (not a number). Here such a row's largest score is below MASKED_BELOW.
+Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. MASKED_SCORE has the same effect: in
+float32, its exponential is zero. Models recognize a fully masked row because its largest score is minus infinity, or
+because its Softmax is not a number. After the change, the largest score of such a row is below MASKED_BELOW.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ THRESHOLD = "edgert:masked_below"
 
 @dataclass
 class _Changes:
-    """The new nodes for each value whose node is replaced, and the added values."""
+    """The nodes that replace a node, by the value that the node makes, and the added values."""
 
     nodes: dict[str, list[Node]] = field(default_factory=dict)
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def _row_tests(links: Links, name: str) -> list[Node] | None:
 
 
 def _test_by_threshold(links: Links, test: Node, changes: _Changes) -> None:
-    """Let `test` check for a largest score below MASKED_BELOW instead of minus infinity or NaN."""
+    """Make `test` compare the largest score with MASKED_BELOW, not with minus infinity or NaN."""
     output = test.outputs[0]
     changes.constants[THRESHOLD] = np.array(MASKED_BELOW, np.float32)
     if test.op_type == "Equal":
@@ -96,7 +96,7 @@ def _test_by_threshold(links: Links, test: Node, changes: _Changes) -> None:
         return
     softmax = links.producers[test.inputs[0]]
     scores, largest = softmax.inputs[0], f"{output}_largest"
-    axis = int(softmax.attributes.get("axis", -1)) % links.graph.shapes[scores].rank
+    axis = softmax.axis(links.graph.shapes[scores].rank)
     shape = links.graph.shapes[scores].with_length(axis, 1)
     changes.shapes |= {largest: shape, output: shape}
     changes.dtypes[largest] = np.dtype("float32")

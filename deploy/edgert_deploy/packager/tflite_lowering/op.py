@@ -1,4 +1,4 @@
-"""One record per ONNX operator: everything that the lowering knows about it outside the graph."""
+"""One record per ONNX operator, with everything that the lowering knows about the operator."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ NARROW_BUT_BYTES = NARROW - {np.dtype("int8"), np.dtype("uint8")}
 class Op:
     """An ONNX operator.
 
-    `write` writes a node of this operator, and raises Uncovered if TFLite cannot express the node. `widens` are the
-    dtypes that are cast to a wider dtype. `clamps`: the TFLite operator can clamp its own result, so that a Relu after
-    it costs nothing. `sign`: the result is never below zero, or is below zero only if an input is. `stays_float`: the
-    quantizer leaves the operator in float32, wholly or in part.
+    Attributes:
+        write: Writes a node of this operator. Raises Unsupported if TFLite cannot express the node.
+        widens: The dtypes that the lowering casts to a wider dtype before this operator.
+        clamps: Whether the TFLite operator can clamp its own result; a Relu after the operator then costs nothing.
+        sign: "non_negative": the result is never negative. "as_input": it is negative only if an input is negative.
+        stays_float: Whether the quantizer leaves the operator in float32, wholly or in part.
     """
 
     write: Write

@@ -1,7 +1,7 @@
-"""A .tflite file with plain FP32 weights: the build unpacks FP16 and sparse weights.
+"""Unpacks FP16 and sparse weights of a .tflite file to plain FP32 weights.
 
 Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantizer crashes on these
-models. Weights that an operator computes could not become INT8 either.
+models. The quantizer also cannot quantize weights that an operator computes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from edgert_deploy.packager.tflite_lowering.calibrate import interpreter_with_all_tensors
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 
 UNPACKING = frozenset((schema.BuiltinOperator.DEQUANTIZE, schema.BuiltinOperator.DENSIFY))
 
 
 def with_plain_weights(content: bytes) -> bytes:
-    """Return `content` with DEQUANTIZE and DENSIFY of constants replaced by their results."""
+    """Return the file with the results of all DEQUANTIZE and DENSIFY operators that read constants."""
     model = unpacked(content)
     graph = model.subgraphs[0]
     known = {i for i, tensor in enumerate(graph.tensors) if _has_data(model, tensor)}
@@ -44,13 +44,7 @@ def with_plain_weights(content: bytes) -> bytes:
 
 def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
     """Run the model once on zeros, and return the values of `tensors`."""
-    interpreter = Interpreter(
-        model_content=content,
-        num_threads=1,
-        experimental_preserve_all_tensors=True,
-        # A delegate does not expose the tensors between its operators.
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
+    interpreter = interpreter_with_all_tensors(content)
     interpreter.allocate_tensors()
     for detail in interpreter.get_input_details():
         interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
@@ -59,7 +53,7 @@ def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
 
 
 def _drop_unread(model: Any) -> None:
-    """Empty the buffers that no operator reads any more; tensors keep their indices."""
+    """Empty the buffers that no operator reads any more. Tensors keep their indices."""
     graph = model.subgraphs[0]
     read = {int(i) for operator in graph.operators for i in operator.inputs} | {int(i) for i in graph.outputs}
     read_buffers = {graph.tensors[i].buffer for i in read if i >= 0}

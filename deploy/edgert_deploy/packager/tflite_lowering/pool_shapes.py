@@ -1,4 +1,4 @@
-"""The shapes of a model's values, also of pools that round the number of their windows up.
+"""Shape inference that is also correct for pools that round the number of their windows up.
 
 Before opset 22, ONNX's shape inference counts windows that start in the padding after the last element. The later
 specification and all runtimes do not count these windows.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper, shape_inference
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 
@@ -19,12 +19,10 @@ def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     inferred = shape_inference.infer_shapes(model, data_prop=True)
     originals: dict[int, onnx.NodeProto] = {}
     while (index := _first_overlong(inferred)) is not None:
-        originals[index] = onnx.NodeProto()
-        originals[index].CopyFrom(inferred.graph.node[index])
-        guess = onnx.ModelProto()
-        guess.CopyFrom(model)
-        for place in originals:
-            guess.graph.node[place].CopyFrom(inferred.graph.node[place])
+        originals[index] = copy_of(inferred.graph.node[index])
+        guess = copy_of(model)
+        for other in originals:
+            guess.graph.node[other].CopyFrom(inferred.graph.node[other])
         _round_down(guess.graph.node[index], _dims(inferred)[guess.graph.node[index].input[0]])
         inferred = shape_inference.infer_shapes(guess, data_prop=True)
     for index, original in originals.items():

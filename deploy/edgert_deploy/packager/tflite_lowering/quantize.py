@@ -2,7 +2,7 @@
 
 The quantizer ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code. Weights
 have a scale per channel. Activations have a scale per tensor, over the range of the samples. Inputs and outputs keep
-their dtypes: the file itself quantizes and dequantizes. An operator without an INT8 kernel stays float32 between a
+their dtypes: the file itself quantizes and dequantizes. An operator without an INT8 kernel stays in float32, between a
 DEQUANTIZE and a QUANTIZE. The quantizer is native code and crashes on some models, so builders run in child processes.
 """
 
@@ -22,21 +22,21 @@ from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
-# The releases in which the private module was tested; their results are identical.
+# The releases of ai-edge-litert in which the private module was tested. Their results are identical.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
-# An activation with a smaller range counts as always zero (a dead branch, a mask that masks nothing).
+# An activation with a smaller range counts as constant zero, such as a dead branch or a mask that masks nothing.
 RANGE_MIN = 1e-30
-# Scores below LOW_SCORE are masked (masking.py sets them to -1e4); in INT8 they become MASKED_SCORE, whose
-# exponential is 1e-14 of that of a score of 0.
+# Scores below LOW_SCORE are masked (masking.py sets them to -1e4). In INT8 they become MASKED_SCORE: its exponential is
+# 1e-14, compared with 1 for a score of 0.
 LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
-# tflite-runtime 2.14 has no INT8 form of these operators: in float, they load everywhere.
+# tflite-runtime 2.14 has no INT8 form of these operators. In float, every runtime loads them.
 NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
 # The INT8 kernel of this operator is the slow reference kernel: a network with many PRELUs ran at a tenth of the speed
 # of FP32.
 SLOW_IN_INT8 = frozenset({schema.BuiltinOperator.PRELU})
-# The INT8 kernels of these operators abort if an input has a scale of 1 (tflite/kernels/comparisons.cc), as a constant
-# 0 has.
+# The INT8 kernels of these operators abort if an input has a scale of 1 (tflite/kernels/comparisons.cc). A constant 0
+# has this scale.
 COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
@@ -52,11 +52,16 @@ def quantize_int8(
     own_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     cut: float = 0.0,
 ) -> bytes:
-    """Return `float_model` in INT8, calibrated with `samples` (one array per input, in model order).
+    """Return `float_model` in INT8. The same arguments give the same bytes.
 
-    `own_ranges` are the ranges of tensors whose scale is known (in a model trained with quantization). An operator
-    stays in float if `is_float` is true for the name of its first output. `cut` is the share of an activation's values
-    that its range leaves out at either end. The same inputs give the same bytes. Raises BuildFailed.
+    Args:
+        float_model: The float .tflite file.
+        samples: The calibration samples, each with one array per input, in the model's order.
+        is_float: Whether an operator stays in float, by the name of its first output.
+        own_ranges: The known ranges of tensors, by name, in a model that was trained with quantization.
+        cut: The share of an activation's values that its range leaves out at either end.
+
+    Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
@@ -83,7 +88,7 @@ def quantize_int8(
 
 
 def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]], cut: float) -> bytearray:
-    """Return the float model with the lowest and highest value of each activation in it."""
+    """Return the float model with the recorded range of each activation."""
     calibrator, ranges = wrapper(float_model, [], []), Ranges(float_model, cut)
     prepared = False
     for arrays in samples:
@@ -101,10 +106,10 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
 
 
 def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
-    """Return the model with the operators that stay float disguised as LEFT_ALONE, and those operators.
+    """Return the model with LEFT_ALONE in place of the operators that stay in float, and these operators.
 
-    TFLite's quantizer accepts no list of exceptions (its successor does, but needs TensorFlow). But it leaves every
-    operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where necessary.
+    TFLite's quantizer accepts no list of exceptions. Its successor does, but needs TensorFlow. But the quantizer leaves
+    every operator without an INT8 form in float, and adds a DEQUANTIZE and a QUANTIZE where necessary.
     """
     model = unpacked(calibrated)
     graph, hidden = model.subgraphs[0], {}
@@ -142,11 +147,13 @@ def _undisguised(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> b
 
 
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
-    """Adapt the ranges of `calibrated` to INT8, in place. Raises BuildFailed on overflow.
+    """Adapt the ranges of `calibrated` to INT8, in place.
 
-    `own_ranges` replace recorded ranges, so that the quantizer reproduces the original scales. A tensor
-    that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE,
-    which leaves the 255 steps to the other scores.
+    Raises BuildFailed for a range that is not finite.
+
+    `own_ranges` replace recorded ranges, so that the quantizer reproduces the original scales. A tensor that is always
+    zero gets a range, because TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE, so the other
+    scores can use the 255 steps.
     """
     model = schema.Model.GetRootAs(calibrated, 0)
     graph, masked = model.Subgraphs(0), _masked_scores(model)
@@ -158,7 +165,7 @@ def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]
         if quantization is None or quantization.MaxLength() != 1:
             continue
         low, high = quantization.MinAsNumpy(), quantization.MaxAsNumpy()
-        # A value in another layout has a number appended to its name.
+        # The tensor of a value in a second layout has a number at the end of its name.
         if (known := own_ranges.get(re.sub(r"__\d+$", "", tensor.Name().decode()))) is not None:
             low[0], high[0] = known
         if not np.isfinite([low[0], high[0]]).all():
@@ -172,7 +179,7 @@ def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]
 
 
 def _masked_scores(model: Any) -> set[int]:
-    """Return the tensors that carry a mask to a SOFTMAX: those with very low values, and their inputs."""
+    """Return the tensors that carry a mask to a SOFTMAX: scores with very low values, and their inputs."""
     graph = model.Subgraphs(0)
     operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
     producers = {int(output): operator for operator in operators for output in operator.OutputsAsNumpy()}

@@ -22,7 +22,10 @@ class Links:
                 self.users.setdefault(name, []).append(node)
 
     def only_user(self, node: Node) -> Node | None:
-        """Return the only reader of `node`'s result; None for several readers, or for an output of the model."""
+        """Return the only node that reads the result of `node`.
+
+        Return None if several nodes read the result, or if it is an output of the model.
+        """
         users = self.users.get(node.outputs[0], [])
         return users[0] if len(users) == 1 and node.outputs[0] not in self.graph.outputs else None
 
@@ -35,7 +38,7 @@ class Links:
         return scalar is not None and abs(scalar - value) <= CONSTANT_TOLERANCE * value
 
     def operand_beside(self, node: Node, value: float) -> str | None:
-        """Return the other operand of a binary node that has the scalar `value` as an operand."""
+        """If one operand of a binary node is the scalar `value`, return the other operand; else None."""
         for constant, other in (node.inputs, node.inputs[::-1]):
             if self.is_scalar(constant, value):
                 return other
@@ -43,6 +46,6 @@ class Links:
 
 
 def replaced(graph: Graph, changes: dict[str, Node | None]) -> Graph:
-    """Return `graph` with the nodes of the named values replaced; None drops a node."""
+    """Return `graph` with new nodes for the values in `changes`; None drops the node of a value."""
     nodes = [changes.get(node.outputs[0], node) for node in graph.nodes]
     return replace(graph, nodes=tuple(node for node in nodes if node is not None))

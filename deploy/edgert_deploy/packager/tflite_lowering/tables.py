@@ -18,15 +18,15 @@ def unpacked(content: bytes) -> Any:
 
 
 def code_of(model: Any, operator: Any) -> int:
-    """Return the number of a built-in operator; old files have it in the deprecated field only."""
+    """Return the number of a built-in operator. Old files have the number only in the deprecated field."""
     code = model.operatorCodes[operator.opcodeIndex]
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
 def packed(model: Any) -> bytes:
-    """Return the file of a model whose tables were changed, with its weights aligned for the kernels.
+    """Return the file of a model after a change of its tables, with weights aligned for the kernels.
 
-    The function removes codes that no operator uses, because interpreters look up every code.
+    The file has no code that no operator uses, because interpreters look up every code.
     """
     operators = [operator for graph in model.subgraphs for operator in graph.operators or ()]
     used = sorted({operator.opcodeIndex for operator in operators})
@@ -43,7 +43,7 @@ def packed(model: Any) -> bytes:
 
 
 def with_shared_weights(content: bytes) -> bytes:
-    """Return the file with equal large weights written once, such as those of an unrolled LSTM's steps."""
+    """Return the file with one copy of equal large weights, such as those of an unrolled LSTM's steps."""
     model = unpacked(content)
     first: dict[bytes, int] = {}
     changed = False

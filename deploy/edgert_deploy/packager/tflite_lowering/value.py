@@ -1,11 +1,12 @@
-"""A tensor of the new file, with Python operators: nodes are written as formulas of values.
+"""A tensor of the new file, with Python operators, so that the lowering writes nodes as formulas.
 
-`(x - mean) * inverse` writes SUB and MUL. A number or an array becomes a constant of the dtype of the value beside it.
+`(x - mean) * inverse` writes SUB and MUL. A number or an array becomes a constant with the dtype of the
+other operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,29 @@ if TYPE_CHECKING:
 FLOAT32, BOOL, INT32, INT64 = map(np.dtype, ("float32", "bool", "int32", "int64"))
 
 
-class Uncovered(Exception):
-    """A node that cannot be lowered: the text names the unsupported part, and any workaround."""
+class Unsupported(Exception):
+    """A node cannot be lowered. The text names the unsupported part, and a workaround if there is one."""
+
+
+class NeedsFixedBatch(Unsupported):
+    """A node can be lowered only for a fixed batch. `reason` says how the node depends on the batch."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; export the model with its batch fixed to 1")
+
+
+def require_fixed(shape: BatchShape, axes: Iterable[int], reason: str) -> None:
+    """Raise NeedsFixedBatch for `reason` if one of `axes` grows with the batch."""
+    if any(shape.signature[axis] == -1 for axis in axes):
+        raise NeedsFixedBatch(reason)
 
 
 @dataclass(frozen=True)
 class Value:
     """A tensor, its shape in the file's order of axes, and its dtype.
 
-    Operators make new values. The names of their tensors start with `name`, the result of the current ONNX node. By
-    this name, the quantizer finds a layer that stays in float. They end with `step` (recurrent.py).
+    An operator makes a new value. The name of its tensor starts with `name`, the result of the current ONNX node, and
+    ends with `step` (recurrent.py). By `name`, the quantizer finds the layers that stay in float.
     """
 
     lowering: Lowering
@@ -50,7 +64,10 @@ class Value:
         activation: str = "NONE",
         **options: Any,
     ) -> Value:
-        """Write an operator of this value and `operands`, with this value's shape and dtype by default."""
+        """Write an operator of this value and `operands`.
+
+        By default, the result has this value's shape and dtype.
+        """
         if activation != "NONE":
             options["fusedActivationFunction"] = activation_code(activation)
         (made,) = self.op_of_many(code, [(shape or self.shape, dtype or self.dtype)], *operands, **options)
@@ -63,7 +80,7 @@ class Value:
         *operands: Value | ArrayLike,
         **options: Any,
     ) -> list[Value]:
-        """Write an operator with a result of each shape and dtype."""
+        """Write an operator with several results, each of a shape and a dtype."""
         writer, name = self.lowering.writer, f"{self.name}_{code.lower()}{self.step}"
         made = [replace(self, tensor=writer.tensor(name, *one), shape=one[0], dtype=one[1]) for one in results]
         inputs = [self.tensor, *(self.operand(one).tensor for one in operands)]
@@ -79,7 +96,7 @@ class Value:
         return replace(self, tensor=tensor, shape=BatchShape.fixed(*array.shape), dtype=array.dtype)
 
     def indices(self, values: ArrayLike) -> Value:
-        """Write axes, lengths, amounts or a permutation, as int32."""
+        """Write axes, lengths, amounts or a permutation as a constant in int32."""
         return self.constant(values, INT32)
 
     # --- element by element
@@ -117,7 +134,10 @@ class Value:
         return self.reduced("MEAN", axes)
 
     def total(self, axes: Sequence[int], *, keep: bool = True) -> Value:
-        """Write the sum; for floats, write mean times number: the quantizer gives SUM the elements' scale."""
+        """Write the sum over `axes`; for floats, write the mean times the number of elements.
+
+        The quantizer gives the result of SUM the scale of its elements, so a large sum would be clipped.
+        """
         counts = [self.shape.signature[axis] for axis in axes]
         if self.dtype != FLOAT32 or min(counts, default=0) < 1:
             return self.reduced("SUM", axes, keep=keep)
@@ -126,7 +146,7 @@ class Value:
     def along_last(self, axis: int, compute: Callable[[Value], Value]) -> Value:
         """Apply `compute` to this value with `axis` moved to the end, then move the axis back."""
         order = (*(i for i in range(self.shape.rank) if i != axis), axis)
-        return compute(self.turned(order)).turned(np.argsort(order).tolist())
+        return compute(self.transposed(order)).transposed(np.argsort(order).tolist())
 
     def times_weights(self, weights: NDArray[Any], bias: ArrayLike | None = None, activation: str = "NONE") -> Value:
         """Return self * weights' + bias along the last axis; `weights` are [outputs, inputs]."""
@@ -143,28 +163,25 @@ class Value:
     def copied(self, shape: BatchShape) -> Value:
         """Return the value in a separate tensor, with `shape`."""
         if shape.signature.count(-1) > 1:
-            raise Uncovered(
-                f"the batch is part of more than one axis of {list(shape.signature)}; "
-                "export the model with its batch fixed to 1"
-            )
+            raise NeedsFixedBatch(f"the batch is part of more than one axis of {list(shape.signature)}")
         return self.op("RESHAPE", self.indices(shape.signature), shape=shape, newShape=list(shape.signature))
 
-    def turned(self, order: Sequence[int]) -> Value:
+    def transposed(self, order: Sequence[int]) -> Value:
         if list(order) == list(range(self.shape.rank)):
             return self
         return self.op("TRANSPOSE", self.indices(order), shape=self.shape.permuted(order))
 
-    def picked(self, elements: NDArray[Any], axis: int) -> Value:
-        """Write the `elements` along `axis`, in their order."""
+    def gathered(self, elements: NDArray[Any], axis: int) -> Value:
+        """Write the elements with the indices `elements` along `axis`, in this order."""
         shape = self.shape.with_length(axis, elements.size)
         return self.op("GATHER", self.indices(elements.reshape(-1)), shape=shape, axis=axis, batchDims=0)
 
-    def cut(self, begin: Sequence[int], shape: BatchShape) -> Value:
-        """Write the part of `shape` that begins at `begin`."""
+    def sliced(self, begin: Sequence[int], shape: BatchShape) -> Value:
+        """Write the part that begins at `begin` and has `shape`."""
         return self.op("SLICE", self.indices(begin), self.indices(shape.signature), shape=shape)
 
     def padded(self, amounts: Sequence[Sequence[int]], mirror: str = "") -> Value:
-        """Write zeros around the value; `mirror` REFLECT or SYMMETRIC writes its own elements instead."""
+        """Write zeros around the value; with `mirror` REFLECT or SYMMETRIC, write mirrored elements instead."""
         places, shape = self.indices(amounts), self.shape.padded(amounts)
         if not mirror:
             return self.op("PAD", places, shape=shape)
@@ -176,7 +193,7 @@ def activation_code(activation: str) -> int:
 
 
 def broadcast(one: BatchShape, other: BatchShape) -> BatchShape:
-    """Return the shape of two values that broadcast against each other."""
+    """Return the shape of the result of two values that broadcast against each other."""
     a, b = (shape.of_rank(max(one.rank, other.rank)) for shape in (one, other))
     dims = tuple(m if n == 1 else n for n, m in zip(a.dims, b.dims, strict=True))
     lengths = zip(a.dims, a.signature, b.signature, strict=True)

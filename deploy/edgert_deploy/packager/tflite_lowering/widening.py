@@ -1,7 +1,7 @@
-"""Casts around arithmetic of small integers: TFLite supports only wider integers.
+"""Adds casts around arithmetic of small integers, because TFLite supports it only for wider integers.
 
-TFLite treats 8 and 16-bit integers as quantized values. Its kernels then read a scale, which plain integers lack, and
-abort. The cast back drops the upper bits, which is ONNX's wrap-around.
+TFLite treats integers of 8 and 16 bits as quantized values. Its kernels read a scale, and abort because plain integers
+have none. The cast back drops the upper bits, which is the overflow that ONNX defines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
 
 
 def widen(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Return `graph` with casts around each operator that reads or makes a dtype in its `widens`."""
+    """Return `graph` with casts around each operator that reads or makes values of a dtype in `Op.widens`."""
     nodes: list[Node] = []
     originals: dict[str, str] = {}  # wide value -> its narrow value
     for node in graph.nodes:

@@ -19,7 +19,7 @@ DESCRIPTION = "EdgeRT"
 SIGNATURE_KEY = "serving_default"
 # The kernels read weights with vector loads straight from the mapped file.
 BUFFER_ALIGNMENT = 16
-# Codes up to this code are also in the one-byte field that runtimes older than 2020 read.
+# The codes up to LAST_DEPRECATED_CODE are also in a one-byte field, which runtimes older than 2020 read.
 LAST_DEPRECATED_CODE = 127
 
 TENSOR_TYPES = {
@@ -27,10 +27,10 @@ TENSOR_TYPES = {
     for name in ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
 }
 
-# The mark between name and step, in the name of a tensor that every step of a sequence has.
+# The text between the name and the step, in the name of a tensor that exists once for each step of a sequence.
 STEP_MARK = "@step"
 
-# The tables of options whose names differ from the names of their operators.
+# The tables of options that are not called like their operator.
 SHARED_OPTIONS = {
     "L2_NORMALIZATION": "L2NormOptions",
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), "Pool2DOptions"),
@@ -45,7 +45,7 @@ WITH_OPTIONS = frozenset(
 
 
 class Writer:
-    """Collects tensors and operators; an index identifies a tensor."""
+    """Collects tensors and operators. An index identifies a tensor."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
@@ -56,7 +56,7 @@ class Writer:
         self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
 
     def tensor(self, name: str, shape: BatchShape, dtype: np.dtype[Any], buffer: int = 0) -> int:
-        """Add a tensor; append a number to its name if the name exists."""
+        """Add a tensor. If its name exists already, append a number to the name."""
         tensor = schema.TensorT()
         tensor.name = self._unique(name)
         tensor.type = TENSOR_TYPES[dtype]
@@ -65,7 +65,7 @@ class Writer:
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
-    def call(self, tensor: int, name: str, shape: BatchShape) -> None:
+    def name_result(self, tensor: int, name: str, shape: BatchShape) -> None:
         """Give `tensor` the name and the shape of its ONNX value."""
         self._tensors[tensor].name = self._unique(name)
         _shape(self._tensors[tensor], shape)
@@ -73,8 +73,8 @@ class Writer:
     def constant(self, array: NDArray[Any], name: str) -> int:
         """Add a tensor with a value.
 
-        Equal integers (axes, shapes, permutations) are written once. Floats are not shared: the quantizer gives each a
-        scale from the operator that reads it, and rewrites it in place.
+        Equal constants of integers (axes, shapes, permutations) share one tensor. Constants of floats do not: the
+        quantizer rewrites each one in place, with a scale for the operator that reads it.
         """
         key = (array.tobytes(), array.shape, array.dtype.str)
         if array.dtype.kind != "f" and key in self._integers:
@@ -101,7 +101,7 @@ class Writer:
         self._operators.append(operator)
 
     def rename(self, tensor: int, name: str) -> None:
-        """Give `tensor` a name of the contract, and rename another tensor of that name."""
+        """Give `tensor` the name of an input or output of the model; rename any other tensor with this name."""
         for other in self._tensors:
             if other.name == name:
                 other.name = self._unique(f"{name}_inner")
@@ -130,7 +130,7 @@ class Writer:
 
 
 class AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated schema has no types
-    """A buffer whose data starts at a multiple of BUFFER_ALIGNMENT; the schema's code aligns to a byte."""
+    """A buffer whose data starts at a multiple of BUFFER_ALIGNMENT. The schema's own class does not align."""
 
     @property
     def size_bytes(self) -> int:
@@ -152,7 +152,7 @@ def _shape(tensor: Any, shape: BatchShape) -> None:
 
 
 def _options_of(code: str) -> str:
-    """Return the table of an operator's options: `BatchMatMulOptions` of BATCH_MATMUL."""
+    """Return the name of an operator's options table, such as `BatchMatMulOptions` for BATCH_MATMUL."""
     plain = f"{code.replace('_', '')}OPTIONS"
     return SHARED_OPTIONS.get(code) or next(name for name in vars(schema.BuiltinOptions) if name.upper() == plain)
 

@@ -1,6 +1,6 @@
-"""One contract over every builder: the artifact runs and is as accurate as it must be.
+"""One contract test for every builder: the artifact runs and is accurate enough.
 
-tests/host/cli/test_build.py has that every builder makes the same bytes each time.
+tests/host/cli/test_build.py tests that every builder makes the same bytes each time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_int8_keeps_the_accuracy_and_takes_less_room(
     reference = Reference(digits_source.outputs, want, digits_holdout)
     accuracy = judge(metric_for("top1", reference), reference, got, Limits(0.01)).accuracy
     assert (accuracy.metric, accuracy.passed, accuracy.fp32 >= 0.98) == ("top1", True, True)
-    assert not np.array_equal(want[0], got[0])  # it is quantized indeed
+    assert not np.array_equal(want[0], got[0])  # the artifact is really quantized
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
@@ -90,7 +90,7 @@ def test_a_batch_fixed_to_one_is_built_as_it_is(engine: str, tmp_path: Path) -> 
 
 
 def of_opset(opset: int) -> Any:
-    """A network of operators that opsets changed: Clip (11), Softmax and Squeeze (13), ReduceMean (18)."""
+    """Return a network of operators that opsets changed: Clip (11), Softmax, Squeeze (13), ReduceMean (18)."""
     from onnx import helper
 
     squeeze = "q = Squeeze <axes = [2, 3]> (p)" if opset < 13 else "q = Squeeze (p, axes)"
@@ -112,7 +112,7 @@ def of_opset(opset: int) -> Any:
     ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
     signature = "float[N,2,6,6] x) => (float[N,4] scores"
     proto = models.model(signature, body, arrays, opset=opset, ir_version=ir_version)
-    if ir_version < 4:  # which lists weights as inputs, too
+    if ir_version < 4:  # IR 3 lists weights as inputs, too
         values = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer]
         proto.graph.input.extend(values)
     return proto
@@ -136,7 +136,7 @@ def test_every_opset_is_built_for_every_engine(
     opset: int, answers_of_17: tuple[CalibrationSet, Any], tmp_path: Path
 ) -> None:
     source, (samples, want) = load_source(models.write(of_opset(opset), tmp_path / "m.onnx")), answers_of_17
-    assert 13 <= opset_of(source.proto) <= 21  # what runtimes on devices take
+    assert 13 <= opset_of(source.proto) <= 21  # the opset that runtimes on devices accept
     assert source.proto.ir_version <= 10
     np.testing.assert_allclose(reference_outputs(source, samples)[0], want, rtol=1e-5, atol=1e-6)
     quantized = opset in (7, 13, newest_opset())
@@ -148,7 +148,10 @@ def test_every_opset_is_built_for_every_engine(
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_weights_that_an_old_model_lists_as_inputs_are_weights(engine: str, tmp_path: Path) -> None:
-    """As exporters of IR 3 did: ONNX Runtime folded a weight, and its quantiser then missed it among the inputs."""
+    """Exporters of IR 3 listed weights as inputs.
+
+    ONNX Runtime folded a weight, and its quantizer missed it.
+    """
     body = "k = ConstantOfShape<value = float[1] {0.02}>(s) c = Conv(x, k) r = Relu(c) f = Flatten(r) y = MatMul(f, w)"
     from onnx import helper
 

@@ -1,4 +1,4 @@
-"""Preprocessing folded into a model: the same answers from frames."""
+"""A model with folded-in preprocessing gives the same answers for frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-@pytest.mark.parametrize("engine", [name for name in ENGINE_NAMES if builder_for(name).takes_folded])
+@pytest.mark.parametrize("engine", [name for name in ENGINE_NAMES if builder_for(name).accepts_folded_preprocessing])
 def test_folding_changes_no_answer(engine: str, precision: Precision, source: SourceModel, tmp_path: Path) -> None:
     taken, left = folded(source, PLAIN_RULE)
     assert (taken.inputs[0].datatype, taken.inputs[0].shape) == ("UINT8", (-1, 24, 32, 3))

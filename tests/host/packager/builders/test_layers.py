@@ -1,4 +1,4 @@
-"""Layers: what is quantized together, and how engines' operators are matched to it."""
+"""Layers are quantized as a whole, and the operators of engines are matched to them by name."""
 
 from __future__ import annotations
 

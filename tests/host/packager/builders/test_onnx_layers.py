@@ -101,7 +101,7 @@ def _quantized(ops: tuple[str, ...] | None, folder: Path) -> Path:
 
 
 def _operators(path: Path, folder: Path) -> Counter[str]:
-    """Return the operators that ONNX Runtime runs for the file."""
+    """Return the operators that ONNX Runtime executes for the file."""
     import onnx
 
     onnxruntime: Any = sdk()

@@ -1,4 +1,4 @@
-"""OpenVINO's artifacts: an IR without notes, in which INT8 layers are found."""
+"""OpenVINO's artifacts: an IR without notes, whose INT8 layers are found."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _precisions(path: Path) -> dict[str, str]:
 
 
 def test_the_recipe_float_tail_leaves_recurrent_layers_in_float(tmp_path: Path) -> None:
-    """A single sample loses much in INT8: OpenVINO takes other kernels for it than for a batch."""
+    """In INT8, a single sample is inaccurate, because OpenVINO uses other kernels for it than for a batch."""
     body = (
         "v = Gather(e, x) t = Transpose<perm = [1, 0, 2]>(v) s, h, c = LSTM<hidden_size = 24>(t, w, r) "
         "a = Constant<value_ints = [1]>() q = Squeeze(s, a) b = Transpose<perm = [1, 0, 2]>(q) y = MatMul(b, o)"

@@ -57,7 +57,7 @@ def test_fp16_keeps_inputs_and_outputs(tmp_path: Path) -> None:
 def test_preparing_a_model_leaves_nothing_in_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime's symbolic shape inference dumps the model where it does not know an operator."""
+    """If ONNX Runtime's symbolic shape inference does not know an operator, it writes the model to a file."""
     monkeypatch.chdir(tmp_path)
     assert qdq.prepared(load_source(classical.BOOSTING)).graph.node
     assert not list(tmp_path.iterdir())
@@ -73,7 +73,7 @@ def test_a_bias_with_a_leading_axis_of_one_is_quantized_like_a_plain_one(tmp_pat
 
 
 def test_layers_that_share_a_bias_are_quantized_whatever_other_values_are_called(tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer calls the second copy of the bias `b0`, too."""
+    """ONNX Runtime's quantizer gives the second copy of the bias the name `b0`, which another value has."""
     import onnxruntime
 
     body = "b0 = Conv(x, v, b) n = Neg(b0) y = Conv(n, w, b)"
@@ -91,7 +91,7 @@ def test_layers_that_share_a_bias_are_quantized_whatever_other_values_are_called
 
 
 def test_layers_behind_an_operator_of_another_domain_become_int8(tmp_path: Path) -> None:
-    """ONNX's shape inference stops at scikit-learn's Scaler, and the quantizer failed at the Softmax of a network."""
+    """ONNX's shape inference stops at scikit-learn's Scaler, so the quantizer failed at a Softmax."""
     body = """
         s = ai.onnx.ml.Scaler <offset = [0.5, 0.5, 0.5, 0.5], scale = [2.0, 2.0, 2.0, 2.0]> (x)
         a = MatMul (s, w1) r = Relu (a) b = MatMul (r, w2) y = Softmax (b)

@@ -1,4 +1,7 @@
-"""No graph that TensorRT would refuse or misread gets into a bundle; TensorRT-RTX parses and builds those that pass."""
+"""No graph that TensorRT would refuse or misread gets into a bundle.
+
+TensorRT-RTX parses and builds the graphs that pass the audit.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def test_the_graph_for_x86_is_refused(
     import onnx
 
     artifact = build("onnxruntime", digits_source, digits_calibration, "int8", tmp_path)
-    with pytest.raises(BuildFailed, match="TensorRT cannot take"):
+    with pytest.raises(BuildFailed, match="TensorRT does not accept"):
         audit(onnx.load(artifact.path))
 
 

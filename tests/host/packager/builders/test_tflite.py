@@ -1,4 +1,4 @@
-"""TFLite's artifacts: what they name, and what fails the build."""
+"""TFLite's artifacts: the tools that they name, and the models that fail the build."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Pa
 
 
 def test_a_custom_operator_that_cannot_be_run_fails_int8_with_the_way_to_a_float_build(tmp_path: Path) -> None:
-    half = with_half_weights(lower(models.mlp()))  # its weights are dequantized, which takes a run
+    half = with_half_weights(lower(models.mlp()))  # the build runs the model to dequantize its weights
     (tmp_path / "m.tflite").write_bytes(half)
     model = unpacked(half)
     for code in model.operatorCodes:

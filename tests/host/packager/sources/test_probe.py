@@ -15,7 +15,15 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Limits
-from edgert_deploy.packager.sources.probe import GIB, MEMORY_BYTES_MIN, Given, ask, limits_for, probe, refusal
+from edgert_deploy.packager.sources.probe import (
+    GIB,
+    MEMORY_BYTES_MIN,
+    ProbeRequest,
+    limits_for,
+    probe,
+    refusal,
+    run_in_child,
+)
 from tests.support import models
 
 
@@ -58,7 +66,7 @@ def print_and_raise(
 def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], says: str) -> None:
     limits = Limits(2 * GIB, 1 if function is take_time else 60)
     with pytest.raises(SourceInvalid, match=says):
-        ask(f"{__name__}:{function.__name__}", {}, b"", limits)
+        run_in_child(f"{__name__}:{function.__name__}", {}, b"", limits)
 
 
 def fills_memory() -> Any:
@@ -77,7 +85,7 @@ def never_ends() -> Any:
 
 
 def functions(*calls: tuple[str, str]) -> Any:
-    """Model-local functions, each of which calls another twice."""
+    """Return a model with functions, each of which calls another function twice."""
     from onnx import helper
 
     proto = models.model("float[N,4] x) => (float[N,4] y", "y = Relu (x)")
@@ -119,7 +127,7 @@ def many_nothings() -> Any:
 def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
     limits = Limits(MEMORY_BYTES_MIN, 1 if "1 s" in says else 60)
     with pytest.raises(SourceInvalid, match=says):
-        probe("onnx", Given("bomb.onnx", ""), make().SerializeToString(), limits=limits)
+        probe("onnx", ProbeRequest("bomb.onnx", ""), make().SerializeToString(), limits=limits)
 
 
 def test_larger_files_may_take_more() -> None:

@@ -1,4 +1,4 @@
-"""An untrusted ONNX file is either a model that every builder may rely on, or one clear SourceInvalid."""
+"""An untrusted ONNX file gives a model on which every builder can rely, or one clear SourceInvalid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_batch_fixed_to_one_stays_fixed(tmp_path: Path) -> None:
 
 
 def test_output_shapes_that_no_inference_finds_come_from_running_the_model(tmp_path: Path) -> None:
-    # The shape that Reshape is given is computed from the input: unknown until the model runs.
+    # The shape for the Reshape is computed from the input, so it is unknown until the model runs.
     body = "s = Shape(x) k = Mul(s, one) y = Reshape(x, k)"
     proto = models.model("float[N,4] x) => (float[] y", body, {"one": np.ones(2, np.int64)})
     proto.graph.output[0].type.tensor_type.ClearField("shape")
@@ -167,13 +167,13 @@ def test_shapes_that_cannot_be_served_are_refused(signature: str, says: str, tmp
 
 
 def test_a_layer_that_fixes_the_batch_gives_a_batch_of_one(tmp_path: Path) -> None:
-    """Many exports leave the batch open by their signature, and fix it in a Reshape."""
+    """Many exports have an open batch in their inputs, but fix the batch in a Reshape."""
     proto = models.model("float[N,4] x) => (float[1,4] y", "y = Reshape(x, k)", {"k": np.array([1, 4])})
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert [spec.shape for spec in (*source.inputs, *source.outputs)] == [(1, 4), (1, 4)]
     assert "leaves its batch open and takes one sample only, so its batch is fixed to 1" in source.remarks[0]
     assert "does not run on a batch of 2" in source.remarks[0]
-    assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a line of its own code
+    assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a position in its own code
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_layer_that_fixes_the_batch_gives_a_batch_of_one(tmp_path: Path) -> No
 def test_an_output_without_the_batch_gets_it_where_the_model_takes_one_sample(
     outputs: str, body: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """As of readers of text that leave [steps], and of networks that leave one number."""
+    """Examples: text recognizers whose output is [steps], and networks whose output is one number."""
     source = load(models.model(outputs, body), tmp_path)
     assert (source.inputs[0].shape, source.outputs[0].shape) == ((1, 4), shape)
     (answer,) = reference_outputs(source, CalibrationSet({"x": models.random(3, 4)}, None))
@@ -225,7 +225,7 @@ def test_random_damage_ends_in_a_model_or_in_source_invalid(tmp_path: Path) -> N
 
 def test_no_truncation_of_a_model_ends_in_anything_but_source_invalid(tmp_path: Path) -> None:
     whole = models.mlp().SerializeToString()
-    # A child process judges each that still parses, so only some lengths are tried.
+    # A child process checks each file that still parses, so the test tries only some lengths.
     for length in range(0, len(whole), len(whole) // 12):
         (tmp_path / "cut.onnx").write_bytes(whole[:length])
         with pytest.raises(SourceInvalid):

@@ -1,6 +1,6 @@
 """A damaged model file is described, or refused with one clear error, within the probe's bounds.
 
-EDGERT_FUZZ=N tries N examples of each test in place of a few dozen.
+With EDGERT_FUZZ=N, each test tries N examples instead of a few dozen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ few = settings(
 
 
 def judged(probe: Forked, kind: str, data: bytes) -> bool:
-    """Whether `data` is taken. A refusal must be one clear line; anything else fails the test."""
+    """Whether the probe accepts `data`. A refusal must be one clear line; any other error fails the test."""
     try:
         answer, _ = probe.ask(EXAMINERS[kind], {"name": "model"}, data, LIMITS)
     except SourceInvalid as error:
@@ -54,7 +54,7 @@ def judged(probe: Forked, kind: str, data: bytes) -> bool:
 
 
 def damaged(data: bytes, draw: st.DataObject) -> bytes:
-    """Cut short, some bits turned, a piece taken out or repeated."""
+    """Return `data` truncated, with flipped bits, or with a removed or repeated part."""
     kind = draw.draw(st.sampled_from(["cut", "bits", "without", "twice"]))
     at = draw.draw(st.integers(0, len(data) - 1))
     if kind == "cut":
@@ -69,7 +69,7 @@ def damaged(data: bytes, draw: st.DataObject) -> bytes:
 
 
 def operated(proto: Any, draw: st.DataObject) -> None:
-    """One field of the model changed to something hostile."""
+    """Return the model with one field changed to a hostile value."""
     graph = proto.graph
     node, tensor = (draw.draw(st.sampled_from(list(held))) for held in (graph.node, graph.initializer))
     what = draw.draw(st.sampled_from(["op", "dims", "attribute", "shape", "wire", "type", "version", "weights"]))

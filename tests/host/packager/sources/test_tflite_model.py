@@ -1,4 +1,4 @@
-"""A float .tflite is a source as an ONNX file is: for TFLite targets, judged by its own answers."""
+"""A float .tflite is a source for TFLite targets. The source's own answers are the reference."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_target_without_tflite_is_refused_before_others_are_built(
 ) -> None:
     request = replace(digits_request, targets=(*digits_request.targets, load_profile("intel-nuc")))
     lines: list[str] = []
-    with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.* omit --target intel-nuc$"):
+    with pytest.raises(ConfigInvalid, match=r"target intel-nuc uses openvino.* omit --target intel-nuc$"):
         build_bundle(request, signing_key, tmp_path / "d.edgert", lines.append, lambda choice: None)
     assert lines == []
 
@@ -77,7 +77,7 @@ def test_it_is_built_judged_and_packed_for_tflite(
 
 
 def test_a_model_that_leaves_its_batch_open_and_takes_one_sample_gets_a_batch_of_one(tmp_path: Path) -> None:
-    """Converters write the batch of the training's Reshape into the file, and leave that of the input open."""
+    """Converters keep the fixed batch in a Reshape of the training, but leave the batch of the input open."""
     proto = models.model("float[1,4] x) => (float[1,2,2] y", "y = Reshape(x, s)", {"s": np.array([1, 2, 2])})
     model = unpacked(lower(proto))
     for tensor in model.subgraphs[0].tensors[:1]:
@@ -98,7 +98,7 @@ def test_for_another_engine_the_error_says_the_way_round(
     targets = tuple(load_profile(name) for name in ("raspberry-pi-4", "intel-nuc"))
     samples = digits_calibration
     request = BuildRequest(load_source(digits_tflite), samples, samples, targets, "digits", allow_overlap=True)
-    with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.*tf2onnx\.convert.*--tflite digits"):
+    with pytest.raises(ConfigInvalid, match=r"target intel-nuc uses openvino.*tf2onnx\.convert.*--tflite digits"):
         build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
 
 
@@ -111,7 +111,7 @@ def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
     digits_calibration: CalibrationSet,
     digits_holdout: CalibrationSet,
 ) -> None:
-    """`edgert build --init` proposes this-machine, whose first engine is ONNX Runtime."""
+    """`edgert build --init` proposes the target this-machine. Its first engine is ONNX Runtime."""
     here = (load_profile("this-machine"),)
     request = BuildRequest(
         load_source(digits_tflite), digits_calibration, digits_holdout, here, "digits", engines=engines
@@ -137,7 +137,7 @@ def test_one_that_is_quantized_already_is_kept(
 def test_the_scale_of_an_int8_input_is_read(
     tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
 ) -> None:
-    """A preset for images needs it. Converters write such files with inference_input_type = tf.int8."""
+    """A preset for images needs this scale. Converters write it with inference_input_type = tf.int8."""
     made = build("tflite", digits_source, digits_calibration, "int8", tmp_path)
     assert load_source(made.path).scales == {}
     model = unpacked(made.path.read_bytes())
@@ -155,7 +155,7 @@ def test_the_scale_of_an_int8_input_is_read(
 
 
 def test_a_custom_operator_is_named(digits_tflite: Path, tmp_path: Path) -> None:
-    """As in MediaPipe's face landmarks with attention, and where TensorFlow's operators were selected."""
+    """Examples: MediaPipe's face landmarks with attention, and files with selected TensorFlow operators."""
     model = unpacked(digits_tflite.read_bytes())
     code = model.operatorCodes[0]
     code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.CUSTOM
@@ -168,7 +168,7 @@ def test_a_custom_operator_is_named(digits_tflite: Path, tmp_path: Path) -> None
 
 
 def with_a_variable(content: bytes) -> bytes:
-    """Return a model that writes its answer to a variable, as streaming wake words keep their last frames."""
+    """Return a model that writes its answer to a variable, like a streaming wake word model."""
     model = unpacked(content)
     graph = model.subgraphs[0]
     handle = schema.TensorT()
@@ -189,7 +189,7 @@ def with_a_variable(content: bytes) -> bytes:
 
 
 def with_a_variable_tensor(content: bytes) -> bytes:
-    """Return a model in which a tensor keeps its values between runs, as TFLite's own recurrent operators have it."""
+    """Return a model in which a tensor keeps its values between runs, as in TFLite's recurrent operators."""
     model = unpacked(content)
     graph = model.subgraphs[0]
     graph.tensors[int(graph.operators[0].outputs[0])].isVariable = True
@@ -198,7 +198,7 @@ def with_a_variable_tensor(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("change", [with_a_variable, with_a_variable_tensor])
 def test_a_model_that_keeps_a_state_inside_itself_is_refused(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    """Its answers would depend on the requests of other clients."""
+    """The answers of such a model would depend on the requests of other clients."""
     path = tmp_path / "streaming.tflite"
     path.write_bytes(change(lower(models.cnn())))
     with pytest.raises(
@@ -223,4 +223,4 @@ def test_damage_ends_in_a_model_or_in_one_clear_error(tmp_path: Path) -> None:
             load_source(tmp_path / "damaged.tflite")
         except SourceInvalid:
             refused += 1
-    assert refused >= 8  # the truncated ones
+    assert refused >= 8  # the truncated files

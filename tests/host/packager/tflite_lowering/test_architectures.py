@@ -1,4 +1,7 @@
-"""Small relatives of edge devices' networks, with random weights: FP32 equals ONNX Runtime, INT8 follows."""
+"""Small networks like those on edge devices: FP32 equals ONNX Runtime, and INT8 is close to FP32.
+
+The weights are random.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def efficientnet() -> Network:
 
 
 def yolo() -> Network:
-    """A split backbone, pooling in a row, an up-sampled neck, a head with expectations over bins."""
+    """A network with a split backbone, pools in a row, an up-sampled neck, and a head with means over bins."""
     graph, bins, classes = Graph(3), 8, 5
 
     def split_block(x: str, width: int) -> str:
@@ -178,7 +181,7 @@ def unet() -> Network:
 
 
 def plain_norm(graph: Graph, x: str) -> str:
-    """LayerNormalization as exporters before opset 17 spell it out."""
+    """A LayerNormalization in the operators that exporters write before opset 17."""
     centred = graph.add("Sub", [x, graph.add("ReduceMean", [x], axes=[-1])])
     squares = graph.add("ReduceMean", [graph.add("Pow", [centred, number(graph, 2)])], axes=[-1])
     deviation = graph.add("Sqrt", [graph.add("Add", [squares, number(graph, 1e-5)])])
@@ -243,7 +246,7 @@ def text_classifier() -> Network:
 
 
 def centre_detector() -> Network:
-    """The best places of a heat map, with classes and sizes looked up: indices divided, and gathered by."""
+    """A detector that looks up class and size at the best positions of a heat map, with computed indices."""
     graph, classes, best, places = Graph(7), 4, 6, (SIDE // 2) ** 2
     x = graph.add("Relu", [graph.conv("x", 3, 16, 3, stride=2)])
     heat = graph.add("Sigmoid", [graph.conv(x, 16, classes, 1)])
@@ -271,7 +274,7 @@ def test_float_equals_onnx_runtime(build: Callable[[], Network]) -> None:
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=ABSOLUTE_TOLERANCE)
 
 
-# Decibels do not measure whether the best places are the same.
+# Decibels do not measure whether the best positions are the same.
 @pytest.mark.parametrize("build", NETWORKS[:-1], ids=lambda build: build.__name__)
 def test_int8_follows_float(build: Callable[[], Network]) -> None:
     network = build()

@@ -1,4 +1,4 @@
-"""The ranges that INT8 scales are made from."""
+"""The ranges of activations, which determine the INT8 scales."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_int8_scales_are_of_what_an_operator_reads_though_it_writes_its_result_t
 
 def test_a_cut_leaves_outliers_out_of_the_range_so_that_all_other_values_keep_their_steps() -> None:
     weights = random(1024, 16)
-    weights[7] = 0  # so that the outlier does not reach the answer, whose range has no values to spare
+    weights[7] = 0  # the outlier must not reach the answer: a cut range of the answer would clip other values
     case = Case("outlier", "y = MatMul(x, w)", {"x": (1024,)}, {"w": weights})
     full = lower(model_of(case))
     samples = [[random(1, 1024, seed=seed)] for seed in range(20)]

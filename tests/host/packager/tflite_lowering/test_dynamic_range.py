@@ -1,4 +1,4 @@
-"""INT8 weights with float activations: a quarter of the file, nearly the same answers, in TFLite's own interpreter."""
+"""INT8 weights with float activations give a quarter of the file and nearly the same answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_table_of_embeddings_has_a_scale_for_each_row_and_its_batch_stays_open
     rows = np.array([[0, 99, 50, 1, 98], [7, 7, 3, 2, 1]])
     got = run_tflite(small, {"x": rows})[0]
     largest = np.abs(table[rows]).max(axis=-1, keepdims=True)
-    assert (np.abs(got - table[rows]) <= 0.51 / 127 * largest).all()  # half a step of each row's own scale
+    assert (np.abs(got - table[rows]) <= 0.51 / 127 * largest).all()  # half a step of the scale of each row
 
 
 def test_what_is_named_stays_in_float() -> None:

@@ -1,4 +1,4 @@
-"""The parts of a graph that are computed before the lowering, and those that are not."""
+"""The folding computes some parts of a graph before the lowering, and leaves the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of nodes become one that TFLite has an operator for."""
+"""Groups of nodes become one node, for which TFLite has an operator."""
 
 from __future__ import annotations
 

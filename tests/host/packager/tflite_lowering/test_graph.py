@@ -1,4 +1,4 @@
-"""The graph that is lowered: which axes and constants follow the batch."""
+"""The graph of a lowering knows which axes and constants depend on the batch."""
 
 from __future__ import annotations
 

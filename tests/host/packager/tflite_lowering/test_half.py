@@ -1,4 +1,4 @@
-"""FP16 weights: half the file, nearly the same answers."""
+"""FP16 weights give half the file and nearly the same answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.models.tflite_cases import Case, inputs_of, model_of, random,
 
 def test_large_weights_become_fp16() -> None:
     weights = random(64, 256)
-    weights[0, 0] = 1e6  # beyond the range of FP16: clipped
+    weights[0, 0] = 1e6  # outside of the range of FP16, so it is clipped
     case = Case("half", "y = MatMul(x, w)", {"x": (64,)}, {"w": weights})
     full, inputs = lower(model_of(case)), inputs_of(case, 2)
     half = with_half_weights(full)

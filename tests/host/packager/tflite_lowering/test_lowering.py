@@ -1,4 +1,4 @@
-"""The lowering keeps the contract of a model, and lists what it does not cover."""
+"""The lowering keeps the contract of a model, and lists all unsupported parts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_lowering_twice_gives_the_same_bytes() -> None:
         assert lower(model_of(case)) == lower(model_of(case))
 
 
-def test_everything_that_is_not_covered_is_listed_at_once() -> None:
+def test_all_unsupported_parts_are_listed_at_once() -> None:
     body = (
         "[first] d = Atanh(x) [second] c = Tan(d) [third] r = Relu(c) [fourth] h = Hardmax(r)"
         "[fifth] y = ScatterElements(h, i, h)"
@@ -107,21 +107,24 @@ def test_everything_that_is_not_covered_is_listed_at_once() -> None:
             'y = Resize<coordinate_transformation_mode="tf_crop_and_resize", axes=[2,3]>(x, r, , t)',
             IMAGE,
             {"r": np.array([0, 0, 1, 1], np.float32), "t": ints(5, 8)},
-            "'tf_crop_and_resize' are not covered, only half_pixel.*cut with Slice",
+            "'tf_crop_and_resize' are not supported, only half_pixel.*cut with Slice",
         ),
         ('y = Resize<keep_aspect_ratio_policy="not_larger", axes=[2,3]>(x, , , t)', IMAGE, {"t": ints(5, 8)}, "policy"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
     ],
 )
-def test_what_is_not_covered_says_why(
+def test_the_error_names_the_unsupported_part(
     body: str, items: Mapping[str, tuple[int, ...]], constants: Arrays, reason: str
 ) -> None:
     with pytest.raises(OperatorUnsupported, match=reason):
-        lower(model_of(Case("uncovered", body, items, constants, opset=18)))
+        lower(model_of(Case("unsupported", body, items, constants, opset=18)))
 
 
 def test_a_softmax_over_several_axes_is_refused() -> None:
-    """Before opset 13; a build raises such a model, whose Softmax then has one axis."""
+    """Only before opset 13 is a Softmax over several axes.
+
+    A build raises the opset, so that it has one axis.
+    """
     with pytest.raises(OperatorUnsupported, match="axis 1 joins all axes"):
         lower(model_of(Case("old", "y = Softmax(x)", TOKENS, opset=11)))

@@ -1,4 +1,4 @@
-"""The ONNX project's own node tests, through the lowering and TFLite's interpreter (`bench/node_tests.py`)."""
+"""The node tests of the ONNX project pass in the lowering and TFLite's interpreter (`bench/node_tests.py`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytest.importorskip("ai_edge_litert")
 from bench.node_tests import PASSED, run_tests
 from bench.support.node_cases import load_tests
 
-# The number of onnx 1.23's tests that pass; raise it when the lowering covers more operators. Later releases of onnx
-# have more tests, and the ONNX Runtime of Python 3.10 does not take the models of the latest opsets.
+# The number of onnx 1.23's tests that pass; raise it when the lowering supports more operators. Later releases of onnx
+# have more tests, and the ONNX Runtime of Python 3.10 does not accept the models of the latest opsets.
 PASSED_MIN = 1170 if sys.version_info >= (3, 11) else 990
 
 

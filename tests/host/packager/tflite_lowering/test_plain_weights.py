@@ -1,4 +1,4 @@
-"""FP16 and sparse weights of published .tflite files become plain ones, which TFLite's quantizer takes."""
+"""FP16 and sparse weights of published files become plain weights, which TFLite's quantizer accepts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_fp16_weights_become_fp32_with_the_same_answers_and_then_int8() -> None:
     plain = with_plain_weights(half)
     want = run_tflite(half, inputs)[0]
     np.testing.assert_allclose(run_tflite(plain, inputs)[0], want, rtol=1e-5, atol=1e-5)
-    assert len(plain) > 1.8 * len(half)  # and the FP16 ones are gone
+    assert len(plain) > 1.8 * len(half)  # and the FP16 weights are gone
     assert len(plain) < 2.2 * len(half)
     samples = [[random(1, 64, seed=seed)] for seed in range(20)]
     assert sqnr_db(want, run_tflite(quantize_int8(plain, samples), inputs)[0]) > 25

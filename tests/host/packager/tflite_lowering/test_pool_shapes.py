@@ -21,4 +21,4 @@ def test_no_window_begins_in_the_padding_after_the_last_element(attributes: str,
     model = infer_shapes(model_of(Case("pool", body, {"x": (2, 3, 9)}), batch="1"))
     (output,) = model.graph.output
     assert [dim.dim_value for dim in output.type.tensor_type.shape.dim] == [1, 2, 3, length]
-    assert "ceil_mode" in [a.name for a in model.graph.node[0].attribute]  # the node itself stays as it was
+    assert "ceil_mode" in [a.name for a in model.graph.node[0].attribute]  # the node itself does not change

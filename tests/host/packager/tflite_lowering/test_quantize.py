@@ -28,7 +28,7 @@ from tests.support.models.tflite_cases import (
     sqnr_db,
 )
 
-# Below the 40 dB that 8 bits give one operator: three layers, each rounding its weights and its result.
+# The limit is below the 40 dB of one operator with 8 bits, because three layers round their weights and results.
 SQNR_DB_MIN = 28
 SMALL_CNN = Case(
     "small CNN",
@@ -98,7 +98,7 @@ def test_comparisons_whose_int8_form_aborts_stay_float(bound: float) -> None:
     case = Case("wide", "m = Mul(x, half) g = Greater(m, far) y = Where(g, x, half)", FEATURES, constants)
     inputs = inputs_of(case, 32, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case), inputs)
-    assert sqnr_db(wanted, got) >= 15  # a value near the bound may be on its other side
+    assert sqnr_db(wanted, got) >= 15  # a value near the bound may be on the other side of it
 
 
 @pytest.mark.parametrize("op", ["Elu", "Floor", "Sign", "Softsign", "Sin", "Trilu"])
@@ -108,7 +108,7 @@ def test_operators_that_stay_float_are_given_floats(op: str) -> None:
     )
     inputs = inputs_of(case, 32, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case), inputs)
-    assert sqnr_db(wanted, got) >= (15 if op in ("Floor", "Sign") else SQNR_DB_MIN)  # half a step becomes a whole one
+    assert sqnr_db(wanted, got) >= (15 if op in ("Floor", "Sign") else SQNR_DB_MIN)  # half a step becomes a whole step
 
 
 @pytest.mark.parametrize("op", ["Log", "Sqrt"])

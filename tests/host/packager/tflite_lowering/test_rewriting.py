@@ -1,4 +1,4 @@
-"""Links between the nodes of a graph, and replacing nodes."""
+"""Links between the nodes of a graph, and the replacement of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A .tflite file holds equal weights once, in every precision, and answers as before."""
+"""A .tflite file holds equal weights only once, in every precision, and its answers stay the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
 from tests.support.models.tflite_cases import Case, inputs_of, model_of, quantized, random, run_tflite
 
 WEIGHTS: dict[str, NDArray[np.float32]] = {"w": random(64, 64) / np.float32(8), "v": random(64, 64, seed=1)}
-# As an exporter writes an LSTM whose steps it unrolls: each step reads the same weights.
+# Each step reads the same weights, as in an LSTM that an exporter unrolls.
 STEPS = Case("steps", "a = MatMul(x, w)  b = MatMul(a, w)  c = MatMul(b, w)  y = MatMul(c, v)", {"x": (64,)}, WEIGHTS)
 FORMS: dict[str, Callable[[], bytes]] = {
     "fp32": lambda: lower(model_of(STEPS)),

@@ -1,4 +1,4 @@
-"""A formula of values is written as operators that compute what NumPy computes, at any batch."""
+"""The operators of a formula of values compute the same as NumPy, at any batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ai_edge_litert.interpreter import Interpreter
 from edgert_deploy.packager.tflite_lowering import OPS
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Uncovered, Value, broadcast
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Unsupported, Value, broadcast
 from tests.support.models.tflite_cases import BATCHES, random, run_tflite
 
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ COLUMN = np.array([[1], [2], [3]], np.float32)
 
 
 def an_input(*item: int, dtype: np.dtype[Any] = FLOAT32) -> tuple[Lowering, Value]:
-    """A file with the input `x` of an open batch, and its value."""
+    """Return a file with the input `x`, whose batch is open, and the value of `x`."""
     shape = BatchShape((1, *item), (-1, *item))
     nothing: frozenset[str] = frozenset()
     graph = Graph(17, (), {}, nothing, nothing, nothing, {"x": shape}, {"x": dtype}, ("x",), ("y",))
@@ -107,19 +107,19 @@ def test_axes_are_reduced_also_the_batch_and_none(
 
 
 def test_a_sum_of_integers_stays_exact() -> None:
-    large = 2**24 + 1  # the next number that FP32 does not hold
+    large = 2**24 + 1  # the smallest integer that FP32 cannot represent
     assert_computes(lambda x: x.total([1, 2]) + large, lambda x: x.sum((1, 2), keepdims=True) + large, dtype=INT64)
 
 
 @pytest.mark.parametrize(
     ("formula", "wanted"),
     [
-        (lambda x: x.turned((0, 2, 1)), lambda x: x.transpose(0, 2, 1)),
+        (lambda x: x.transposed((0, 2, 1)), lambda x: x.transpose(0, 2, 1)),
         (lambda x: x.reshaped(BatchShape((1, 12), (-1, 12))), lambda x: x.reshape(-1, 12)),
         (lambda x: x.reshaped(BatchShape((4, 3), (-1, 3))), lambda x: x.reshape(-1, 3)),
-        (lambda x: x.picked(np.array([3, 0, 0]), 2), lambda x: x[:, :, [3, 0, 0]]),
-        (lambda x: x.picked(np.array([1]), 1), lambda x: x[:, [1]]),
-        (lambda x: x.cut((0, 1, 2), BatchShape((1, 2, 2), (-1, 2, 2))), lambda x: x[:, 1:3, 2:4]),
+        (lambda x: x.gathered(np.array([3, 0, 0]), 2), lambda x: x[:, :, [3, 0, 0]]),
+        (lambda x: x.gathered(np.array([1]), 1), lambda x: x[:, [1]]),
+        (lambda x: x.sliced((0, 1, 2), BatchShape((1, 2, 2), (-1, 2, 2))), lambda x: x[:, 1:3, 2:4]),
         (lambda x: x.padded([(0, 0), (1, 0), (0, 2)]), lambda x: np.pad(x, [(0, 0), (1, 0), (0, 2)])),
         (
             lambda x: x.padded([(0, 0), (2, 0), (0, 3)], "REFLECT"),
@@ -163,14 +163,14 @@ def test_an_operator_with_several_results_gives_each_its_shape() -> None:
 
 def test_nothing_is_written_for_what_changes_nothing() -> None:
     _, x = an_input(*ITEM)
-    assert x.turned((0, 1, 2)) is x
+    assert x.transposed((0, 1, 2)) is x
     assert x.reshaped(BatchShape((1, *ITEM), (-1, *ITEM))) is x
     assert x.copied(x.shape).tensor != x.tensor, "a copy is one"
 
 
 def test_a_batch_in_two_axes_is_refused_with_a_way_round() -> None:
     _, x = an_input(*ITEM)
-    with pytest.raises(Uncovered, match=r"\[-1, -1, 12\]; export the model with its batch fixed to 1"):
+    with pytest.raises(Unsupported, match=r"\[-1, -1, 12\]; export the model with its batch fixed to 1"):
         x.reshaped(BatchShape((1, 1, 12), (-1, -1, 12)))
 
 

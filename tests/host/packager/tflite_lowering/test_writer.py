@@ -1,4 +1,4 @@
-"""The file as TFLite's kernels want it."""
+"""The written file fulfills the requirements of TFLite's kernels."""
 
 from __future__ import annotations
 

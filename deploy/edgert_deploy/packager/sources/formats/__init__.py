@@ -1,1 +1,1 @@
-"""The files of models: formats of other frameworks, separate weights, files that are no model."""
+"""The files of models: formats of other frameworks, separate weights, files that are not a model."""

@@ -1,8 +1,8 @@
 """Conversion of other frameworks' models to ONNX, each by its converter in a child process.
 
-The converter is the framework's own exporter, in a Python that has the framework: this Python (the extras `keras` and
-`torch`), or another one that the user names. A framework's loader may run code from the file. So EdgeRT contains a
-hostile ONNX file, but not a hostile file of a framework.
+The converter is the framework's own exporter. It runs in a Python that has the framework: this Python (the extras
+`keras` and `torch`), or another Python that the user names. A framework's loader may run code from the file. So a
+hostile file of a framework can harm this host, but a hostile ONNX file cannot.
 """
 
 from __future__ import annotations
@@ -41,9 +41,13 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 
 @dataclass(frozen=True)
 class Conversion:
-    """The `python` with the framework, and `{"datatype", "shape"}` of inputs by name.
+    """The options of a conversion.
 
-    `buckets` are for an axis that the resulting ONNX leaves open. `kept` has earlier conversions; None converts anew.
+    Attributes:
+        python: The Python that has the framework.
+        inputs: `{"datatype", "shape"}` of each example input, by name.
+        buckets: The buckets for an axis that the ONNX model leaves open.
+        kept: The store of earlier conversions. With None, the build converts each time.
     """
 
     python: str = sys.executable
@@ -58,7 +62,7 @@ class Conversion:
 
 
 def framework_of(path: Path) -> str | None:
-    """Return "keras" or "torch" for a model of that framework, by its content. None for any other file."""
+    """Return the framework of a model, "keras" or "torch", by its content; None for any other file."""
     if path.is_dir():
         return "keras" if (path / "saved_model.pb").is_file() else None
     if not path.is_file():
@@ -80,7 +84,7 @@ def framework_of(path: Path) -> str | None:
 
 
 def names_in_zip(path: Path) -> list[str] | None:
-    """Return the names of the files in a ZIP archive; None if it cannot be read."""
+    """Return the names of the files in a ZIP archive; None if the archive cannot be read."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
@@ -89,7 +93,7 @@ def names_in_zip(path: Path) -> list[str] | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """Return the model as ONNX, if possible from `how.kept`. Raises ConfigInvalid or SourceInvalid."""
+    """Return the model as ONNX, from `how.kept` if possible. Raises ConfigInvalid or SourceInvalid."""
     if how.kept is None or (versions := _versions(how.python)) is None:
         return _converted(path, framework, how)
     script = (SCRIPTS / f"from_{framework}.py").read_text()
@@ -102,7 +106,7 @@ def converted(path: Path, framework: str, how: Conversion) -> bytes:
 
 
 def _versions(python: str) -> str | None:
-    """Return the packages of `python` with their versions; None if it fails to list them."""
+    """Return the packages of `python` with their versions; None if that Python fails."""
     command = [python, "-I", "-c", VERSIONS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSIONS_TIMEOUT_S, check=False)
@@ -122,7 +126,7 @@ def _converted(path: Path, framework: str, how: Conversion) -> bytes:
             )
         except subprocess.TimeoutExpired as error:
             raise SourceInvalid(
-                f"converting {path.name} to ONNX took more than {CONVERT_TIMEOUT_S} s; export it as ONNX yourself"
+                f"converting {path.name} to ONNX took more than {CONVERT_TIMEOUT_S} s; export the model as ONNX yourself"
             ) from error
         except OSError as error:
             raise ConfigInvalid(
@@ -134,7 +138,7 @@ def _converted(path: Path, framework: str, how: Conversion) -> bytes:
 
 
 def digest_and_size(path: Path) -> tuple[str, int]:
-    """Return SHA-256 and size of a file, or of all files of a folder with their names."""
+    """Return the SHA-256 and the size of a file, or of all files in a folder, including their names."""
     digest, size = hashlib.sha256(), 0
     for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
         data = file.read_bytes()
@@ -146,9 +150,9 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`.
+    """Parse example inputs, such as `NAME=1,3,224,224` or `NAME=int64:1,128`.
 
-    `NAME=0.5` is the value of an input without axes, `NAME=true` that of a BOOL. Raises ConfigInvalid.
+    `NAME=0.5` gives the value of an input without axes, and `NAME=true` the value of a BOOL. Raises ConfigInvalid.
     """
     inputs = {}
     for text in texts:
@@ -179,5 +183,5 @@ def _failure(
         )
     died = f"; signal {-done.returncode} ended it" if done.returncode < 0 else ""
     return SourceInvalid(
-        f"{NAMES[framework]} could not convert {path.name} to ONNX: {reason}{died}. Export it as ONNX yourself, and give that file"
+        f"{NAMES[framework]} could not convert {path.name} to ONNX: {reason}{died}. Export the model as ONNX yourself, and give the ONNX file"
     )

@@ -1,8 +1,8 @@
 """Reads weights into an ONNX model from separate files, as `torch.onnx.export` writes them.
 
-The model is untrusted. So a location must be a plain file below the model's own folder, no link may lead out of it, and
-the stated range must lie within the file. One protobuf message holds at most 2 GB, and so does a model with all its
-weights.
+The model is untrusted. So a location must be a plain file below the model's own folder, no link may lead out of this
+folder, and the stated range must lie within the file. A model with all its weights is one protobuf message, which has
+at most 2 GB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX, ten
 
 
 def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
-    """Return the files that the tensors refer to, sorted. Raises SourceInvalid for one outside the folder."""
+    """Return the names of the tensors' files, sorted.
+
+    Raises SourceInvalid for a file outside of the folder.
+    """
     locations = set()
     for tensor in filter(_is_external, proto_tensors):
         location = _entries(tensor).get("location", "")
@@ -33,14 +36,16 @@ def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
     return sorted(locations)
 
 
-def embed(name: str, folder: Path, proto: Any) -> bool:
-    """Read a ModelProto's external data from `folder`; return whether it has any. Raises SourceInvalid.
+def embed(path: Path, proto: Any) -> bool:
+    """Read the external data of the model at `path` into `proto`; return whether there is any.
 
-    All locations and sizes are checked before any data is read, so a model that is too large costs no memory.
+    All locations and sizes are checked before any data is read, so a model that is too large costs no memory. Raises
+    SourceInvalid.
     """
+    name = path.name
     places = list[tuple[Any, BinaryIO, int, int]]()
     with ExitStack() as stack:
-        files = {each: stack.enter_context(open_file(name, folder, each)) for each in files_of(name, tensors(proto))}
+        files = {each: stack.enter_context(open_file(path, each)) for each in files_of(name, tensors(proto))}
         for tensor in filter(_is_external, tensors(proto)):
             entries = _entries(tensor)
             file = files[entries["location"]]
@@ -58,31 +63,33 @@ def embed(name: str, folder: Path, proto: Any) -> bool:
     return bool(places)
 
 
-def size_of(name: str, folder: Path, locations: Sequence[str]) -> int:
-    """Return how many bytes the files have together. Raises SourceInvalid for one that cannot be read."""
+def size_of(path: Path, locations: Sequence[str]) -> int:
+    """Return the size of all external files of the model at `path`.
+
+    Raises SourceInvalid for a file that cannot be read.
+    """
     total = 0
     for location in locations:
-        with open_file(name, folder, location) as file:
+        with open_file(path, location) as file:
             total += os.fstat(file.fileno()).st_size
     return total
 
 
-def open_file(name: str, folder: Path, location: str) -> BinaryIO:
-    """Open a regular file below `folder` for reading. Raises SourceInvalid."""
-    path = folder / location
+def open_file(model: Path, location: str) -> BinaryIO:
+    """Open the file `location` below the folder of `model` for reading. Raises SourceInvalid."""
+    folder, path = model.parent, model.parent / location
+    keeps = f"{model.name} keeps weights in {location!r}"
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise SourceInvalid(f"{name} keeps weights in {location!r}, a link that leads out of the model's folder")
+            raise SourceInvalid(f"{keeps}, a link that leads out of the model's folder")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise SourceInvalid(
-            f"{name} keeps weights in {location!r}, which cannot be read: {error.strerror}; put that file beside the model"
+            f"{keeps}, which cannot be read: {error.strerror}; put that file beside the model"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SourceInvalid(
-            f"{name} keeps weights in {location!r}, which is not a regular file: put the file itself there"
-        )
+        raise SourceInvalid(f"{keeps}, which is not a regular file: put the file itself there")
     if problem := pointer_problem(path):
         os.close(descriptor)
         raise SourceInvalid(problem)

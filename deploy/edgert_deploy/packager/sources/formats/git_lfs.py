@@ -1,4 +1,4 @@
-"""Files that are no model or samples: pointers of Git LFS, pipes and devices."""
+"""Recognizes files that cannot be a model or samples: pointers of Git LFS, pipes and devices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def pointer_problem(path: Path) -> str:
-    """Return the message about a pointer of Git LFS, a pipe or a device; an empty text for any other file."""
-    if not path.is_file():  # to open a pipe would block, and a device may be endless
+    """Return the message about a Git LFS pointer, a pipe or a device; an empty text for any other file."""
+    if not path.is_file():  # opening a pipe would block, and a device may be endless
         is_special = path.exists() and not path.is_dir()
         return f"{path} is a pipe or a device: write its content to a file, and give that" if is_special else ""
     with suppress(OSError), path.open("rb") as file:

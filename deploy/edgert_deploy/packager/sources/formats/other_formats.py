@@ -1,6 +1,7 @@
-"""Files of other formats that users may give to `edgert build`: their names, and advice.
+"""Recognizes files of formats that `edgert build` does not support, and gives advice.
 
-A file is recognized by its first bytes if possible, else by its suffix. This needs no framework, and unpickles nothing.
+A file is recognized by its first bytes if possible, else by its suffix. The check needs no framework and unpickles
+nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def _by_content(path: Path, head: bytes) -> str:
         return "in OpenVINO's own format: give the ONNX model that it was made from"
     if path.name == "saved_model.pb":
         return "one file of a SavedModel: give its folder"
-    if path.suffix == ".pb" and head[:1] == b"\n":  # the first field of a GraphDef; that of an ONNX model has number 1
+    if (
+        path.suffix == ".pb" and head[:1] == b"\n"
+    ):  # a GraphDef begins with field 1 of bytes, an ONNX model with field 1 of a number
         return "a graph of TensorFlow 1: convert it with python -m tf2onnx.convert --graphdef, and give the ONNX model"
     return next((what for beginning, what in BEGINNINGS.items() if head.startswith(beginning)), "")
 

@@ -14,20 +14,23 @@ from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
-IR_OF_WEIGHTS_ALONE = 4  # from here on weights need not be inputs
-OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
+IR_OF_WEIGHTS_ALONE = 4  # the first IR in which weights need not be inputs
+OPSET_OF_AXES = 13  # the first opset in which Unsqueeze reads its axes from an input
 SUFFIX = "/edgert_batch_inside"  # the suffix of the inner value's name, after or before the added Transpose
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
-    """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
+    """Set the axes of the inputs in `shapes` (name -> lengths), and equally named axes of other inputs.
 
-    An input without axes is one number, such as a sampling rate: the given length is its value, and becomes a constant.
-    The value of a BOOL, true or false, also becomes a constant, such as Optimum's `use_cache_branch`, which chooses a
-    branch. The batch stays open if the model leaves it open, and its length is given as 1. A given length also replaces
-    a fixed length: convolutions accept any length, and the run on a sample shows whether the other layers do. Returns
-    whether anything changed, and a remark for each input with a replaced length. Raises SourceInvalid if a name or a
-    rank does not fit the model.
+    An input without axes is one number, such as a sampling rate. Its given value becomes a constant of the model. The
+    given value of a BOOL, true or false, becomes a constant, too. Example: Optimum's `use_cache_branch` chooses a
+    branch.
+
+    If the model leaves the batch open, the batch stays open, and its given length must be 1. A given length may also
+    replace a fixed length. Convolutions accept any length; the run on a sample shows whether the other layers do.
+
+    Returns whether anything changed, and a remark for each input with a replaced length. Raises SourceInvalid if a name
+    or a rank does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
@@ -39,7 +42,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
         dims = inputs[name].type.tensor_type.shape.dim
         if isinstance(given[0], bool) or (not dims and len(given) == 1):
-            _fix(proto, inputs.pop(name), given[0])
+            _make_constant(proto, inputs.pop(name), given[0])
             changed = True
             continue
         lengths = [int(n) for n in given]
@@ -49,22 +52,10 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
             raise SourceInvalid(
                 f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
             )
-        before, replaced = described(dims), False
-        for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
-            if is_open(dim):
-                if axis == 0 or _may_be_batch(dims, axis, batches):
-                    if length != 1:
-                        raise SourceInvalid(
-                            f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
-                        )
-                    continue
-                if dim.dim_param not in ("", "?"):
-                    named[dim.dim_param] = length
-                _set(dim, length)
-                changed = True
-            elif dim.dim_value != length:
-                _set(dim, length)
-                changed = replaced = True
+        before = described(dims)
+        lengths_by_name, replaced = _set_axes(name, dims, lengths, batches)
+        named |= lengths_by_name
+        changed |= described(dims) != before
         if replaced:
             remarks.append(f"input {name!r} {before} is taken as {described(dims)}, as --input says")
             forget_outputs(proto)
@@ -79,7 +70,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
 
 
 def option_for(name: str, dims: Any) -> str:
-    """Return the option that gives `name` its axes, the batch as 1: `--input images=1,3,HEIGHT,WIDTH`."""
+    """Return the option that sets the axes of the input `name`, such as `--input images=1,3,HEIGHT,WIDTH`."""
     words = []
     for axis, dim in enumerate(dims):
         letters = "".join(c for c in dim.dim_param.upper() if c.isalnum())
@@ -88,22 +79,26 @@ def option_for(name: str, dims: Any) -> str:
 
 
 def axis_option(name: str, dims: Any, axis: int) -> str:
-    """Return a value of `--buckets` for an axis: `tokens=32,64,128`, or `ids:1=...` without a name."""
+    """Return a value of `--buckets` for an axis: `tokens=32,64,128`, or `ids:1=...` for an unnamed axis."""
     param = dims[axis].dim_param
     return f"{f'{name}:{axis}' if param in ('', '?') else param}=32,64,128"
 
 
 def described(dims: Any) -> str:
-    """Return `[batch, 3, ?, ?]`: lengths, and the names of open axes."""
+    """Return the axes as text with their lengths or names, such as `[batch, 3, ?, ?]`."""
     return "[" + ", ".join((dim.dim_param or "?") if is_open(dim) else str(dim.dim_value) for dim in dims) + "]"
 
 
 def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
-    The batch is the axis with the name of another input's open axis 0. If all inputs have a fixed axis 0 that is not 1,
-    the name of an output's open axis 0 counts. If no axis has a name, the batch is the only open axis. If axis 0 of the
-    other inputs is 1, the batch is the first axis of length 1. An input whose axis 0 is the batch does not change.
+    An input whose axis 0 is the batch does not change. For the others, the batch is the axis that the first rule with a
+    result gives:
+
+    1. The open axis with the name of another input's open axis 0. If axis 0 of every input has a fixed length above 1,
+       the names of the outputs' open axes 0 count instead.
+    2. If no axis has a name: the only open axis.
+    3. If axis 0 of other inputs is 1: the first axis of length 1.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
@@ -129,9 +124,10 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
 
 
 def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """Bring the outputs' batch axis to the front, by their shapes for one sample and for two (or one).
+    """Bring the batch axis of each output to the front; return a remark for each changed output.
 
-    An output without any axis of length 1, of a model whose batch is fixed to 1, gets an axis.
+    `one` has the shapes of the outputs for one sample. `two` has their shapes for two samples; if the batch is fixed to
+    1, for one sample. In this case, an output without an axis of length 1 gets such an axis as the batch.
     """
     remarks = []
     for value, a, b in zip(list(proto.graph.output), one, two, strict=True):
@@ -154,7 +150,7 @@ def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequenc
 
 
 def forget_shapes(proto: Any) -> None:
-    """Remove the graph's inner shapes, which new lengths of its inputs would contradict."""
+    """Remove the shapes of the graph's inner values, which new lengths of the inputs would contradict."""
     del proto.graph.value_info[:]
     for value in proto.graph.output:
         for dim in value.type.tensor_type.shape.dim:
@@ -163,7 +159,7 @@ def forget_shapes(proto: Any) -> None:
 
 
 def fixed_batches(proto: Any) -> list[str]:
-    """Return the inputs whose batch is 1 while other inputs leave theirs open."""
+    """Return the inputs whose batch is fixed to 1, if other inputs leave the batch open."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in model_inputs(proto)}
     firsts = {name: dims[0] for name, dims in shapes.items() if dims}
     ones = [name for name, dim in firsts.items() if not is_open(dim) and dim.dim_value == 1]
@@ -171,7 +167,7 @@ def fixed_batches(proto: Any) -> list[str]:
 
 
 def fix_batch(proto: Any) -> bool:
-    """Set the batch to 1 if it is open; return whether it was open."""
+    """Set an open batch to 1; return whether the batch was open."""
     firsts = list(open_batch_axes(proto))
     for dim in firsts:
         _set(dim, 1)
@@ -188,13 +184,13 @@ def forget_outputs(proto: Any) -> None:
 
 
 def open_batch_axes(proto: Any) -> Iterator[Any]:
-    """Yield axis 0 of each input that leaves it open."""
+    """Yield axis 0 of each input whose axis 0 is open."""
     firsts = (value.type.tensor_type.shape.dim[:1] for value in model_inputs(proto))
     return (dim for dims in firsts for dim in dims if is_open(dim))
 
 
 def rename(graph: Any, old: str, new: str) -> None:
-    """Let every node, also of graphs inside nodes, read `new` in place of `old`."""
+    """Make every node, also in the graphs inside nodes, read `new` instead of `old`."""
     for node in nodes_of(graph):
         node.input[:] = [new if name == old else name for name in node.input]
 
@@ -206,10 +202,10 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 
 
 def drop_weight_inputs(proto: Any) -> bool:
-    """Remove weights from the inputs, where IR 3 listed them; return whether there were any.
+    """Remove weights from the inputs, which list them in IR 3; return whether there were any.
 
-    Tools would treat such weights as values that a caller may replace: the tools would fold nothing, or make a folded
-    value an input.
+    A tool treats a weight among the inputs as a default that a caller may replace. So the tool would fold nothing, or
+    would make a folded value an input.
     """
     inputs = list(model_inputs(proto))
     if len(inputs) == len(proto.graph.input):
@@ -220,7 +216,10 @@ def drop_weight_inputs(proto: Any) -> bool:
 
 
 def drop_unread_inputs(proto: Any) -> list[str]:
-    """Remove and return inputs that no operator reads: engines drop these and refuse values for them."""
+    """Remove and return the inputs that no operator reads.
+
+    Some engines drop them, and refuse their values.
+    """
     read = {name for node in nodes_of(proto.graph) for name in node.input}
     read |= {value.name for graph in graphs_of(proto.graph) for value in graph.output}
     unread = [value.name for value in proto.graph.input if value.name not in read]
@@ -231,20 +230,23 @@ def drop_unread_inputs(proto: Any) -> list[str]:
 
 
 def is_open(dim: Any) -> bool:
-    """Return whether a model leaves the length of this axis open."""
+    """Whether the model leaves the length of an axis open."""
     return not (dim.HasField("dim_value") and dim.dim_value > 0)
 
 
 def _batch_names(proto: Any) -> set[str]:
-    """Return the names of the inputs' open axes 0; of the outputs' if no input can have its batch there."""
+    """Return the names of the inputs' open axes 0.
+
+    If axis 0 of every input has a fixed length above 1, return the names of the outputs' open axes 0.
+    """
     firsts = [dim for value in model_inputs(proto) for dim in value.type.tensor_type.shape.dim[:1]]
-    if all(dim.dim_value > 1 for dim in firsts):  # as in [steps, N, features], PyTorch's own order
+    if all(dim.dim_value > 1 for dim in firsts):  # such as [steps, N, features], the default order of PyTorch
         firsts = [dim for value in proto.graph.output for dim in value.type.tensor_type.shape.dim[:1]]
     return {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
 
 
 def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
-    """Whether an open axis after a fixed axis 0 is the batch: by its name, or as the only open axis."""
+    """Whether an open axis after a fixed axis 0 may be the batch: by its name, or as the only open axis."""
     if is_open(dims[0]) or not is_open(dims[axis]):
         return False
     if batches:
@@ -253,7 +255,30 @@ def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
     return unnamed and dims[0].dim_value > 1 and sum(is_open(dim) for dim in dims) == 1
 
 
-def _fix(proto: Any, value: Any, number: float) -> None:
+def _set_axes(name: str, dims: Any, lengths: Sequence[int], batches: set[str]) -> tuple[dict[str, int], bool]:
+    """Set the axes `dims` of the input `name`, except the batch, to `lengths`.
+
+    Returns the lengths by the names of open axes, and whether a fixed length was replaced. Raises SourceInvalid for a
+    length of the batch other than 1.
+    """
+    named, replaced = dict[str, int](), False
+    for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
+        if is_open(dim) and (axis == 0 or _may_be_batch(dims, axis, batches)):
+            if length != 1:
+                raise SourceInvalid(
+                    f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
+                )
+        elif is_open(dim):
+            if dim.dim_param not in ("", "?"):
+                named[dim.dim_param] = length
+            _set(dim, length)
+        elif dim.dim_value != length:
+            _set(dim, length)
+            replaced = True
+    return named, replaced
+
+
+def _make_constant(proto: Any, value: Any, number: float) -> None:
     import numpy as np
     from onnx import helper, numpy_helper
 
@@ -306,7 +331,10 @@ def _add_batch(proto: Any, value: Any, rank: int) -> None:
 
 
 def _inner(proto: Any, value: Any, rank: int) -> str:
-    """Rename the inner value of the output `value`; return its name. The output gets `rank` open axes."""
+    """Rename the value that becomes the output `value`; return the new name.
+
+    The output gets `rank` open axes.
+    """
     inner = str(value.name + SUFFIX)
     for node in proto.graph.node:
         node.output[:] = [inner if name == value.name else name for name in node.output]
@@ -318,7 +346,7 @@ def _inner(proto: Any, value: Any, rank: int) -> str:
 
 
 def _clear_placeholders(proto: Any) -> bool:
-    """Clear lengths of -1 and 0: some exporters write them for an open axis, and tools misread them."""
+    """Clear lengths of -1 and 0, which some exporters write for an open axis: tools misread them."""
     cleared = False
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:

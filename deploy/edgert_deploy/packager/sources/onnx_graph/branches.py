@@ -1,8 +1,9 @@
-"""`If` nodes whose condition is known at the build: replaces each by the chosen branch.
+"""Replaces each `If` whose condition is known at the build by the chosen branch.
 
-Exporters write an `If` for each `if` of the program. Most of these test a shape, so their conditions are constants once
-the model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, the folding runs at
-several batches: a condition is known only if it has the same value at all of them.
+Exporters write an `If` for each `if` of the program. Most of these nodes test a shape, so their conditions are
+constants once the model's axes have lengths. ONNX Runtime's constant folding finds the values of such conditions. If
+the batch is open, the folding runs at several batches. A condition is known only if it has the same value at all of
+these batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, graphs_inside, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, graphs_inside, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
@@ -24,7 +25,7 @@ ROUNDS_MAX = 20  # levels of branches that contain an `If`
 
 
 def control_flow(proto: Any) -> tuple[str, ...]:
-    """Return the `If`, `Loop` and `Scan` nodes of a ModelProto, as `Loop node 'name'`; none for None."""
+    """Return the `If`, `Loop` and `Scan` nodes of a model, such as `Loop node 'name'`; () for None."""
     nodes = () if proto is None else proto.graph.node
     return tuple(
         f"{node.op_type} node {(node.name or node.output[0])!r}" for node in nodes if node.op_type in CONTROL_FLOW
@@ -32,7 +33,7 @@ def control_flow(proto: Any) -> tuple[str, ...]:
 
 
 def inline_known_branches(proto: Any) -> bool:
-    """Replace each `If` with a known condition by its branch; return whether there was any."""
+    """Replace each `If` with a known condition by the chosen branch; return whether there was any."""
     changed = False
     for _ in range(ROUNDS_MAX):
         conditions = {node.input[0] for node in proto.graph.node if node.op_type == "If"}
@@ -50,9 +51,9 @@ def inline_known_branches(proto: Any) -> bool:
 
 
 def drop_empty_outputs(proto: Any) -> list[str]:
-    """Remove outputs that are constants without values; return their names.
+    """Remove the outputs that are constants without elements; return their names.
 
-    A decoder that Optimum merged has such outputs in the branch that reuses the first step's results.
+    Optimum merges the first step of a decoder with the later steps. The branch of the later steps has such outputs.
     """
     constants = Constants(proto)
     origin = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
@@ -71,7 +72,7 @@ def drop_empty_outputs(proto: Any) -> list[str]:
 
 
 def flatten_conditions(proto: Any) -> bool:
-    """Give conditions of `If` one axis, as OpenVINO refuses [1, 1]; return whether any had more."""
+    """Reshape conditions of `If` to one axis, because OpenVINO refuses [1, 1]; return whether any changed."""
     import numpy as np
     from onnx import helper, numpy_helper, shape_inference
 
@@ -93,7 +94,7 @@ def flatten_conditions(proto: Any) -> bool:
 
 
 def _known_conditions(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
-    """Return the value of each condition that depends on nothing but constants and fixed lengths."""
+    """Return the value of each condition that depends only on constants and fixed lengths."""
     batches = BATCHES if any(open_batch_axes(proto)) else (1,)
     first, *others = (folded_constants(proto, conditions, batch, "BOOL") for batch in batches)
     values = {name: bool(array) for name, array in first.items()}
@@ -101,17 +102,16 @@ def _known_conditions(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
 
 
 def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str) -> dict[str, Array]:
-    """Return those of `names`, values of ONNX's `datatype`, that are constants at `batch`."""
+    """Return the values in `names` that are constants at `batch`. `datatype` is ONNX's name of their type."""
     import onnx
     from onnx import helper, numpy_helper
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     for dim in open_batch_axes(copy):
         dim.dim_value = batch
     del copy.graph.value_info[:]
     del copy.graph.output[:]
-    for name in names:  # the folding keeps the node that makes an output, so the output is a copy of the value
+    for name in names:  # the folding keeps the node of an output, so a copy of the value becomes the output
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
         kind = getattr(onnx.TensorProto, datatype)
         copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", kind, None))
@@ -144,11 +144,11 @@ def optimized(proto: Any) -> Any:
 
 
 def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
-    """Return the nodes of the branch, with unique names; its constants become constants of `graph`."""
-    from onnx import GraphProto, helper
+    """Return the nodes of the chosen branch, with unique names. Its constants become constants of `graph`."""
+    from onnx import helper
 
-    branch = GraphProto()
-    branch.CopyFrom(next(a.g for a in node.attribute if a.name == ("then_branch" if condition else "else_branch")))
+    chosen = "then_branch" if condition else "else_branch"
+    branch = copy_of(next(attribute.g for attribute in node.attribute if attribute.name == chosen))
     prefix = f"{node.output[0]}/"
     own = [name for inner in branch.node for name in inner.output if name] + [t.name for t in branch.initializer]
     results = [value.name for value in branch.output]
@@ -172,7 +172,7 @@ def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
 
 
 def remove_unused(graph: Any) -> None:
-    """Remove nodes and constants that no output needs: a runtime would compute them."""
+    """Remove the nodes and constants that no output needs, because a runtime would compute them."""
     needed = {value.name for value in graph.output}
     used_nodes = []
     for node in reversed(graph.node):
@@ -182,6 +182,6 @@ def remove_unused(graph: Any) -> None:
             for inside in graphs_inside(node):
                 needed.update(name for one in inside.node for name in one.input)
                 needed.update(value.name for value in inside.output)
-    needed.update(value.name for value in graph.input)  # if an input has a default
+    needed.update(value.name for value in graph.input)  # an input may have a default among the initializers
     refill(graph.node, reversed(used_nodes))
     refill(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in needed))

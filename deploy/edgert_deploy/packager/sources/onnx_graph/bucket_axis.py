@@ -20,7 +20,7 @@ OWN_NAME = "edgert_length"  # the name for an axis without one
 
 @dataclass(frozen=True)
 class WantedBuckets:
-    """`sizes` for the axis called `axis`, or `INPUT:POSITION`; `values` are paddings other than 0."""
+    """The bucket `sizes` for one axis, given as a name or `INPUT:POSITION`; `values` pad instead of 0."""
 
     axis: str
     sizes: tuple[int, ...]
@@ -28,7 +28,7 @@ class WantedBuckets:
 
 
 def read_buckets(text: str | None, pads: Sequence[str] = ()) -> WantedBuckets | None:
-    """Parse `tokens=32,64,128` and the pads `input_ids=1`. Raises ConfigInvalid."""
+    """Parse buckets such as `tokens=32,64,128`, and pads such as `input_ids=1`. Raises ConfigInvalid."""
     if text is None:
         if pads:
             raise ConfigInvalid("--pad needs --buckets, whose inputs it pads")
@@ -48,7 +48,10 @@ def read_buckets(text: str | None, pads: Sequence[str] = ()) -> WantedBuckets | 
 
 
 def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
-    """Return the buckets and the inputs with the wanted axis, which gets a name. Raises SourceInvalid."""
+    """Return the buckets, with the inputs that have the wanted axis. Raises SourceInvalid.
+
+    An axis without a name gets a name.
+    """
     places = [
         (value, axis, dim)
         for value in model_inputs(proto)
@@ -75,14 +78,17 @@ def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
 
 
 def probed_lengths(buckets: Buckets) -> tuple[int, ...]:
-    """Return lengths to probe the outputs with, largest first: the sizes, and one in between."""
+    """Return the lengths at which the probe runs, largest first: the sizes, and one other length."""
     return tuple(sorted({*buckets.sizes, max(1, buckets.largest - 1)}, reverse=True))
 
 
 def cut_outputs(
     outputs: Sequence[TensorSpec], shapes: Mapping[int, Sequence[tuple[int, ...]]], axis_name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[CutOutput, ...]]:
-    """Return outputs with the axis open, and their cuts; `shapes` fall in length. Raises SourceInvalid."""
+    """Return the outputs with the bucket axis open, and the cuts of answers to padded inputs.
+
+    `shapes` holds the outputs' shapes by the length of the axis, the largest length first. Raises SourceInvalid.
+    """
     largest = next(iter(shapes))
     specs, cuts = [], []
     for i, spec in enumerate(outputs):

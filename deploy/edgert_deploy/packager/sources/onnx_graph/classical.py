@@ -1,6 +1,6 @@
 """Classical models of scikit-learn, XGBoost and LightGBM: ONNX with operators of `ai.onnx.ml`.
 
-Only ONNX Runtime computes them. Trees compare numbers, so INT8 or FP16 would gain nothing.
+Only ONNX Runtime supports these operators. Trees only compare numbers, so INT8 or FP16 would save nothing.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 DOMAIN = "ai.onnx.ml"
 CLASSES_SHOWN_MAX = 20
 IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX itself
-PRODUCERS = ("skl2onnx", "OnnxMLTools")  # converters whose models may have no operator of `ai.onnx.ml`, such as k-means
+PRODUCERS = (
+    "skl2onnx",
+    "OnnxMLTools",
+)  # converters; their models, such as k-means, may have no operator of `ai.onnx.ml`
 # Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def classical_operators(proto: Any) -> tuple[str, ...]:
-    """Return the kinds of operators of `ai.onnx.ml` in a ModelProto; none for None."""
+    """Return the types of the `ai.onnx.ml` operators in a model; () for None."""
     if proto is None:
         return ()
     return tuple(sorted({node.op_type for node in nodes_of(proto.graph) if node.domain == DOMAIN}))
 
 
 def is_classical(proto: Any) -> bool:
-    """Whether a ModelProto is a model of classical machine learning; False for None.
+    """Whether a model is from classical machine learning; False for None.
 
-    INT8 distorts distances between readings in different units, and makes such a model no faster.
+    INT8 does not make such a model faster, and distorts distances between readings in different units.
     """
     return proto is not None and (proto.producer_name in PRODUCERS or bool(classical_operators(proto)))
 
@@ -40,10 +43,10 @@ def is_float_only(proto: Any) -> bool:
 
 
 def unwrap_maps(proto: Any) -> tuple[str, ...]:
-    """Replace outputs that are lists of maps (`ZipMap`) by their tensors; remove labels that are text.
+    """Replace outputs that are lists of maps (`ZipMap`) by tensors, and remove outputs that are text.
 
     By default, skl2onnx and onnxmltools append a ZipMap to classifiers, and the classes are often words. Returns a
-    remark for each output that changes.
+    remark for each changed output.
     """
     from onnx import helper
 
@@ -58,14 +61,14 @@ def unwrap_maps(proto: Any) -> tuple[str, ...]:
         del node.attribute[:]
         node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # FP64 becomes FP32, too
         value.CopyFrom(helper.make_tensor_value_info(value.name, helper.TensorProto.FLOAT, None))
-        remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] that it is made of")
+        remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] of its values")
     if remarks and not opset_of(proto):
         proto.opset_import.append(helper.make_opsetid("", IDENTITY_OPSET))
     return (*remarks, *_without_text(proto, classes))
 
 
 def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
-    """Remove outputs that are text if a classifier has others; return a remark for each."""
+    """Remove the text outputs of a classifier that has other outputs; return a remark for each."""
     from onnx import TensorProto
 
     texts = [value for value in proto.graph.output if value.type.tensor_type.elem_type == TensorProto.STRING]

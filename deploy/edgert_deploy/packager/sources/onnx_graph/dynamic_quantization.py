@@ -1,8 +1,8 @@
 """Models that quantize activations at run time, as ONNX Runtime's `quantize_dynamic` writes them.
 
-Their weights are constants in INT8, so the same arithmetic in float is known. For engines that lack these operators,
-`undo` writes it. ONNX Runtime runs the graph unchanged. The items of a batch share a range there, and an answer must
-not depend on other items. So `examine` fixes the batch of such a model to 1.
+ONNX Runtime runs such a graph unchanged. For engines that lack its operators, `undo` writes the same arithmetic in
+float, which is possible because the weights are constants in INT8. In ONNX Runtime, the items of a batch share a range,
+but an answer must not depend on other items. So `examine` fixes the batch of such a model to 1.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array
 
 QUANTIZE = "DynamicQuantizeLinear"
-# Operators that compute the range of their input at run time; all except the first are ONNX Runtime's own.
+# Operators that compute the range of their input at run time. The first is from ONNX, the others from ONNX Runtime.
 RANGES_AS_THEY_RUN = frozenset({QUANTIZE, "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 FLOAT_SUFFIX = "/edgert_float"
 
 
 def is_dynamic(proto: Any) -> bool:
-    """Whether the range of an activation is computed from a whole batch."""
+    """Whether the model computes the range of an activation from a whole batch."""
     return any(node.op_type in RANGES_AS_THEY_RUN for node in proto.graph.node)
 
 
 def undo(proto: Any, constants: Any) -> None:
-    """Replace the operators by float ones, in place; `constants` are the graph's. Raises BuildFailed."""
+    """Replace these operators by float operators, in place. Raises BuildFailed.
+
+    `constants` are the constants of the graph.
+    """
     if not is_dynamic(proto):
         return
     graph = _Graph(proto.graph, constants)
@@ -49,7 +52,8 @@ class _Graph:
     """The values of the graph: constants, and the float value of each quantized activation."""
 
     def __init__(self, graph: Any, constants: Any) -> None:
-        self._graph, self._constants = graph, constants
+        self._graph = graph
+        self._constants = constants
         self._made: dict[str, Array] = {}
         self.before: dict[str, str] = {}
 
@@ -61,7 +65,10 @@ class _Graph:
         return name
 
     def fold(self, node: Any) -> bool:
-        """Fold a product of two scales, which crashes ONNX Runtime 1.32 in FP16; return whether `node` is one."""
+        """If `node` multiplies two scales, fold the product and return True.
+
+        ONNX Runtime 1.32 crashes on such a product in FP16.
+        """
         if node.op_type != "Mul" or not any(name in self._made for name in node.input):
             return False
         factors = [self._made.get(name, self._constants.get(name)) for name in node.input]
@@ -71,7 +78,7 @@ class _Graph:
         return True
 
     def read(self, node: Any, at: int) -> Array:
-        """Return the constant that input `at` of `node` names."""
+        """Return the constant at input `at` of `node`. Raises BuildFailed if it is computed."""
         array = self._constants.get(node.input[at])
         if array is None:
             raise BuildFailed(
@@ -81,7 +88,10 @@ class _Graph:
         return np.asarray(array)
 
     def operand(self, node: Any, at: int, zero_at: int, shape: tuple[int, ...] = ()) -> str:
-        """Return input `at` as float, minus the zero point in input `zero_at` (reshaped to `shape`)."""
+        """Return the name of input `at` in float, minus its zero point.
+
+        `zero_at` is the input with the zero point, and `shape` the shape that a zero point per channel gets.
+        """
         name = str(node.input[at])
         if name in self.before:
             return self.before[name]
@@ -116,7 +126,10 @@ def _conv(graph: _Graph, node: Any) -> list[Any]:
 
 
 def _lstm(graph: _Graph, node: Any) -> list[Any]:
-    """DynamicQuantizeLSTM: an LSTM with W and R transposed; inputs 8 to 11 are scales and zero points."""
+    """Replace a DynamicQuantizeLSTM.
+
+    Its W and R are transposed; inputs 8 to 11 are scales and zero points.
+    """
     from onnx import helper
 
     inputs = list(node.input)[:8]

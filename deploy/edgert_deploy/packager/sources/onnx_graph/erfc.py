@@ -1,4 +1,4 @@
-"""Replaces Erfc, which ONNX lacks: tf2onnx leaves it in the GELU of a SavedModel."""
+"""Replaces Erfc, which tf2onnx writes for the GELU of a SavedModel, although ONNX lacks it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, refill
 
 
 def replace_erfc(proto: Any) -> bool:
-    """Write 1 + Erf(-x) for each Erfc(x), in place; return whether there was any."""
+    """Replace each Erfc(x) by 1 + Erf(-x), in place; return whether there was any."""
     found = False
     for graph in graphs_of(proto.graph):
         if any(node.op_type == "Erfc" for node in graph.node):

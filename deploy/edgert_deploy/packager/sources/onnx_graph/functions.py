@@ -1,6 +1,6 @@
-"""Puts the bodies of a model's own functions in place of their calls.
+"""Replaces the calls of a model's own functions by the bodies of these functions.
 
-OpenVINO reads no functions, and no builder looks inside them.
+OpenVINO reads no functions, and no builder reads the nodes inside functions.
 """
 
 from __future__ import annotations

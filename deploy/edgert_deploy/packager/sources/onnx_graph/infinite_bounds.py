@@ -1,6 +1,6 @@
-"""Clips without a bound.
+"""Removes infinite bounds of Clip, which exporters write for a Clip without this bound.
 
-Exporters write an infinite bound instead. No engine can quantize it, and it looks like a damaged weight.
+No engine can quantize an infinite bound, and the check of weights would report it as damaged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 
-BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value with which each is no bound
+BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value of each that has no effect
 
 
 def drop_infinite_bounds(proto: Any) -> bool:

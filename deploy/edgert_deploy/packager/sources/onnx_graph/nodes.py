@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 PROTO_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message; the build makes every artifact from one
 
 Array = NDArray[Any]
-# The attributes of a Constant that hold numbers without a tensor, and the types that ONNX gives them.
+# The attributes of a Constant that hold numbers without a tensor, and the dtypes of these numbers.
 _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+
+
+def copy_of(message: Any) -> Any:
+    """Return a copy of a protobuf message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
@@ -59,7 +66,7 @@ def graphs_inside(node: Any) -> Iterator[Any]:
 class Constants:
     """The constants of a graph by name: initializers and Constant nodes with numbers, also inside nodes.
 
-    The branches of an `If` may use one name for different values: such a name is no constant.
+    The branches of an `If` may use one name for different values. Such a name does not count as a constant.
     """
 
     def __init__(self, proto: Any) -> None:
@@ -87,7 +94,7 @@ class Constants:
 
 
 def _made(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each value of `graph`, and the holder of its constant, None for a computed value."""
+    """Yield the name of each value of `graph` with the message that holds its constant; None if computed."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:
         maker = _constant_of(node) if node.op_type == "Constant" else None
@@ -95,7 +102,7 @@ def _made(graph: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _constant_of(node: Any) -> Any:
-    """Return the tensor or the attribute with the numbers of a Constant node, None for texts."""
+    """Return the tensor or the attribute with the numbers of a Constant node; None for texts."""
     for attribute in node.attribute:
         if attribute.name == "value":
             return attribute.t

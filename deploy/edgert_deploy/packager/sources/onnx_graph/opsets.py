@@ -1,15 +1,15 @@
-"""Opsets that the runtimes read.
+"""Converts models to an opset that the runtimes read.
 
-Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So ONNX's
-converter lowers a model of a newer opset to OPSET_MAX, and raises a model of an opset without quantization. The build
-uses the result only if the answers stay the same. Otherwise the model does not change.
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 accepts opset 22 and IR 10, TensorRT 10.3 accepts less.
+So ONNX's converter lowers the opset of a newer model to OPSET_MAX, and raises an opset that has no quantization. The
+build uses the converted model only if its answers stay the same. Otherwise the model does not change.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, structure_of
 
 OPSET_MIN = 13  # the first opset whose QuantizeLinear has scales per channel
@@ -20,7 +20,7 @@ IR_MAX = 10  # the IR of OPSET_MAX
 
 
 def wanted_opsets(proto: Any) -> list[int]:
-    """Return the opsets that the model may get, the best first: from OPSET_MIN to OPSET_MAX."""
+    """Return the opsets to convert the model to, from OPSET_MIN to OPSET_MAX, the best first."""
     opset = opset_of(proto)
     wanted = [OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)]
     if opset > OPSET_OF_DFT and any(node.op_type == "DFT" for node in nodes_of(proto.graph)):
@@ -29,7 +29,7 @@ def wanted_opsets(proto: Any) -> list[int]:
 
 
 def at_opset(proto: Any, opset: int) -> Any:
-    """Return the model in that opset and an IR up to IR_MAX; None if ONNX cannot convert it."""
+    """Return the model in `opset`, with an IR up to IR_MAX; None if ONNX cannot convert it."""
     from onnx import version_converter
 
     converted = proto
@@ -41,10 +41,8 @@ def at_opset(proto: Any, opset: int) -> Any:
         except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is
             return None
     if converted.ir_version > IR_MAX:
-        lowered = type(proto)()
-        lowered.CopyFrom(converted)
-        lowered.ir_version = IR_MAX
-        converted = lowered
+        converted = copy_of(converted)
+        converted.ir_version = IR_MAX
     return converted
 
 
@@ -79,7 +77,7 @@ def steady_fourier(proto: Any) -> bool:
 
 
 def _reshaped(graph: Any, node: Any, rank: int) -> Any:
-    """Return a Reshape of the result of a DFT: all axes but the last unchanged, then two numbers."""
+    """Return a Reshape for the result of a DFT: the last axis becomes two numbers, the others stay."""
     import numpy as np
     from onnx import helper, numpy_helper
 

@@ -1,7 +1,8 @@
-"""Models with Q/DQ: trained with quantization, or quantized at their export.
+"""Models with Q/DQ, from training with quantization or from a quantizing exporter.
 
-Their scales are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph unchanged, and TFLite's quantizer gets its
-ranges. For FP32, `float_of` removes the quantization of activations; weights keep their rounded values.
+The build keeps their scales: ONNX Runtime, OpenVINO and TensorRT get such a graph unchanged, and TFLite's quantizer
+gets the ranges of the graph. For FP32, `float_of` removes the quantization of activations; weights keep their rounded
+values.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
-# Quantized arithmetic in one operator. It stays, unless dynamic_quantization.py replaces it.
+# Operators of quantized arithmetic. `float_of` keeps them unless dynamic_quantization.py replaces them.
 QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
     ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")
 )
@@ -31,7 +32,7 @@ POSITIVE_SUFFIX = "/edgert_positive"
 
 
 def is_quantized(proto: Any) -> bool:
-    """Whether activations are quantized. A graph that only keeps its weights in INT8 is a float model."""
+    """Whether activations are quantized. A graph with only its weights in INT8 counts as a float model."""
     constants = Constants(proto)
     return any(
         node.op_type in QUANTIZED_ARITHMETIC or (node.op_type == QUANTIZE and node.input[0] not in constants)
@@ -48,10 +49,9 @@ def has_wide_activations(proto: Any) -> bool:
 
 
 def float_of(proto: Any) -> Any:
-    """Return the graph without Q/DQ, its weights dequantized. Raises BuildFailed if that is impossible."""
+    """Return the graph without Q/DQ, with dequantized weights. Raises BuildFailed if this is impossible."""
     proto = as_qdq(proto)
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     undo(copy, Constants(proto))
     nodes = list(copy.graph.node)
     if foreign := sorted({node.op_type for node in nodes} & QUANTIZED_ARITHMETIC):
@@ -64,7 +64,9 @@ def float_of(proto: Any) -> Any:
     before: dict[str, str] = {}  # a value after Q/DQ -> the value before it
     unrounded: set[str] = set()  # values that were integers until their Q was removed, as after a Transpose
     outputs = {value.name for value in proto.graph.output}
-    positive = {value.name for value in proto.graph.input}  # a Relu here would only cost time
+    positive = {
+        value.name for value in proto.graph.input
+    }  # the values without negative numbers; a Relu after them would only cost time
     for node in nodes:
         name = node.output[0] if node.output else ""
         if node.op_type not in (QUANTIZE, DEQUANTIZE):
@@ -97,7 +99,7 @@ def float_of(proto: Any) -> Any:
 
 
 def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
-    """Return each quantized activation's lowest and highest value, by the value's name before its Q."""
+    """Return the lowest and the highest value of each quantized activation, by its name before the Q."""
     constants = Constants(proto)
     ranges = {}
     for node in proto.graph.node:
@@ -109,7 +111,7 @@ def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
 
 
 def _range(node: Any, constants: Constants) -> tuple[float, ...]:
-    """Return the lowest and highest value of a QuantizeLinear; (NaN,) for scales per channel."""
+    """Return the lowest and the highest value of a QuantizeLinear; (NaN,) for scales per channel."""
     scale, zero_point = _scale(node, constants), _zero_point(node, constants)
     if (scale.size, zero_point.size) != (1, 1):
         return (float("nan"),)
@@ -117,9 +119,9 @@ def _range(node: Any, constants: Constants) -> tuple[float, ...]:
 
 
 def _made_positive(graph: Any, value: str, positive: set[str]) -> str:
-    """Return the name of `value` after a Relu that this function adds once.
+    """Add a Relu after `value` once; return the name of its result.
 
-    The float graph needs it, because ONNX Runtime's quantizer removes a Relu if the range begins at 0.
+    ONNX Runtime's quantizer removed such a Relu if the range began at 0, and the float graph needs it.
     """
     name = value + POSITIVE_SUFFIX
     if name not in positive:
@@ -149,7 +151,7 @@ def _zero_point(node: Any, constants: Constants) -> Array:
 
 
 def _along(node: Any, values: Array, shape: tuple[int, ...]) -> Array:
-    """Return `values`, per tensor, per channel or by blocks, in a form that broadcasts over `shape`."""
+    """Return `values` (per tensor, per channel or per block) in a form that broadcasts over `shape`."""
     if values.size == 1:
         return values.reshape(())
     numbers = {a.name: int(a.i) for a in node.attribute}
@@ -174,7 +176,7 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
 
 
 def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> Iterator[Any]:
-    """Yield float nodes equal to a DequantizeLinear of integers with one scale."""
+    """Yield float nodes that compute a DequantizeLinear of integers with one scale."""
     from onnx import helper
 
     name = str(node.output[0])

@@ -1,7 +1,7 @@
 """Rewrites operators on quantized integers, such as QLinearConv, as float operators between Q/DQ.
 
-ONNX Runtime's tools call these formats QOperator and QDQ. The INT8 models of the ONNX model zoo use QOperator, and only
-ONNX Runtime supports all of it. The scales stay the same.
+ONNX Runtime's tools call these two formats QOperator and QDQ. The INT8 models of the ONNX model zoo use QOperator,
+which only ONNX Runtime supports completely. The rewriting keeps the scales.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, copy_of, refill
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 
 @dataclass(frozen=True)
 class _Form:
-    """The float operator of a quantized one, and the positions of its inputs.
+    """The inputs of a quantized operator.
 
-    Each number of `operands` is the position of a value; its scale and zero point follow. `result` is the
-    position of the result's scale. `bias` is the position of INT32 numbers in units of the product of both operands'
-    scales.
+    Attributes:
+        op: The float operator that computes the same function.
+        operands: The position of each operand. Its scale and its zero point are the next two inputs.
+        result: The position of the result's scale.
+        bias: The position of the bias in INT32; -1 for none. Its scale is the product of both operands' scales.
     """
 
     op: str
@@ -51,11 +53,10 @@ OWN_ATTRIBUTES = ("channels_last", "opset")  # attributes that only ONNX Runtime
 
 
 def as_qdq(proto: Any) -> Any:
-    """Return the model with Q/DQ around float operators; an unknown operator does not change."""
+    """Return the model with float operators between Q/DQ. An unknown operator does not change."""
     if not any(node.op_type in _FORMS or node.op_type == CONCAT for node in proto.graph.node):
         return proto
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     rewriter = _Rewriter(copy)
     refill(copy.graph.node, (new for node in proto.graph.node for new in rewriter.nodes(node)))
     del copy.graph.value_info[:]
@@ -63,13 +64,14 @@ def as_qdq(proto: Any) -> Any:
 
 
 class _Rewriter:
-    """Yields the nodes, and writes the scales of biases into the graph."""
+    """Yields the new nodes, and writes the scales of biases into the graph."""
 
     def __init__(self, proto: Any) -> None:
-        self._graph, self._constants = proto.graph, Constants(proto)
+        self._graph = proto.graph
+        self._constants = Constants(proto)
 
     def nodes(self, node: Any) -> Iterator[Any]:
-        """Yield `node`, or what replaces it."""
+        """Yield `node` itself, or the nodes that replace it."""
         from onnx import helper
 
         form = _FORMS.get(node.op_type)
@@ -87,7 +89,7 @@ class _Rewriter:
             scale = self._scale_of_sums(node)
             yield helper.make_node(DEQUANTIZE, [node.input[form.bias], scale], inputs[-1:], f"{name}/bias/dq", axis=0)
         result = [name for name in node.input[form.result : form.result + 2] if name]
-        computed = f"{name}/float" if result else name  # a QGemm without a scale gives floats
+        computed = f"{name}/float" if result else name  # a QGemm without a result scale gives floats
         if node.op_type == "QLinearSoftmax" and _attribute(node, "opset", OPSET_OF_AXIS) < OPSET_OF_AXIS:
             yield from _softmax_of_rows(name, inputs[0], computed, _attribute(node, "axis", -1))
         else:
@@ -110,7 +112,7 @@ class _Rewriter:
         return helper.make_node(DEQUANTIZE, [each for each in inputs if each], [name], f"{name}/dq", **own)
 
     def _scale_of_sums(self, node: Any) -> str:
-        """Return the name of the bias's scale: the product of both operands' scales, times a QGemm's alpha."""
+        """Return the name of the bias's scale: the product of the operands' scales, times a QGemm's alpha."""
         from onnx import numpy_helper
 
         left, right = (np.asarray(self._constants.get(node.input[at])) for at in (1, 4))
@@ -121,7 +123,7 @@ class _Rewriter:
 
 
 def _softmax_of_rows(name: str, values: str, result: str, axis: int) -> list[Any]:
-    """Return a Softmax with its meaning before opset 13: over all axes from `axis` on together."""
+    """Return nodes for a Softmax as before opset 13: over all axes from `axis` on together."""
     from onnx import helper
 
     rows, shares, shape = f"{name}/rows", f"{name}/shares", f"{name}/shape"
@@ -140,5 +142,5 @@ def _attribute(node: Any, name: str, default: Any) -> Any:
 
 
 def _has_channels_first(node: Any) -> bool:
-    """Whether a scale per channel of the node's weights is along axis 0; else along axis 1."""
+    """Whether a scale per channel of the node's weights is along axis 0. Otherwise it is along axis 1."""
     return node.op_type == "QLinearConv" or bool(_attribute(node, "transB", 0))

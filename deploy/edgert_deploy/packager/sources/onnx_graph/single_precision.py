@@ -1,8 +1,8 @@
 """Rewrites models in FP16, BF16 or FP64 as models in FP32.
 
-No builder quantizes such models, and TFLite reads none of them. OpenVINO misreads weights in BF16 and computes no FP64,
-and ONNX Runtime has no convolution in FP64. FP32 represents every value of FP16 and BF16, so these weights keep their
-values, and `--precision fp16` halves them again. FP64 is rounded: the caller compares the answers.
+No builder quantizes such models, and TFLite reads none of them. OpenVINO misreads weights in BF16 and does not compute
+in FP64. ONNX Runtime has no convolution in FP64. FP32 represents every value of FP16 and BF16, so these weights keep
+their values, and `--precision fp16` halves their size again. FP64 is rounded, so the caller compares the answers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ TYPE_ATTRIBUTES = ("to", "dtype")
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:
-    """Make all FP16 and BF16 of a ModelProto FP32; return a remark, and one for each input and output."""
+    """Convert all FP16 and BF16 of a model to FP32; return a remark, and one for each input and output."""
     from onnx import TensorProto
 
     return _as_fp32(proto, {TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16"}, "from the same weights in FP32")
 
 
 def narrow_double(proto: Any) -> tuple[str, ...]:
-    """Make all FP64 of a ModelProto FP32; return the same remarks as `widen_half`."""
+    """Convert all FP64 of a model to FP32; return remarks like `widen_half`."""
     from onnx import TensorProto
 
     return _as_fp32(proto, {TensorProto.DOUBLE: "FP64"}, "in FP32, and answers a random sample of small numbers alike")
 
 
 def has_double(proto: Any) -> bool:
-    """Whether a ModelProto computes in FP64."""
+    """Whether a model has tensors, inputs, outputs or casts in FP64."""
     from onnx import TensorProto
 
     return any(_found(proto, (TensorProto.DOUBLE,)))

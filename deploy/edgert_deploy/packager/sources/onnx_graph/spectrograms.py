@@ -1,7 +1,7 @@
 """Replaces STFT (exported from torch.stft) by a convolution with the waves of a Fourier transform.
 
-TFLite and TensorRT have no STFT, and OpenVINO refuses one whose batch is open. In a model, the window and the step are
-constants, so each number of the result is a weighted sum over a frame, as in a Conv.
+TFLite and TensorRT have no STFT, and OpenVINO refuses an STFT with an open batch. In a model, the window and the step
+are constants. So each number of the result is a weighted sum over a frame, which a Conv can compute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FRAME_LENGTH_MAX = 4096  # the weights grow with the square of the frame: 67 MB 
 
 
 def state_one_sided(proto: Any) -> bool:
-    """Write the default of the attribute `onesided` into each STFT; return whether one lacked it.
+    """Write the default of the attribute `onesided` into each STFT that lacks it; return whether one did.
 
     ONNX's shape inference treats a missing `onesided` as 0, and then reports that the next layer does not fit.
     """
@@ -58,7 +58,7 @@ def _real_signals(proto: Any) -> set[str]:
 
 
 def _waves(node: Any, constants: Constants) -> Array | None:
-    """Return weights [2 x bins, 1, frame], cosines then sines; None if they are not constants."""
+    """Return the weights [2 x bins, 1, frame], cosines then sines; None if they are not constants."""
     step, window, length = ([*node.input, "", ""])[1:4]
     if step not in constants or (window or length) == "" or any(x and x not in constants for x in (window, length)):
         return None
@@ -74,7 +74,7 @@ def _waves(node: Any, constants: Constants) -> Array | None:
 
 
 def _convolved(graph: Any, node: Any, waves: Array, constants: Constants) -> list[Any]:
-    """Return the nodes that replace `node`: [batch, time(, 1)] becomes [batch, frames, bins, 2]."""
+    """Return the nodes that replace `node`. They turn [batch, time(, 1)] into [batch, frames, bins, 2]."""
     from onnx import helper, numpy_helper
 
     name = str(node.output[0])

@@ -16,7 +16,7 @@ SHAPE_VALUES_MAX = 1024  # a constant with more elements is no shape
 
 
 def opset_of(proto: Any) -> int:
-    """Return the model's version of ONNX's own operators; 0 if it names none."""
+    """Return the model's version of ONNX's own operators; 0 if the model names none."""
     return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 
@@ -40,9 +40,9 @@ def structure_of(proto: Any) -> Any:
 
 
 def forget_inner_shapes(proto: Any) -> None:
-    """Remove the shapes noted for values inside the model, also inside its `If` and `Loop` nodes.
+    """Remove the shapes of the values inside the model, also inside its `If` and `Loop` nodes.
 
-    These shapes are optional: ONNX Runtime runs a model with wrong ones, and its own inference finds the shapes.
+    These shapes are optional. ONNX Runtime ignores wrong ones, because its own inference finds the shapes.
     """
     outer, *inner = graphs_of(proto.graph)
     for graph in (outer, *inner):

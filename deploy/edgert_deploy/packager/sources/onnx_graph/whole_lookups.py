@@ -1,7 +1,8 @@
-"""Look-ups of every row in order, as PyTorch writes `mask[rows, columns]` of an attention mask.
+"""Replaces look-ups of every row, in order, by a Reshape.
 
-The model computes the index from the lengths of axes. TFLite needs the index as a constant, so the batch could not stay
-open. Such a look-up returns all values in the shape of the index: it becomes a Reshape.
+PyTorch writes such a look-up for `mask[rows, columns]` of an attention mask. The model computes its index from the
+lengths of axes. TFLite would need the index as a constant, so the batch could not stay open. The result holds all
+values in the shape of the index, so a Reshape gives the same result.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgert_deploy.packager.sources.onnx_graph.branches import BATCHES, folded_constants, remove_unused
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, copy_of, refill
 
 FLAT = ("Flatten", "Reshape")
 LENGTHS = "/edgert_lengths"
@@ -49,11 +50,10 @@ def _axis(node: Any) -> int:
 
 
 def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
-    """Return the shape of each result that holds all rows in order; -1 stands for the batch."""
+    """Return the shape of each look-up that returns all rows in order; -1 stands for the batch."""
     from onnx import helper
 
-    copy = type(proto)()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     for node in lookups:
         copy.graph.node.append(helper.make_node("Shape", [node.input[0]], [f"{node.output[0]}{LENGTHS}"]))
     names = [name for node in lookups for name in (node.input[1], f"{node.output[0]}{LENGTHS}")]
@@ -68,7 +68,7 @@ def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
 
 
 def _whole(constants: Mapping[str, Array], node: Any) -> list[int] | None:
-    """Return the shape of the result at one batch size if the index names all rows in order; else None."""
+    """If the index of a look-up names all rows in order, return the shape of its result; else None."""
     index, lengths = constants.get(node.input[1]), constants.get(f"{node.output[0]}{LENGTHS}")
     if index is None or lengths is None or not np.array_equal(index.ravel(), np.arange(lengths[0])):
         return None

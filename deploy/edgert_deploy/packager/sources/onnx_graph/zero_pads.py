@@ -1,10 +1,11 @@
-"""Pads of zeros before a MaxPool: older releases of ONNX Runtime lose them if values are negative.
+"""Protects Pads of zeros before a MaxPool from a fault in older releases of ONNX Runtime.
 
-Their `Pad_Fusion` turns such a Pad into padding of the MaxPool, and a MaxPool ignores its padding: the result is
-negative where ONNX defines 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The fusion affects the source's
-answers, ONNX Runtime's artifacts and the TFLite lowering, which starts from ONNX Runtime's folding. The fusion tests
-whether all bytes of the value are 0. So it does not change a Pad with -0.0, which is the same number for every engine.
-The fusion may change the Pads of a convolution, and those of a MaxPool of a Relu.
+The fault is in `Pad_Fusion`, which turns such a Pad into padding of the MaxPool. A MaxPool ignores its padding, so the
+result can be negative at positions for which ONNX defines 0. Releases 1.23.2 and 1.31.1 have the fault, 1.32.0 does
+not. The fusion affects the source's answers, ONNX Runtime's artifacts and the TFLite lowering, which starts from ONNX
+Runtime's folding. The fusion changes a Pad only if all bytes of its value are 0. So this module writes -0.0, which is
+the same number for every engine. The Pads before a convolution, and those of a MaxPool after a Relu, need no
+protection.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ REMOVABLE = ("DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
 
 
 def keep_zero_pads(proto: Any) -> bool:
-    """Let Pads with zeros before a MaxPool pad with -0.0. Returns whether there were any."""
+    """Make each Pad with zeros before a MaxPool pad with -0.0; return whether there were any."""
     from onnx import TensorProto, helper, numpy_helper, shape_inference
 
     pads = _pads(proto)
@@ -42,7 +43,7 @@ def keep_zero_pads(proto: Any) -> bool:
 
 
 def _pads(proto: Any) -> list[Any]:
-    """Return the Pads with zeros that a MaxPool reads, except those after a Relu, which are never wrong."""
+    """Return the Pads with zeros that a MaxPool reads. After a Relu, the fusion is harmless."""
     constants, nodes = Constants(proto), list(nodes_of(proto.graph))
     makers = {name: node for node in nodes for name in node.output if name}
 

@@ -1,4 +1,4 @@
-"""The table of ONNX operator -> its record. Each module defines a family of operators."""
+"""The table of ONNX operators: name -> Op. Each module defines a family of operators."""
 
 from __future__ import annotations
 

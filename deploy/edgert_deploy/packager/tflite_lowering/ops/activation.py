@@ -8,7 +8,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, in
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
 from edgert_deploy.packager.tflite_lowering.ops.elementwise import unary
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_one, operands
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Unsupported, Value
 
 PER_AXIS_SOFTMAX_OPSET = 13  # before this opset, Softmax treated all axes from `axis` on as one axis
 CLIP_BOUNDS = {1: ("min", "MAXIMUM"), 2: ("max", "MINIMUM")}
@@ -19,7 +19,7 @@ def relu(x: Value, node: Node) -> Value:
 
 
 def clip(lowering: Lowering, node: Node) -> None:
-    """Apply the lower bound, then the upper one, which wins if they cross."""
+    """Apply the lower bound, then the upper bound. If the bounds cross, the upper bound decides."""
     x, layout = lowering.read_as_made(node)
     name = clamp_name(node, lowering.links.scalar)
     if name != "NONE" and x.dtype == FLOAT32:
@@ -42,7 +42,7 @@ def leaky_relu(x: Value, node: Node) -> Value:
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
-    """Use PRELU for a constant slope that all items share, else compose the function of other operators."""
+    """Write PRELU if all items share a constant slope. Otherwise compose PRelu of other operators."""
     slope, rank = lowering.graph.constants.get(node.inputs[1]), lowering.shape(node.outputs[0]).rank
     if slope is not None and lowering.dtype(node.inputs[0]) == FLOAT32 and (slope.ndim < rank or slope.shape[0] == 1):
         x, layout = lowering.read_as_made(node)
@@ -55,7 +55,7 @@ def prelu(lowering: Lowering, node: Node) -> None:
 
 
 def elu(x: Value, node: Node) -> Value:
-    """relu(x) + alpha * elu(min(x, 0)): the alpha of TFLite's ELU is 1."""
+    """Compute relu(x) + alpha * elu(min(x, 0)), because the alpha of TFLite's ELU is 1."""
     alpha = float(node.attributes.get("alpha", 1.0))
     if alpha == 1:
         return x.op("ELU")
@@ -83,15 +83,15 @@ def _halves(x: Value) -> tuple[Value, Value]:
 
 
 def softplus(x: Value) -> Value:
-    """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
+    """Compute max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
     decay = (x.op("ABS") * -1).op("EXP")
     return x.op("RELU") + (decay + 1).op("LOG")
 
 
 def mish(x: Value, node: Node) -> Value:
-    """x * tanh(softplus(x)) = x * s * (1 + n) / (1 + n * n), where s = sigmoid(x) and n = 1 - s.
+    """Compute x * tanh(softplus(x)) as x * s * (1 + n) / (1 + n * n), where s = sigmoid(x) and n = 1 - s.
 
-    In this form nothing overflows or cancels, and every step has an INT8 kernel (1 / d is rsqrt(d) squared).
+    No step of this form overflows or loses digits, and every step has an INT8 kernel (1 / d is rsqrt(d) squared).
     """
     sigmoid = x.op("LOGISTIC")
     rest = 1 - sigmoid
@@ -100,7 +100,7 @@ def mish(x: Value, node: Node) -> Value:
 
 
 def hard_sigmoid(x: Value, alpha: float, beta: float) -> Value:
-    """relu6(6 * (alpha * x + beta)) / 6 = clip(alpha * x + beta, 0, 1)."""
+    """Compute clip(alpha * x + beta, 0, 1) as relu6(6 * (alpha * x + beta)) / 6."""
     return (x * (6 * alpha)).op("ADD", 6 * beta, activation="RELU6") * (1 / 6)
 
 
@@ -122,12 +122,12 @@ def thresholded_relu(x: Value, node: Node) -> Value:
 
 
 def softmax(lowering: Lowering, node: Node) -> None:
-    """Apply TFLite's operator, which runs over the last axis: move another axis to the end and back."""
+    """Write SOFTMAX, which runs over the last axis. Another axis moves to the end and back."""
     shape, layout = lowering.shape(node.inputs[0]), lowering.layout(node.inputs[0])
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
-    axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank
+    axis = node.axis(shape.rank, default=-1 if per_axis else 1)
     if not per_axis and axis != shape.rank - 1:
-        raise Uncovered(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
+        raise Unsupported(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
     if layout is Layout.CHANNELS_LAST and axis == 1:
         lowering.result(node, _softmax(lowering.read(node, 0, layout), node), layout)
     else:

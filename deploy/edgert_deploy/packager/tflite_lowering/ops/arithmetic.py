@@ -11,9 +11,9 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_several, operand_layout, operands
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Uncovered, Value, broadcast
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Unsupported, Value, broadcast
 
-# Three quotients of 22 bits or more make 64 bits.
+# Three quotients of at least 22 bits give 64 bits.
 LONG_DIVISION_STEPS = 3
 
 
@@ -33,7 +33,7 @@ def select(condition: Value, if_true: Value, if_false: Value) -> Value:
 
 
 def variadic(code: str) -> Write:
-    """Return a writer of nodes with any number of operands, joined two at a time."""
+    """Return a writer of nodes with any number of operands. TFLite's operator combines two at a time."""
     return of_several(lambda values, node: _joined(code, values))
 
 
@@ -60,10 +60,11 @@ def divide(lowering: Lowering, node: Node) -> None:
 
 
 def _long_division(x: Value, y: Value) -> Value:
-    """Divide int64, which DIV does not support, by float32 quotients of the remaining part.
+    """Divide int64 values in float32, in several steps, because DIV does not support int64.
 
-    At least the upper 22 bits of each quotient are correct, and its product is subtracted exactly. The last quotient
-    divides a multiple of the divisor (FLOOR_MOD removed the remainder first), so rounding makes it exact.
+    FLOOR_MOD first removes the remainder, so the dividend is a multiple of the divisor. At least the upper 22 bits of
+    each quotient are correct. Each step subtracts the product of its quotient and the divisor, exactly. So the rounding
+    makes the last quotient exact.
     """
     divisor, remaining = y.cast(FLOAT32), x - _rest_with_dividends_sign(x, y)
     quotients = []
@@ -74,13 +75,13 @@ def _long_division(x: Value, y: Value) -> Value:
 
 
 def modulo(pair: list[Value], node: Node) -> Value:
-    """Write Mod. FLOOR_MOD has the divisor's sign, like ONNX's integers; `fmod` has the dividend's."""
+    """Write Mod. The result has the divisor's sign, as in FLOOR_MOD; with `fmod`, the dividend's sign."""
     x, y = pair
     return _rest_with_dividends_sign(x, y) if node.attributes.get("fmod", 0) else x.binary("FLOOR_MOD", y)
 
 
 def _rest_with_dividends_sign(x: Value, y: Value) -> Value:
-    """Return the remainder as in C: of the magnitudes, with the dividend's sign."""
+    """Return the remainder as in C: the remainder of the magnitudes, with the dividend's sign."""
     rest = _magnitude(x).binary("FLOOR_MOD", _magnitude(y))
     if x.dtype != INT64:
         return rest * x.op("SIGN")
@@ -103,7 +104,7 @@ def power(lowering: Lowering, node: Node) -> None:
     (x, y), layout = operands(lowering, node)
     if FLOAT32 not in (x.dtype, y.dtype):
         if {x.dtype, y.dtype} != {INT32}:
-            raise Uncovered(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
+            raise Unsupported(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
         lowering.result(node, x.binary("POW", y), layout)
         return
     floats = [value if value.dtype == FLOAT32 else value.cast(FLOAT32) for value in (x, y)]

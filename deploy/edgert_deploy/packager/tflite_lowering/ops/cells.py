@@ -1,4 +1,4 @@
-"""One step of an RNN, GRU or LSTM in TFLite's operators, by the equations of ONNX."""
+"""Writes one step of an RNN, GRU or LSTM in TFLite's operators, by the equations of ONNX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Activation = Callable[[Value], Value]
 
 @dataclass(frozen=True)
 class State:
-    """The state: values [batch, hidden]. None stands for zeros, which need no operator."""
+    """The state of a cell: values [batch, hidden]. None means zeros, for which no operator is needed."""
 
     hidden: Value | None = None
     memory: Value | None = None
@@ -27,8 +27,13 @@ class State:
 class Cell:
     """The weights of one direction, and the values that its steps share.
 
-    `recurrent` is [gates * hidden, hidden]; `recurrent_bias` and `peepholes` are [gates * hidden] and
-    [3 * hidden], or None.
+    Attributes:
+        name: The start of the names of the cell's tensors.
+        recurrent: The weights of the state, [gates * hidden, hidden].
+        recurrent_bias: The biases of the state, [gates * hidden].
+        peepholes: The peepholes of an LSTM, [3 * hidden], or None.
+        activations: The activations of the gates.
+        options: The attributes of the node.
     """
 
     name: str
@@ -37,7 +42,7 @@ class Cell:
     peepholes: NDArray[Any] | None
     activations: Sequence[Activation]
     options: dict[str, Any]
-    # Weights are written once and read at every step.
+    # The tensors of weights that an earlier step wrote: every step reads the same tensors.
     _weights: dict[tuple[int, int], Value] = field(default_factory=dict)
 
     @property
@@ -45,7 +50,7 @@ class Cell:
         return int(self.recurrent.shape[1])
 
     def at_step(self, step: int, value: Value, *, is_first: bool) -> Value:
-        """Return `value` named after its `step`. The first step has no state, so its operators have own names."""
+        """Return `value` with the name of its `step`. The first step has other names, because it has no state."""
         return replace(value, name=self.name, step="first" if is_first else f"{STEP_MARK}{step}")
 
     def gates(self, joined: Value, count: int) -> list[Value]:
@@ -73,7 +78,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# --- one step; `from_input` is the product with the input, with biases
+# --- one step; `from_input` is the product of the input and its weights, plus the biases
 
 
 def _rnn_step(cell: Cell, from_input: Value, state: State) -> State:
@@ -83,7 +88,10 @@ def _rnn_step(cell: Cell, from_input: Value, state: State) -> State:
 
 
 def _gru_step(cell: Cell, from_input: Value, state: State) -> State:
-    """ONNX's gates z, r, h: (1 - update) * new + update * old, written as new + update * (old - new)."""
+    """Compute a step with ONNX's gates z, r, h.
+
+    The result is (1 - update) * new + update * old, written as new + update * (old - new).
+    """
     applies_reset_last = bool(cell.options.get("linear_before_reset", 0))
     update, reset, new = cell.gates(from_input, 3)
     if state.hidden is not None:
@@ -114,7 +122,7 @@ def _lstm_step(cell: Cell, from_input: Value, state: State) -> State:
 
 
 def _with_peephole(cell: Cell, gate: Value, index: int, memory: Value | None) -> Value:
-    """Add the peephole's product with the memory to a gate; peepholes are in the order i, o, f."""
+    """Add the product of a peephole and the memory to a gate. The order of peepholes is i, o, f."""
     if cell.peepholes is None or memory is None:
         return gate
     return gate + memory * cell.peepholes[None, index * cell.hidden : (index + 1) * cell.hidden]

@@ -1,4 +1,4 @@
-"""Conv, and the convolution of a channels-last value, which ConvTranspose also uses."""
+"""Conv, and the convolution of channels-last values, which ConvTranspose also uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def conv(lowering: Lowering, node: Node) -> None:
         x, padding = x.padded(window.pads()), int(schema.Padding.VALID)
     options = {**window_options(window, padding), "fusedActivationFunction": activation_code(node.activation)}
     kernel = Kernel(as_2d(weights), bias, int(node.attributes.get("group", 1)), options)
-    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     lowering.result(node, convolved(kernel, x, shape), Layout.CHANNELS_LAST)
 
 
@@ -50,7 +50,7 @@ def window_options(window: Window, padding: int) -> dict[str, int]:
 
 
 def plain_options(spatial: int) -> dict[str, int]:
-    """Return the options of a window of stride 1 over a tensor that is padded already."""
+    """Return the options of a window of stride 1 without padding."""
     return window_options(Window((NO_AXIS,) * spatial), int(schema.Padding.VALID))
 
 
@@ -68,13 +68,13 @@ def convolved(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
 
 
 def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
-    """Convolve each group by itself, since CONV_3D has no groups, and join the results."""
+    """Convolve each group separately, because CONV_3D has no groups, and join the results."""
     if kernel.groups == 1:
         return x.op("CONV_3D", kernel.weights.transpose(2, 3, 4, 1, 0), kernel.bias, shape=shape, **kernel.options)
     parts = zip(np.split(kernel.weights, kernel.groups), np.split(kernel.bias, kernel.groups), strict=True)
     width, slices = kernel.weights.shape[1], []
     for group, (weights, bias) in enumerate(parts):
-        part = x.cut([0, 0, 0, 0, group * width], x.shape.with_length(4, width))
+        part = x.sliced([0, 0, 0, 0, group * width], x.shape.with_length(4, width))
         plane = replace(kernel, weights=weights, bias=bias, groups=1)
         slices.append(_convolved_3d(plane, part, shape.with_length(4, len(weights))))
     return slices[0].op("CONCATENATION", *slices[1:], shape=shape, axis=4)

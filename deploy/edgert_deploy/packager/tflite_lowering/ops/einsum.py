@@ -1,4 +1,4 @@
-"""Einsum, two operands at a time: a matrix product over groups of axes, or element-wise.
+"""Einsum, two operands at a time, each pair as a matrix product over groups of axes or element-wise.
 
 Source: the specification of ONNX's Einsum. The axes of an ellipsis get separate labels, counted from the last axis.
 """
@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 
 Labels = tuple[str, ...]
 
 
 def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
-    """Return the labels of each operand and of the result. Raises Uncovered if they do not fit `ranks`."""
+    """Return the labels of each operand and of the result. Raises Unsupported if they do not fit `ranks`."""
     operands_text, arrow, result_text = text.replace(" ", "").partition("->")
     terms = operands_text.split(",")
     if len(terms) != len(ranks):
-        raise Uncovered(
+        raise Unsupported(
             f"the equation {text!r} has {len(terms)} operands, but the node has {len(ranks)}; correct the equation"
         )
     operands = tuple(_labels(term, rank) for term, rank in zip(terms, ranks, strict=True))
     for labels, rank in zip(operands, ranks, strict=True):
         if len(labels) != rank:
-            raise Uncovered(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
+            raise Unsupported(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
         if len(set(labels)) != rank:
-            raise Uncovered(f"the equation {text!r} takes a diagonal; take it with GatherElements before")
+            raise Unsupported(f"the equation {text!r} takes a diagonal; take the diagonal with GatherElements before")
     flat = [label for labels in operands for label in labels]
     ellipsis_labels = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
@@ -51,7 +51,7 @@ def _labels(term: str, rank: int) -> Labels:
 
 @dataclass(frozen=True)
 class Term:
-    """An intermediate operand with axes `labels`: a value, or a constant written when it is read."""
+    """An intermediate operand with axes `labels`: a value, or a constant that is not written yet."""
 
     labels: Labels
     shape: BatchShape
@@ -66,11 +66,11 @@ class Term:
     def in_order(self, labels: Labels) -> Term:
         """Return the term with its axes in another order."""
         order, value = tuple(self.labels.index(label) for label in labels), self.value
-        turned = value.transpose(order) if isinstance(value, np.ndarray) else value.turned(order)
+        turned = value.transpose(order) if isinstance(value, np.ndarray) else value.transposed(order)
         return Term(labels, self.shape.permuted(order), turned)
 
     def grouped(self, *groups: Labels) -> Term:
-        """Return the term with one axis per group. The groups hold all labels; an empty group has length 1."""
+        """Return the term with one axis per group of labels. The axis of an empty group has length 1."""
         ordered = self.in_order(tuple(label for group in groups for label in group))
         signature, lengths = self.signature(), self.lengths()
         dims = tuple(int(np.prod([lengths[label] for label in group])) for group in groups)
@@ -104,8 +104,8 @@ def einsum(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     operands, result = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
     terms = [_term(lowering, node, index, labels) for index, labels in enumerate(operands)]
-    # The first operand is computed, so every product is computed, too. Weights are then the right operand, as
-    # FULLY_CONNECTED needs.
+    # Constants come last: the left operand of each product is then a computed value, and weights are the right operand,
+    # as FULLY_CONNECTED needs.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     product = terms.pop(0)
     while terms:
@@ -120,7 +120,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
     name = node.inputs[index]
     dtype = lowering.dtype(name)
     if dtype != FLOAT32:
-        raise Uncovered(f"{name!r} has dtype {dtype}; convert the model to float32")
+        raise Unsupported(f"{name!r} has dtype {dtype}; convert the model to float32")
     is_constant = lowering.is_constant(name)
     return Term(
         labels, lowering.shape(name), lowering.value(name, f"{name!r}") if is_constant else lowering.read(node, index)
@@ -128,7 +128,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
 
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
-    """Drop each axis of length 1 that is longer, or is the batch, in another operand."""
+    """Drop each axis of length 1 if the same label is longer, or is the batch, in another operand."""
     longer = {label for term in terms for label, length in term.signature().items() if length != 1}
     return [term.without(longer) for term in terms]
 

@@ -1,4 +1,4 @@
-"""Element-wise operators of one input: functions, casts, tests of a value."""
+"""Element-wise operators with one input: functions, casts, tests of a value."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_one
-from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, Unsupported, Value
 
-# erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT; beyond it, erf is 1 in float32. p is a least-squares fit of
-# atanh(erf(x)) / x, weighted more where the error was largest; the result differs by at most 2e-7 in float32.
+# erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT. For a larger |x|, erf is 1 or -1 in float32. The polynomial p is
+# a weighted least-squares fit of atanh(erf(x)) / x. In float32, the result differs from erf by at most 2e-7.
 ERF_LIMIT = 3.9
 ERF_POLYNOMIAL = (
     1.128379274339149,
@@ -49,7 +49,7 @@ def reciprocal(x: Value, node: Node) -> Value:
 
 
 def erf(x: Value, node: Node) -> Value:
-    """Compute Erf by ERF_POLYNOMIAL, because TFLite lacks Erf. A GELU around it was fused before."""
+    """Compute Erf by ERF_POLYNOMIAL, because TFLite lacks Erf. (fusion.py replaces the Erf of a GELU.)"""
     x = x.op("MAXIMUM", -ERF_LIMIT).op("MINIMUM", ERF_LIMIT)
     squared = x * x
     value = x.constant(ERF_POLYNOMIAL[-1])
@@ -59,7 +59,7 @@ def erf(x: Value, node: Node) -> Value:
 
 
 def cast(lowering: Lowering, node: Node) -> None:
-    """Cast. From float to integer TFLite drops the fraction, like ONNX."""
+    """Write Cast. TFLite, like ONNX, drops the fraction of a float that becomes an integer."""
     x, layout = lowering.read_as_made(node)
     lowering.result(node, x.cast(lowering.dtype(node.outputs[0])), layout)
 
@@ -67,13 +67,13 @@ def cast(lowering: Lowering, node: Node) -> None:
 def dropout(lowering: Lowering, node: Node) -> None:
     """Return the input, because inference drops no elements. The output `mask` has no value."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
-        raise Uncovered("it is in training mode; export the model for inference")
+        raise Unsupported("it is in training mode; export the model for inference")
     x, layout = lowering.read_as_made(node)
     lowering.result(node, x, layout)
 
 
 def is_inf(x: Value, node: Node) -> Value:
-    """Test that x - x is NaN and x is not, and that x has the wanted sign."""
+    """Test that x - x is NaN, that x is not NaN, and that x has the wanted sign."""
     difference = x - x
     result = difference.op("NOT_EQUAL", difference, dtype=BOOL).op("LOGICAL_AND", x.op("EQUAL", x, dtype=BOOL))
     for sign_name, opposite in (("positive", "LESS"), ("negative", "GREATER")):

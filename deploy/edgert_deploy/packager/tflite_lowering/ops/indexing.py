@@ -1,4 +1,4 @@
-"""Look-ups by a constant or computed index, and writes by such an index."""
+"""Look-ups and writes by a constant or computed index."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.ops.arithmetic import select
-from edgert_deploy.packager.tflite_lowering.value import BOOL, INT32, INT64, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import BOOL, INT32, INT64, Unsupported, Value, require_fixed
 
 
 def gather(lowering: Lowering, node: Node) -> None:
     x, shape = lowering.read(node), lowering.shape(node.outputs[0])
-    axis = int(node.attributes.get("axis", 0)) % x.shape.rank
-    if lowering.is_constant(node.inputs[1]) and x.shape.signature[axis] == -1:
-        raise Uncovered("it picks elements along the batch; export the model with its batch fixed to 1")
+    axis = node.axis(x.shape.rank, default=0)
+    if lowering.is_constant(node.inputs[1]):
+        require_fixed(x.shape, [axis], "it picks elements along the batch")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[axis])
     lowering.result(node, x.op("GATHER", chosen, shape=shape, axis=axis, batchDims=0))
 
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
-    """Look up. TFLite has no batch axes here: prepend each index's position on ONNX's batch axes."""
+    """Write GATHER_ND.
+
+    It has no batch axes, so each index gets its position on ONNX's batch axes in front.
+    """
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     batch_dims = int(node.attributes.get("batch_dims", 0))
     end = batch_dims + index_shape.dims[-1]
-    _require_fixed(x.shape, range(end), "it picks elements along the batch")
+    require_fixed(x.shape, range(end), "it picks elements along the batch")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[batch_dims:end])
     if batch_dims:
-        _require_fixed(index_shape, range(index_shape.rank), "batch_dims needs the length of the batch")
+        require_fixed(index_shape, range(index_shape.rank), "batch_dims needs the length of the batch")
         places = chosen.constant(np.moveaxis(np.indices(index_shape.dims[:-1])[:batch_dims], 0, -1))
         whole = index_shape.with_length(index_shape.rank - 1, end)
         chosen = places.op("CONCATENATION", chosen, shape=whole, axis=index_shape.rank - 1)
@@ -39,12 +42,12 @@ def gather_nd(lowering: Lowering, node: Node) -> None:
 
 
 def gather_elements(lowering: Lowering, node: Node) -> None:
-    """Look up in the flattened value: index * stride of the axis + the position on the other axes."""
+    """Look up in the flattened value, at index * (stride of the axis) + (position on the other axes)."""
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     for shape in (x.shape, index_shape):
-        _require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
+        require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
     rank, dims = x.shape.rank, x.shape.dims
-    axis = int(node.attributes.get("axis", 0)) % rank
+    axis = node.axis(rank, default=0)
     strides, grid = [int(np.prod(dims[i + 1 :])) for i in range(rank)], np.indices(index_shape.dims)
     base = sum((grid[i] * strides[i] for i in range(rank) if i != axis), np.zeros(index_shape.dims, np.int64))
     places = _non_negative(lowering, node, 1, dims[axis]) * strides[axis] + base
@@ -53,12 +56,12 @@ def gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:
-    """Write by index: SCATTER_ND writes into zeros; a mask selects other elements, or ADD adds them."""
+    """Write SCATTER_ND, which writes into zeros. A mask, or an ADD, combines its result with the input."""
     x, updates = lowering.read(node), lowering.read(node, 2)
     reduction = node.attributes.get("reduction", "none")
     if reduction not in ("none", "add"):
-        raise Uncovered(f"reduction {reduction!r} is not covered; use 'none' or 'add'")
-    _require_fixed(x.shape, range(x.shape.rank), "it needs the length of every axis, the batch included")
+        raise Unsupported(f"reduction {reduction!r} is not supported; use 'none' or 'add'")
+    require_fixed(x.shape, range(x.shape.rank), "it needs the length of every axis, the batch included")
     depth = lowering.shape(node.inputs[1]).dims[-1]
     places, whole = _non_negative(lowering, node, 1, x.shape.dims[:depth], INT32), x.indices(x.shape.dims)
     written = places.op("SCATTER_ND", updates, whole, shape=x.shape, dtype=x.dtype)
@@ -73,7 +76,7 @@ def one_hot(lowering: Lowering, node: Node) -> None:
     depth = int(lowering.value(node.inputs[1], "the depth").reshape(-1)[0])
     off, on = lowering.value(node.inputs[2], "the values")
     shape, dtype = lowering.shape(node.outputs[0]), lowering.dtype(node.outputs[0])
-    axis, chosen = int(node.attributes.get("axis", -1)) % shape.rank, _non_negative(lowering, node, 0, depth, INT32)
+    axis, chosen = node.axis(shape.rank), _non_negative(lowering, node, 0, depth, INT32)
     inputs = [chosen.indices(depth), *(chosen.constant(value, dtype) for value in (on, off))]
     axis = -1 if axis == shape.rank - 1 else axis
     lowering.result(node, chosen.op("ONE_HOT", *inputs, shape=shape, dtype=dtype, axis=axis))
@@ -82,7 +85,7 @@ def one_hot(lowering: Lowering, node: Node) -> None:
 def trilu(lowering: Lowering, node: Node) -> None:
     x = lowering.read(node)
     rank, dims = x.shape.rank, x.shape.dims
-    _require_fixed(x.shape, range(rank - 2, rank), "its triangle includes the batch")
+    require_fixed(x.shape, range(rank - 2, rank), "its triangle includes the batch")
     k = int(lowering.value(node.inputs[1], "k").reshape(())) if node.input(1) else 0
     whole = np.ones((*[1] * (rank - 2), *dims[-2:]), bool)
     mask = np.triu(whole, k) if node.attributes.get("upper", 1) else np.tril(whole, k)
@@ -95,9 +98,10 @@ def trilu(lowering: Lowering, node: Node) -> None:
 def _non_negative(
     lowering: Lowering, node: Node, index: int, lengths: int | Sequence[int], wanted: np.dtype[Any] | None = None
 ) -> Value:
-    """Return input `index` of `node`, indices into axes of `lengths`, as TFLite needs them: not negative.
+    """Return input `index` of `node` without negative indices, which TFLite does not accept.
 
-    Constant indices are int32. Computed indices keep their dtype, or are cast to the `wanted` dtype.
+    The indices are into axes of `lengths`. Constant indices become int32. Computed indices keep their dtype if `wanted`
+    is None, else they are cast to `wanted`.
     """
     name = node.inputs[index]
     if lowering.is_constant(name):
@@ -110,11 +114,6 @@ def _non_negative(
     if lowering.is_non_negative(name):
         return indices
     return select(indices.op("LESS", 0, dtype=BOOL), indices + lengths, indices)
-
-
-def _require_fixed(shape: BatchShape, axes: range, what: str) -> None:
-    if any(shape.signature[axis] == -1 for axis in axes):
-        raise Uncovered(f"{what}; export the model with its batch fixed to 1")
 
 
 OPS = {

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
-    """activation(alpha * A' * B' + beta * C), where ' is an optional transposition."""
+    """Compute activation(alpha * A' * B' + beta * C), where ' is an optional transposition."""
     _check_dtype(lowering, node)
     alpha, beta = (float(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     left = _matrix(lowering, node, 0, "transA")
@@ -43,7 +43,7 @@ def gemm(lowering: Lowering, node: Node) -> None:
 
 
 def matmul(lowering: Lowering, node: Node) -> None:
-    """Multiply; a vector is a matrix of one row or column, and the result omits that axis."""
+    """Multiply two matrices. A vector counts as one row or column, and the result omits this axis."""
     _check_dtype(lowering, node)
     left, right = node.inputs
     ranks = [lowering.shape(name).rank for name in node.inputs]
@@ -53,15 +53,15 @@ def matmul(lowering: Lowering, node: Node) -> None:
     elif lowering.is_constant(left) and ranks[0] == 2 and ranks[1] > 1:
         # A * X = (X' * A')', so that the constant becomes the weights of FULLY_CONNECTED.
         swap = (*range(ranks[1] - 2), ranks[1] - 1, ranks[1] - 2)
-        turned = lowering.read(node, 1).turned(swap)
+        turned = lowering.read(node, 1).transposed(swap)
         product = turned.times_weights(lowering.value(left, "the weights"), activation=node.activation)
-        lowering.result(node, product.turned(swap))
+        lowering.result(node, product.transposed(swap))
     else:
         lowering.result(node, _general(lowering, node))
 
 
 def _general(lowering: Lowering, node: Node) -> Value:
-    """Write BATCH_MATMUL, with operands of one rank of at least two."""
+    """Write BATCH_MATMUL. Both operands get the same rank, at least two."""
     left, right = lowering.read(node, 0), lowering.read(node, 1)
     result = wanted = lowering.shape(node.outputs[0])
     shapes = [left.shape, right.shape]
@@ -75,18 +75,18 @@ def _general(lowering: Lowering, node: Node) -> Value:
 
 def _check_dtype(lowering: Lowering, node: Node) -> None:
     if (dtype := lowering.dtype(node.outputs[0])) != FLOAT32:
-        raise Uncovered(f"TFLite multiplies matrices of float32, not of {dtype}; cast to float32")
+        raise Unsupported(f"TFLite multiplies matrices of float32, not of {dtype}; cast to float32")
 
 
 def _in_order(lowering: Lowering, node: Node, weights: NDArray[Any]) -> NDArray[Any]:
-    """Return weights [outputs, inputs] for the order of the features in the first input of `node`."""
+    """Return weights [outputs, inputs] in the order of the features of the node's first input."""
     order = lowering.feature_order.get(node.inputs[0])
     return weights if order is None else weights[:, order]
 
 
 def _matrix(lowering: Lowering, node: Node, index: int, attribute: str) -> Value:
     matrix = lowering.read(node, index)
-    return matrix.turned((1, 0)) if node.attributes.get(attribute, 0) else matrix
+    return matrix.transposed((1, 0)) if node.attributes.get(attribute, 0) else matrix
 
 
 OPS = {"Gemm": Op(gemm, clamps=True), "MatMul": Op(matmul, clamps=True)}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import TO_CHANNELS_FIRST, TO_CHANNELS_LAST, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, NeedsFixedBatch, Value, require_fixed
 
 # --- shape only
 
@@ -25,21 +25,21 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Return whether only a layer with constant weights reads a flattened value: it permutes its weights."""
+    """Whether `node` flattens a value for one layer with constant weights, which can permute its weights."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
     dims, user = lowering.shape(source).dims, lowering.links.only_user(node)
     if lowering.shape(output).dims != (dims[0], int(np.prod(dims[1:]))) or user is None:
         return False
-    takes = user.op_type == "MatMul" or (user.op_type == "Gemm" and not user.attributes.get("transA", 0))
-    if not takes or user.inputs[0] != output or output in user.inputs[1:]:
+    is_layer = user.op_type == "MatMul" or (user.op_type == "Gemm" and not user.attributes.get("transA", 0))
+    if not is_layer or user.inputs[0] != output or output in user.inputs[1:]:
         return False
     return lowering.is_constant(user.inputs[1]) and lowering.shape(user.inputs[1]).rank == 2
 
 
 def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
-    """Return each element's position in the flattened ONNX item, in the order of a channels-last item."""
+    """Return, for each element of a flattened channels-last item, its position in ONNX's flattened item."""
     return np.moveaxis(np.arange(int(np.prod(item))).reshape(item), 0, -1).reshape(-1)
 
 
@@ -53,14 +53,14 @@ def transpose(lowering: Lowering, node: Node) -> None:
     elif order == TO_CHANNELS_FIRST:
         lowering.result(node, lowering.read(node), Layout.CHANNELS_LAST)
     else:
-        lowering.result(node, lowering.read(node).turned(order))
+        lowering.result(node, lowering.read(node).transposed(order))
 
 
 def expand(lowering: Lowering, node: Node) -> None:
-    """Broadcast to a shape without the batch, or to one whose batch the value already has."""
+    """Broadcast to a shape. The batch can be an axis of the shape only if it is one of the value already."""
     x, after = lowering.read(node), lowering.shape(node.outputs[0])
     if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
-        raise Uncovered("it expands a computed value to the batch; export the model with its batch fixed to 1")
+        raise NeedsFixedBatch("it expands a computed value to the batch")
     x = x.reshaped(x.shape.of_rank(after.rank))
     repeats = [n if n != h else 1 for n, h in zip(after.dims, x.shape.dims, strict=True)]
     lowering.result(node, x if x.shape == after else x.op("TILE", x.indices(repeats), shape=after))
@@ -68,8 +68,7 @@ def expand(lowering: Lowering, node: Node) -> None:
 
 def tile(lowering: Lowering, node: Node) -> None:
     x, repeats = lowering.read(node), lowering.value(node.inputs[1], "the repeats").reshape(-1)
-    if any(length == -1 and n != 1 for length, n in zip(x.shape.signature, repeats, strict=True)):
-        raise Uncovered("it repeats the batch; export the model with its batch fixed to 1")
+    require_fixed(x.shape, np.flatnonzero(repeats != 1), "it repeats the batch")
     lowering.result(node, x.op("TILE", x.indices(repeats), shape=lowering.shape(node.outputs[0])))
 
 
@@ -79,40 +78,38 @@ def tile(lowering: Lowering, node: Node) -> None:
 def concat(lowering: Lowering, node: Node) -> None:
     layout = lowering.common_layout(node.inputs)
     shape = lowering.shape(node.outputs[0])
-    axis = int(node.attributes["axis"]) % shape.rank
-    if shape.signature[axis] == -1:
-        raise Uncovered("it joins along the batch; export the model with its batch fixed to 1")
+    axis = node.axis(shape.rank)
+    require_fixed(shape, [axis], "it joins along the batch")
     first, *others = (_joined(lowering, node, index, layout) for index in range(len(node.inputs)))
     place, shape = lowering.axis(axis, shape.rank, layout), lowering.laid_out(shape, layout)
     lowering.result(node, first.op("CONCATENATION", *others, shape=shape, axis=place), layout)
 
 
 def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value:
-    """Return an operand of a join; a constant that ONNX expands to the batch is expanded too."""
+    """Return input `index` of a Concat. A constant that ONNX expands to the batch is expanded here, too."""
     name = node.inputs[index]
     if name not in lowering.graph.expanded_constants:
         return lowering.read(node, index, layout)
     peers = (i for i, n in enumerate(node.inputs) if lowering.shape(n).signature[0] == -1)
     peer = next(peers, None)
     if peer is None or lowering.dtype(node.inputs[peer]) != FLOAT32 or layout is not Layout.NATIVE:
-        raise Uncovered(f"{name!r} depends on the batch; export the model with its batch fixed to 1")
+        raise NeedsFixedBatch(f"{name!r} depends on the batch")
     x = lowering.read(node, peer)
     ones = (1,) * (x.shape.rank - 1)
-    one_element = x.cut([0] * x.shape.rank, BatchShape((x.shape.dims[0], *ones), (-1, *ones)))
+    one_element = x.sliced([0] * x.shape.rank, BatchShape((x.shape.dims[0], *ones), (-1, *ones)))
     return one_element * 0 + lowering.read(node, index)
 
 
 def split(lowering: Lowering, node: Node) -> None:
     x, layout = lowering.read_as_made(node)
     shape = lowering.shape(node.inputs[0])
-    axis = int(node.attributes.get("axis", 0)) % shape.rank
-    if shape.signature[axis] == -1:
-        raise Uncovered("it splits the batch; export the model with its batch fixed to 1")
+    axis = node.axis(shape.rank, default=0)
+    require_fixed(shape, [axis], "it splits the batch")
     place, start = lowering.axis(axis, shape.rank, layout), 0
     for index, output in enumerate(node.outputs):
         piece = lowering.laid_out(lowering.shape(output), layout)
         begin = [start if i == place else 0 for i in range(piece.rank)]
-        lowering.result(node, x.cut(begin, piece), layout, index)
+        lowering.result(node, x.sliced(begin, piece), layout, index)
         start += lowering.shape(output).dims[axis]
 
 
@@ -124,13 +121,13 @@ def slice_(lowering: Lowering, node: Node) -> None:
     steps = lowering.integers(node, "steps", 4) or [1] * len(starts)
     begin, stride = [0] * x.shape.rank, [1] * x.shape.rank
     for axis, start, step in zip(axes, starts, steps, strict=True):
-        if shape.signature[axis] == -1 and (start != 0 or step != 1 or cut.signature[axis] != -1):
-            raise Uncovered("it cuts the batch; export the model with its batch fixed to 1")
+        if start != 0 or step != 1 or cut.signature[axis] != -1:
+            require_fixed(shape, [axis], "it cuts the batch")
         place = lowering.axis(axis, shape.rank, layout)
         begin[place], stride[place] = _start(start, shape.dims[axis], step), step
     piece = lowering.laid_out(cut, layout)
     is_plain = all(step == 1 for step in stride)
-    lowering.result(node, x.cut(begin, piece) if is_plain else _strided(x, begin, stride, piece), layout)
+    lowering.result(node, x.sliced(begin, piece) if is_plain else _strided(x, begin, stride, piece), layout)
 
 
 def _start(start: int, length: int, step: int) -> int:
@@ -140,7 +137,10 @@ def _start(start: int, length: int, step: int) -> int:
 
 
 def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -> Value:
-    """Write STRIDED_SLICE to one step after the last element; masks express the batch and ends before 0."""
+    """Write STRIDED_SLICE. Its end is one step after the last element.
+
+    A mask marks the axes without an end: the batch, and an axis whose end would be below 0.
+    """
     last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
     open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
     cut = (x.indices(values) for values in (begin, last, stride))
@@ -151,12 +151,14 @@ def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -
 
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
-    """Move blocks to channels. TFLite's order is ONNX's DCR mode; for CRD, a look-up changes the order."""
-    block, shape = int(node.attributes["blocksize"]), lowering.shape(node.outputs[0])
-    shape = lowering.laid_out(shape, Layout.CHANNELS_LAST)
+    """Move blocks to channels.
+
+    TFLite has the order of ONNX's mode DCR; for CRD, a look-up changes the order.
+    """
+    block, shape = int(node.attributes["blocksize"]), lowering.result_shape(node, Layout.CHANNELS_LAST)
     deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)
     if node.attributes.get("mode", "DCR") != "DCR":
-        deep = deep.picked(np.arange(shape.dims[3]).reshape(block * block, -1).T, 3)
+        deep = deep.gathered(np.arange(shape.dims[3]).reshape(block * block, -1).T, 3)
     lowering.result(node, deep, Layout.CHANNELS_LAST)
 
 
@@ -164,8 +166,8 @@ def depth_to_space(lowering: Lowering, node: Node) -> None:
     """Move channels to blocks, the reverse of `space_to_depth`. CRD is PixelShuffle."""
     x, block = lowering.read(node, 0, Layout.CHANNELS_LAST), int(node.attributes["blocksize"])
     if node.attributes.get("mode", "DCR") == "CRD":
-        x = x.picked(np.arange(x.shape.dims[3]).reshape(-1, block * block).T, 3)
-    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+        x = x.gathered(np.arange(x.shape.dims[3]).reshape(-1, block * block).T, 3)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     lowering.result(node, x.op("DEPTH_TO_SPACE", shape=shape, blockSize=block), Layout.CHANNELS_LAST)
 
 

@@ -1,7 +1,8 @@
-"""The normalizations, and each BatchNormalization that was not folded into a convolution."""
+"""The normalizations. Most BatchNormalizations were folded into a convolution before."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
 SMALLEST_NORM = 1e-6  # tflite/kernels/internal/reference/l2normalization.h
 
 
 def layer_normalization(lowering: Lowering, node: Node) -> None:
-    """Normalize over the axes from `axis` on; scale and bias have their shape."""
+    """Normalize over the axes from `axis` on. Scale and bias have the shape of these axes."""
     x = lowering.read(node)
     axes = _axes_from(node, x.shape.rank)
     mean = x.mean(axes)
@@ -30,14 +31,14 @@ def layer_normalization(lowering: Lowering, node: Node) -> None:
 
 
 def rms_normalization(lowering: Lowering, node: Node) -> None:
-    """x * rsqrt(mean of squares + epsilon) * scale, over the axes from `axis` on."""
+    """Compute x * rsqrt(mean of squares + epsilon) * scale, over the axes from `axis` on."""
     x = lowering.read(node)
     inverse = _inverse_deviation(x, _axes_from(node, x.shape.rank), _epsilon(node))
     lowering.result(node, x * inverse * lowering.read(node, 1))
 
 
 def _axes_from(node: Node, rank: int) -> list[int]:
-    return list(range(int(node.attributes.get("axis", -1)) % rank, rank))
+    return list(range(node.axis(rank), rank))
 
 
 def _epsilon(node: Node) -> float:
@@ -46,12 +47,12 @@ def _epsilon(node: Node) -> float:
 
 def instance_normalization(lowering: Lowering, node: Node) -> None:
     """Normalize over the spatial axes, with a scale and a bias per channel."""
-    image, channel, layout = _image(lowering, node)
-    axes = [axis for axis in range(1, image.shape.rank) if axis != channel]
+    image = _image(lowering, node)
+    axes = [axis for axis in range(1, image.value.shape.rank) if axis != image.channel]
     scale, offset = (lowering.value(name, f"{name!r}") for name in node.inputs[1:3])
-    centred = image - image.mean(axes)
+    centred = image.value - image.value.mean(axes)
     normal = centred * _inverse_deviation(centred, axes, _epsilon(node))
-    _finish_image(lowering, node, normal, channel, layout, scale, offset)
+    _write_scaled(lowering, node, replace(image, value=normal), scale, offset)
 
 
 def _inverse_deviation(centred: Value, axes: list[int], epsilon: float) -> Value:
@@ -59,16 +60,25 @@ def _inverse_deviation(centred: Value, axes: list[int], epsilon: float) -> Value
 
 
 def batch_normalization(lowering: Lowering, node: Node) -> None:
-    """x * factor + offset, with two constants per channel."""
+    """Compute x * factor + offset, with two constants per channel."""
     if node.attributes.get("training_mode", 0) or any(node.outputs[1:]):
-        raise Uncovered("it is in training mode; export the model for inference")
+        raise Unsupported("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (lowering.value(name, f"{name!r}").astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + _epsilon(node))
-    _finish_image(lowering, node, *_image(lowering, node), factor, bias - mean * factor)
+    _write_scaled(lowering, node, _image(lowering, node), factor, bias - mean * factor)
 
 
-def _image(lowering: Lowering, node: Node) -> tuple[Value, int, Layout]:
-    """Return a node's input with a rank of 4 at most, the axis of its channels, and its layout.
+@dataclass(frozen=True)
+class _Image:
+    """A value with a rank of 4 at most, its layout, and the axis of its channels."""
+
+    value: Value
+    layout: Layout
+    channel: int
+
+
+def _image(lowering: Lowering, node: Node) -> _Image:
+    """Return the input of `node` as an image.
 
     TFLite's older INT8 kernels broadcast only up to rank 4, so the depth and the height of a volume become one axis.
     """
@@ -79,25 +89,23 @@ def _image(lowering: Lowering, node: Node) -> tuple[Value, int, Layout]:
         depth = lowering.axis(2, rank, layout)
         shape = x.shape.with_length(depth, x.shape.dims[depth] * x.shape.dims[depth + 1])
         x, channel = x.reshaped(shape.reduced([depth + 1], keep=False)), min(channel, 3)
-    return x, channel, layout
+    return _Image(x, layout, channel)
 
 
-def _finish_image(
-    lowering: Lowering, node: Node, x: Value, channel: int, layout: Layout, scale: NDArray[Any], offset: NDArray[Any]
-) -> None:
-    """Write `node`'s result: `x`, computed from an image, times one constant per channel plus another."""
-    dims = [-1 if axis == channel else 1 for axis in range(x.shape.rank)]
-    x = x * scale.reshape(dims) + offset.reshape(dims)
-    lowering.result(node, x.reshaped(lowering.laid_out(lowering.shape(node.outputs[0]), layout)), layout)
+def _write_scaled(lowering: Lowering, node: Node, image: _Image, scale: NDArray[Any], offset: NDArray[Any]) -> None:
+    """Write the result of `node`: each channel of `image` times its `scale`, plus its `offset`."""
+    dims = [-1 if axis == image.channel else 1 for axis in range(image.value.shape.rank)]
+    y = image.value * scale.reshape(dims) + offset.reshape(dims)
+    lowering.result(node, y.reshaped(lowering.result_shape(node, image.layout)), image.layout)
 
 
 def lp_normalization(lowering: Lowering, node: Node) -> None:
-    """Divide x by its p-norm along one axis; TFLite has an operator for p = 2 along the last axis.
+    """Divide x by its p-norm along one axis. TFLite has an operator for p = 2 along the last axis.
 
-    A norm below 1e-6 counts as 1e-6, as in that operator, so zeros stay zeros.
+    A norm below 1e-6 counts as 1e-6, as in TFLite's operator, so zeros stay zeros.
     """
     x = lowering.read(node)
-    axis = int(node.attributes.get("axis", -1)) % x.shape.rank
+    axis = node.axis(x.shape.rank)
     if int(node.attributes.get("p", 2)) == 1:
         lowering.result(node, x / x.op("ABS").total([axis]).op("MAXIMUM", SMALLEST_NORM))
     else:
@@ -108,7 +116,7 @@ def local_response_normalization(lowering: Lowering, node: Node) -> None:
     """Write LRN: TFLite needs the number of channels on each side, and alpha per channel."""
     rank, size = lowering.shape(node.inputs[0]).rank, int(node.attributes["size"])
     if rank not in (3, 4):
-        raise Uncovered(f"the input has {rank - 2} spatial axes, and one or two are covered; reshape it before")
+        raise Unsupported(f"the input has {rank - 2} spatial axes, and one or two are supported; reshape it before")
     y = lowering.read(node, 0, Layout.CHANNELS_LAST).op(
         "LOCAL_RESPONSE_NORMALIZATION",
         radius=size // 2,

@@ -1,4 +1,4 @@
-"""The operands of element-wise nodes: in one layout, and ready to broadcast."""
+"""Reads the operands of element-wise nodes in one layout, ready to broadcast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgert_deploy.packager.tflite_lowering.value import Value
 
 
 def of_one(compute: Callable[[Value, Node], Value]) -> Write:
-    """Return a writer of nodes computed from their first input, in that input's layout."""
+    """Return a writer of nodes that compute their result from their first input, in its layout."""
 
     def write(lowering: Lowering, node: Node) -> None:
         x, layout = lowering.read_as_made(node)
@@ -21,7 +21,7 @@ def of_one(compute: Callable[[Value, Node], Value]) -> Write:
 
 
 def of_several(compute: Callable[[list[Value], Node], Value]) -> Write:
-    """Return a writer of nodes computed from all inputs, which broadcast against each other."""
+    """Return a writer of nodes that compute their result from all inputs, which broadcast."""
 
     def write(lowering: Lowering, node: Node) -> None:
         values, layout = operands(lowering, node)

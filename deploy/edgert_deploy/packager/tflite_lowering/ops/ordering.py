@@ -9,23 +9,25 @@ import numpy as np
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, Unsupported, Value, require_fixed
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
 def arg(code: str, lowering: Lowering, node: Node) -> None:
-    """Find an index: TFLite returns the first of equal elements; for the last one, reverse the axis."""
+    """Find the index of an extreme.
+
+    TFLite returns the first of equal elements; a reversed axis gives the last.
+    """
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
-        raise Uncovered(
+        raise Unsupported(
             f"TFLite compares float32 and int32 here, not {lowering.dtype(node.inputs[0])}; cast to one of them"
         )
     x, result, dtype = lowering.read(node), lowering.shape(node.outputs[0]), lowering.dtype(node.outputs[0])
-    axis = int(node.attributes.get("axis", 0)) % x.shape.rank
+    axis = node.axis(x.shape.rank, default=0)
     place = x.indices([axis])
     from_the_end = bool(node.attributes.get("select_last_index", 0))
-    if from_the_end and x.shape.signature[axis] == -1:
-        raise Uncovered("select_last_index needs the length of the batch; export the model with its batch fixed to 1")
     if from_the_end:
+        require_fixed(x.shape, [axis], "select_last_index needs the length of the batch")
         x = x.op("REVERSE_V2", place)
     shape = x.shape.reduced([axis], keep=False)
     index = x.op(code, place, shape=shape, dtype=dtype, outputType=TENSOR_TYPES[dtype])
@@ -35,23 +37,26 @@ def arg(code: str, lowering: Lowering, node: Node) -> None:
 
 
 def top_k(lowering: Lowering, node: Node) -> None:
-    """Find the k largest along an axis, moved to the end; inverted signs give the smallest."""
+    """Find the k largest elements along an axis, which moves to the end.
+
+    For the smallest, reverse the order.
+    """
     x, (values, indices) = lowering.read(node), (*node.outputs, "")[:2]
-    axis, largest = int(node.attributes.get("axis", -1)) % x.shape.rank, bool(node.attributes.get("largest", 1))
+    axis, largest = node.axis(x.shape.rank), bool(node.attributes.get("largest", 1))
     order = [*(i for i in range(x.shape.rank) if i != axis), axis]
     back = np.argsort(order).tolist()
     result = lowering.shape(values or indices)
     shape, count = result.permuted(order), x.indices(result.dims[axis])
-    turned = x.turned(order) if largest else _mirrored(x.turned(order))
+    turned = x.transposed(order) if largest else _mirrored(x.transposed(order))
     top, places = turned.op_of_many("TOPK_V2", [(shape, x.dtype), (shape, INT32)], count)
     if values:
-        lowering.result(node, (top if largest else _mirrored(top)).turned(back))
+        lowering.result(node, (top if largest else _mirrored(top)).transposed(back))
     if indices:
-        lowering.result(node, places.turned(back).cast(lowering.dtype(indices)), index=1)
+        lowering.result(node, places.transposed(back).cast(lowering.dtype(indices)), index=1)
 
 
 def _mirrored(x: Value) -> Value:
-    """Reverse the order of values: -x, or -1 - x for integers, so that every value has a counterpart."""
+    """Reverse the order of values: -x for floats, and -1 - x for integers, which cannot overflow."""
     return x * -1 if x.dtype == FLOAT32 else -1 - x
 
 

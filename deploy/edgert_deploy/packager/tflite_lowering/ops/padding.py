@@ -1,4 +1,7 @@
-"""Pad: constants, mirrored or repeated elements around a value; negative padding cuts."""
+"""Pad: puts constants, mirrored or repeated elements around a value.
+
+Negative padding removes elements.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value, require_fixed
 
 LOOKED_UP = ("edge", "reflect", "wrap")  # modes of ONNX, and of numpy.pad
 
@@ -19,17 +22,16 @@ def pad(lowering: Lowering, node: Node) -> None:
     x, layout = lowering.read_as_made(node)
     mode = node.attributes.get("mode", "constant")
     amounts = _amounts(lowering, node, x.shape.rank, layout)
-    if any(length == -1 and amount.any() for length, amount in zip(x.shape.signature, amounts, strict=True)):
-        raise Uncovered("it pads the batch; export the model with its batch fixed to 1")
+    require_fixed(x.shape, np.flatnonzero(amounts.any(axis=1)), "it pads the batch")
     if amounts.min(initial=0) < 0:
         cut = x.shape.padded(np.minimum(amounts, 0).tolist())
-        x, amounts = x.cut(np.maximum(-amounts[:, 0], 0).tolist(), cut), np.maximum(amounts, 0)
+        x, amounts = x.sliced(np.maximum(-amounts[:, 0], 0).tolist(), cut), np.maximum(amounts, 0)
     if mode == "constant":
         y = _padded_with_constant(x, amounts, _value(lowering, node))
     elif mode in LOOKED_UP:
         y = _padded_with_itself(x, amounts, mode)
     else:
-        raise Uncovered(f"mode {mode!r} is not covered; use constant, {', '.join(LOOKED_UP)}")
+        raise Unsupported(f"mode {mode!r} is not supported; use constant, {', '.join(LOOKED_UP)}")
     lowering.result(node, y, layout)
 
 
@@ -51,7 +53,10 @@ def _value(lowering: Lowering, node: Node) -> Any:
 
 
 def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> Value:
-    """Pad with a value. Pad floats with zeros, and add the value there: PADV2 would stay in float32."""
+    """Pad with a value.
+
+    Floats get zeros, and the value is added there, because PADV2 would stay in float32.
+    """
     if value and x.dtype != FLOAT32:
         return x.op("PADV2", x.indices(amounts), value, shape=x.shape.padded(amounts.tolist()))
     padded = x.padded(amounts.tolist())
@@ -64,7 +69,7 @@ def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> V
 
 
 def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Value:
-    """Write MIRROR_PAD if it has the mode, else a look-up along each axis."""
+    """Write MIRROR_PAD if it supports the mode, else a look-up along each axis."""
     widest = amounts.max(axis=1)
     if mode == "reflect" and bool((widest < x.shape.dims).all()):
         return x.padded(amounts.tolist(), "REFLECT")
@@ -73,7 +78,7 @@ def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Valu
     for axis, amount in enumerate(amounts):
         if amount.any():
             elements = np.pad(np.arange(x.shape.dims[axis]), amount, mode=mode)  # type: ignore[call-overload]  # wants a literal
-            x = x.picked(elements, axis)
+            x = x.gathered(elements, axis)
     return x
 
 

@@ -1,7 +1,7 @@
-"""MaxPool, AveragePool, LpPool, two axes at a time: a pool over boxes is a pool over each axis.
+"""MaxPool, AveragePool and LpPool. A pool over three axes runs over two axes, then over the third.
 
-TFLite has no option for some windows: dilated windows, or padding that zeros cannot replace. A look-up then puts the
-elements of every window side by side along its axis, and the window becomes a plain one whose stride is its length.
+TFLite has no option for dilated windows, and none for padding that zeros cannot replace. For such windows, a look-up
+puts the elements of every window side by side along its axis. The stride of the new window is its length.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.windows import NO_AXIS, Window, WindowAxis, window_of
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
 
 def max_pool(lowering: Lowering, node: Node) -> None:
     if len(node.outputs) > 1 and node.outputs[1]:
-        raise Uncovered("its second output, the indices, is not covered; export the model without it")
+        raise Unsupported("its second output, the indices, is not supported; export the model without it")
     non_negative = lowering.is_non_negative(node.inputs[0])
     _pool(lowering, node, lambda plane, window: _max(plane, window, non_negative))
 
 
 def _max(plane: Value, window: Window, non_negative: bool) -> Value:
-    """Compute maxima that ignore padding: pad with 0 if no value is lower, else with window elements.
+    """Compute maxima that ignore padding: pad with 0 if no value is negative, else with window elements.
 
-    Minus infinity would work in float32, but would use up the whole INT8 range.
+    Padding with minus infinity would work in float32, but would use up the whole INT8 range.
     """
     plane, window = _undilated_max(plane, window)
     if window.padding is not None:
@@ -59,7 +59,10 @@ def _can_mirror(axis: WindowAxis) -> bool:
 def _undilated_max(
     plane: Value, window: Window, also: Callable[[WindowAxis], bool] = lambda axis: False
 ) -> tuple[Value, Window]:
-    """Put windows along dilated axes, and along axes of `also`, side by side; padding repeats an element."""
+    """Put window elements side by side along dilated axes, and along axes for which `also` is true.
+
+    An element of the window takes the place of its padding.
+    """
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation == 1 and not also(axis):
@@ -67,15 +70,15 @@ def _undilated_max(
         read = axis.elements()
         inside = (read >= 0) & (read < axis.size)
         if not inside.any(axis=1).all():
-            raise Uncovered("one of its windows covers padding only; export the model with less padding")
+            raise Unsupported("one of its windows covers padding only; export the model with less padding")
         first = np.take_along_axis(read, inside.argmax(axis=1)[:, None], axis=1)
-        plane = plane.picked(np.where(inside, read, first), i + 1)
+        plane = plane.gathered(np.where(inside, read, first), i + 1)
         axes[i] = axis.side_by_side()
     return plane, Window(tuple(axes))
 
 
 def average_pool(lowering: Lowering, node: Node) -> None:
-    """Compute means. A factor per position corrects them, except with SAME, where TFLite excludes padding."""
+    """Compute means. A factor per position corrects a mean over padding; TFLite's SAME needs no factor."""
     counted = bool(node.attributes.get("count_include_pad", 0))
 
     def average(plane: Value, window: Window) -> Value:
@@ -91,19 +94,19 @@ def average_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _mean_with_zeros(plane: Value, window: Window) -> Value:
-    """Return the mean over whole windows, in which padding counts as zeros."""
+    """Return the mean over whole windows. Padding counts as zeros."""
     if window.padding != schema.Padding.VALID:
         plane = plane.padded(window.pads())
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation != 1:
-            plane = plane.picked(axis.elements() + axis.before, i + 1)
+            plane = plane.gathered(axis.elements() + axis.before, i + 1)
             axes[i] = axis.side_by_side()
     return _pooled(plane, "AVERAGE_POOL_2D", Window(tuple(axes)))
 
 
 def lp_pool(lowering: Lowering, node: Node) -> None:
-    """Compute the p-th root of the sum of p-th powers, as the root of their mean times their number."""
+    """Compute the p-th root of the sum of p-th powers: of the mean of the powers, times their number."""
     power = float(node.attributes.get("p", 2))
     area = int(np.prod(node.attributes["kernel_shape"]))
     _pool(
@@ -143,7 +146,10 @@ def _pool(
     before: Callable[[Value], Value] = lambda plane: plane,
     after: Callable[[Value], Value] = lambda plane: plane,
 ) -> None:
-    """Apply `pool` to the last two axes and, if there are three, to the first one."""
+    """Apply `pool` to the last two spatial axes, then to the first if there are three.
+
+    `before` changes the elements before the pool, and `after` changes the result.
+    """
     window = window_of(lowering, node, [int(k) for k in node.attributes["kernel_shape"]])
     plane = before(lowering.read(node, 0, Layout.CHANNELS_LAST))
     if len(window.axes) == 2:
@@ -159,7 +165,7 @@ def _pool(
 
 
 def _joined(plane: Value, dims: tuple[int, ...]) -> Value:
-    """Return the plane with other axes, the first of which includes the batch."""
+    """Return the plane with the axes `dims`. The first of these axes includes the batch."""
     return plane.reshaped(BatchShape(dims, (-1 if plane.shape.signature[0] == -1 else dims[0], *dims[1:])))
 
 

@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM, unrolled: each step has separate plain operators, with their own INT8 scales.
 
-TFLite has a sequence operator only for LSTM. That operator keeps its state between runs, and supports neither a
-direction nor a sequence's length. The product with the input does not depend on the state, so one FULLY_CONNECTED
-computes it for all steps.
+TFLite has a sequence operator only for LSTM. This operator keeps its state between runs, and has no option for the
+direction or the length of a sequence. The product of the input and its weights does not depend on the state, so one
+FULLY_CONNECTED computes this product for all steps.
 
 Shapes: X [steps, batch, inputs]; W [directions, gates * hidden, inputs]; R [directions, gates * hidden,
 hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states [directions, batch, hidden].
@@ -19,9 +19,9 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import ACTIVATIONS, ALPHA, BETA, KINDS, Activation, Cell, State
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value
 
-# A step has about 15 operators per direction; with more steps, the file loads too slowly.
+# A step has about 15 operators per direction. With more steps, a device would load the file too slowly.
 STEPS_MAX = 512
 # Positions of the inputs of ONNX's operators; only LSTM has the last two.
 BIAS, LENGTHS, INITIAL_HIDDEN, INITIAL_MEMORY, PEEPHOLES = 3, 4, 5, 6, 7
@@ -30,7 +30,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """X and the shape of a state, for all of a node's directions."""
+    """The input X and the shape of a state, which all directions of a node share."""
 
     lowering: Lowering
     node: Node
@@ -63,29 +63,34 @@ def recurrent(lowering: Lowering, node: Node) -> None:
 def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
     x, recurrent_shape = lowering.shape(node.inputs[0]), lowering.shape(node.inputs[2])
     if x.signature[0] == -1 or x.signature[2] == -1:
-        raise Uncovered("the number of steps is open; export the model with a fixed number")
+        raise Unsupported("the number of steps is open; export the model with a fixed number")
     if x.dims[0] > STEPS_MAX:
-        raise Uncovered(
+        raise Unsupported(
             f"it has {x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so export the model for shorter sequences"
         )
     if node.input(LENGTHS) and (lowering.value(node.input(LENGTHS), "the lengths of the sequences") < x.dims[0]).any():
-        raise Uncovered("some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input")
+        raise Unsupported(
+            "some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input"
+        )
     if unusual := [name for name in ("clip", "input_forget") if node.attributes.get(name)]:
-        raise Uncovered(f"{unusual[0]} is not covered; export the model without it")
+        raise Unsupported(f"{unusual[0]} is not supported; export the model without it")
     return _Sequence(lowering, node, x, x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2]))
 
 
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction. Raises Uncovered for those that no exporter writes."""
+    """Return the activations of each direction.
+
+    Raises Unsupported for rare ones, which no exporter writes.
+    """
     default = KINDS[node.op_type].activations
     names = [
         n.decode() if isinstance(n, bytes) else n for n in node.attributes.get("activations", default * directions)
     ]
     if unknown := [name for name in names if name.lower() not in ACTIVATIONS]:
-        raise Uncovered(f"activation {unknown[0]!r} is not covered; use one of {', '.join(ACTIVATIONS)}")
+        raise Unsupported(f"activation {unknown[0]!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
     alphas, betas = (node.attributes.get(f"activation_{name}", ()) for name in ("alpha", "beta"))
     if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
-        raise Uncovered(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
+        raise Unsupported(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
     activations = [ACTIVATIONS[name.lower()] for name in names]
     return [activations[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, with operators on the elements before and on the result after; global pooling."""
+"""Reductions over axes, with an operator before or after the reduction, and global pooling."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ OF_BOOLEANS = {"REDUCE_MAX": "REDUCE_ANY", "REDUCE_MIN": "REDUCE_ALL"}
 
 @dataclass(frozen=True)
 class Axes:
-    """The reduced axes: `places` in a tensor of `layout`, and the layout of the result."""
+    """The reduced axes: `positions` in a tensor of `layout`, and the layout of the result."""
 
-    places: list[int]
+    positions: list[int]
     keep: bool
     layout: Layout
     result_layout: Layout
 
 
 def reduction(code: str, before: str = "", after: str = "") -> Write:
-    """Return a writer of after(reduce(before(x))). `before` and `after` are unary, or SQUARE, a MUL."""
+    """Return a writer of after(reduce(before(x))).
+
+    `before` and `after` are codes of unary operators; `before` may also be SQUARE, which is written as a MUL.
+    """
 
     def compute(x: Value, axes: Axes) -> Value:
         x = x * x if before == "SQUARE" else x.op(before) if before else x
@@ -38,9 +41,9 @@ def reduction(code: str, before: str = "", after: str = "") -> Write:
 
 def log_sum_exp(x: Value, axes: Axes) -> Value:
     """Subtract the largest element before the exponentials, so that they cannot overflow."""
-    largest = x.reduced("REDUCE_MAX", axes.places)
-    result = (x - largest).op("EXP").total(axes.places).op("LOG") + largest
-    return result.reshaped(result.shape.reduced(axes.places, keep=axes.keep))
+    largest = x.reduced("REDUCE_MAX", axes.positions)
+    result = (x - largest).op("EXP").total(axes.positions).op("LOG") + largest
+    return result.reshaped(result.shape.reduced(axes.positions, keep=axes.keep))
 
 
 def global_pool(code: str) -> Write:
@@ -67,7 +70,7 @@ def _writer(compute: Callable[[Value, Axes], Value]) -> Write:
 
 
 def _axes(lowering: Lowering, node: Node) -> Axes:
-    """Return the axes to reduce. If the node names none: all, or none with `noop_with_empty_axes`."""
+    """Return the axes to reduce. If the node names none, these are all axes (or, by its attribute, none)."""
     rank = lowering.shape(node.inputs[0]).rank
     axes = lowering.integers(node, "axes", 1)
     if not axes:
@@ -80,19 +83,19 @@ def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> A
     rank, held = lowering.shape(node.inputs[0]).rank, lowering.layout(node.inputs[0])
     keep = keep or not axes
     if held is Layout.CHANNELS_LAST and not keep and axes != list(range(2, rank)):
-        held = Layout.NATIVE  # the other axes would have neither order
-    places = [lowering.axis(axis, rank, held) for axis in axes]
+        held = Layout.NATIVE  # without the reduced axes, the others would be in neither layout
+    positions = [lowering.axis(axis, rank, held) for axis in axes]
     if held is Layout.CHANNELS_LAST and rank == 3 and not keep:
-        places.append(1)  # the added height of a value of rank 3
-    return Axes(places, keep, held, held if keep else Layout.NATIVE)
+        positions.append(1)  # the added height of a value of rank 3
+    return Axes(positions, keep, held, held if keep else Layout.NATIVE)
 
 
 def _reduced(x: Value, code: str, axes: Axes) -> Value:
-    if not axes.places:
+    if not axes.positions:
         return x
     if code == "SUM":
-        return x.total(axes.places, keep=axes.keep)
-    return x.reduced(OF_BOOLEANS[code] if x.dtype == BOOL else code, axes.places, keep=axes.keep)
+        return x.total(axes.positions, keep=axes.keep)
+    return x.reduced(OF_BOOLEANS[code] if x.dtype == BOOL else code, axes.positions, keep=axes.keep)
 
 
 OPS = {

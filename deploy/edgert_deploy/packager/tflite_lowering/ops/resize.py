@@ -1,7 +1,7 @@
 """Resize and Upsample: TFLite's operator if it uses the same samples, else an exact composition.
 
-Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are products of
-one factor per axis.
+The mode "nearest" is a look-up along each axis. Every other mode is a product with a matrix along each axis, because
+the weights of such a mode are products of one factor per axis.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, require_fixed
 
-# The largest difference of two computations of a weight in float32, on an axis of a few thousand elements.
+# Two computations of a weight in float32 differ by at most this, on an axis of a few thousand elements.
 WEIGHT_TOLERANCE = 1e-4
 # TFLite's options (alignCorners, halfPixelCenters).
 BILINEAR_RULES = ((False, True), (True, False), (False, False))
@@ -28,15 +28,13 @@ TFLITE_RANKS = (3, 4)
 
 def resize(lowering: Lowering, node: Node) -> None:
     samplings = _samplings(lowering, node)
-    signature = lowering.shape(node.inputs[0]).signature
-    if any(signature[axis] == -1 for axis in samplings):
-        raise Uncovered("it resizes the batch; export the model with its batch fixed to 1")
+    require_fixed(lowering.shape(node.inputs[0]), samplings, "it resizes the batch")
     mode = str(node.attributes.get("mode", "nearest"))
     if mode == "nearest":
         _nearest(lowering, node, samplings)
         return
     if lowering.dtype(node.inputs[0]) != FLOAT32:
-        raise Uncovered(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not covered; cast to float32 before")
+        raise Unsupported(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not supported; cast to float32 before")
     coefficient = float(node.attributes.get("cubic_coeff_a", -0.75))
     antialias, exclude = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
     weights = {axis: s.weights(mode, coefficient, antialias, exclude) for axis, s in samplings.items()}
@@ -48,19 +46,24 @@ def resize(lowering: Lowering, node: Node) -> None:
 
 
 def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
-    """Return the axes that change, by their position in ONNX's order."""
+    """Return the sampling of each axis that changes, by the axis in ONNX's order."""
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
     axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
     scales = _scales(lowering, node, axes)
     rule = _coordinate_rule(node)
     if rule not in RULES:
-        raise Uncovered(f"coordinates {rule!r} are not covered, only {', '.join(RULES)}; cut with Slice, then resize")
+        raise Unsupported(
+            f"coordinates {rule!r} are not supported, only {', '.join(RULES)}; cut with Slice, then resize"
+        )
     samplings = {axis: Sampling(before[axis], after[axis], n, rule) for axis, n in zip(axes, scales, strict=True)}
     return {axis: s for axis, s in samplings.items() if (s.length, s.scale) != (s.outputs, 1)}
 
 
 def _coordinate_rule(node: Node) -> str:
-    """Return ONNX's rule. Resize of opset 10 and Upsample are asymmetric, and have no attribute for it."""
+    """Return ONNX's rule.
+
+    Upsample, and Resize of opset 10, are asymmetric and have no attribute for the rule.
+    """
     if "coordinate_transformation_mode" in node.attributes:
         return str(node.attributes["coordinate_transformation_mode"])
     return "half_pixel" if _is_modern(node) else "asymmetric"
@@ -71,14 +74,14 @@ def _is_modern(node: Node) -> bool:
 
 
 def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
-    """Return ONNX's own factor for each of `axes`, or the quotient of the axis's lengths."""
+    """Return the factor for each of `axes`: from the node, or the quotient of the axis's lengths."""
     if "scales" in node.attributes:
         return [float(s) for s in node.attributes["scales"]]
     name = node.input(2 if _is_modern(node) else 1)
     if name and lowering.shape(name).dims != (0,):
         return [float(s) for s in lowering.value(name, "the scales")]
     if (policy := node.attributes.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
-        raise Uncovered(
+        raise Unsupported(
             f"keep_aspect_ratio_policy {policy!r} is not supported; export the model with the resulting sizes"
         )
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
@@ -104,7 +107,7 @@ def _has_operator(lowering: Lowering, node: Node, axes: Sequence[int] | dict[int
 
 
 def _emit_tflite(lowering: Lowering, node: Node, code: str, align_corners: bool, half_pixel: bool) -> None:
-    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     x = lowering.read(node, 0, Layout.CHANNELS_LAST)
     options: dict[str, Any] = {"alignCorners": align_corners, "halfPixelCenters": half_pixel}
     lowering.result(node, x.op(code, x.indices(shape.dims[1:3]), shape=shape, **options), Layout.CHANNELS_LAST)
@@ -124,12 +127,12 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
     x, layout = lowering.read_as_made(node)
     rank = lowering.shape(node.inputs[0]).rank
     for axis, indices in picked.items():
-        x = x.picked(indices, lowering.axis(axis, rank, layout))
+        x = x.gathered(indices, lowering.axis(axis, rank, layout))
     lowering.result(node, x, layout)
 
 
 def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> None:
-    """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED is exact in INT8."""
+    """Move each axis to the end, and multiply it by its matrix; FULLY_CONNECTED is exact in INT8."""
     rank = lowering.shape(node.inputs[0]).rank
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
     x = lowering.read(node, 0, layout)
@@ -137,8 +140,8 @@ def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]
     # While the order is unchanged, the axis at the end needs no transposition.
     for axis in sorted(weights, key=order.index, reverse=True):
         turned = (*(a for a in order if a != axis), axis)
-        x, order = x.turned([order.index(a) for a in turned]).times_weights(weights[axis]), turned
-    lowering.result(node, x.turned([order.index(a) for a in result_order]), layout)
+        x, order = x.transposed([order.index(a) for a in turned]).times_weights(weights[axis]), turned
+    lowering.result(node, x.transposed([order.index(a) for a in result_order]), layout)
 
 
 OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}

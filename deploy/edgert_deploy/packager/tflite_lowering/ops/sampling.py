@@ -1,7 +1,7 @@
 """Positions and weights with which Resize samples an axis, by ONNX's and TFLite's rules.
 
-Source: the specification of ONNX's Resize; for details that it leaves open, ONNX's reference
-(onnx/reference/ops/op_resize.py); tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
+Sources: the specification of ONNX's Resize; ONNX's reference (onnx/reference/ops/op_resize.py) for details that the
+specification leaves open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RULES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corn
 
 @dataclass(frozen=True)
 class Sampling:
-    """An axis of `length` elements that becomes one of `outputs`, by one of RULES."""
+    """An axis of `length` elements that Resize changes to `outputs` elements, by one of RULES."""
 
     length: int
     outputs: int
@@ -28,7 +28,10 @@ class Sampling:
     rule: str
 
     def positions(self) -> NDArray[np.float32]:
-        """Return the position of each output on the axis, in elements; in float32, to round as runtimes do."""
+        """Return the position of each output on the axis, in elements.
+
+        The positions are float32, so that they round as in the runtimes.
+        """
         x, half = np.arange(self.outputs, dtype=np.float32), np.float32(0.5)
         scale = np.float32(self.scale)
         resized = np.float32(self.scale * self.length)  # may be a fraction
@@ -45,7 +48,7 @@ class Sampling:
         return placed
 
     def nearest(self, rounding: str) -> NDArray[np.intp]:
-        """Return the element that each output uses."""
+        """Return the index of the element that each output copies."""
         x = self.positions()
         rounded = {
             "floor": np.floor(x),
@@ -59,7 +62,16 @@ class Sampling:
     def weights(
         self, mode: str, coefficient: float = -0.75, antialias: bool = False, exclude_outside: bool = False
     ) -> NDArray[np.float32]:
-        """Return the weight of each element for each output, [outputs, length]; end elements extend the axis."""
+        """Return the weight of each element for each output, [outputs, length].
+
+        The first and the last element also stand for positions outside of the axis.
+
+        Args:
+            mode: "linear" or "cubic".
+            coefficient: ONNX's `cubic_coeff_a`.
+            antialias: Whether a smaller output averages more elements.
+            exclude_outside: Whether positions outside of the axis have the weight 0.
+        """
         shrink = min(self.scale, 1.0) if antialias else 1.0
         reach = int(np.ceil(REACH[mode] / shrink)) + 1
         x = self.positions()[:, None].astype(np.float64)
@@ -83,11 +95,11 @@ def _kernel(distance: NDArray[np.float64], mode: str, a: float) -> NDArray[np.fl
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-# --- TFLite's own
+# --- TFLite's rules
 
 
 def nearest_of_tflite(length: int, outputs: int, half_pixel: bool) -> NDArray[np.intp]:
-    """Return the element that RESIZE_NEAREST_NEIGHBOR takes for each output."""
+    """Return the index of the element that RESIZE_NEAREST_NEIGHBOR copies to each output."""
     x = (np.arange(outputs, dtype=np.float32) + np.float32(0.5 if half_pixel else 0)) * np.float32(length / outputs)
     picked: NDArray[np.intp] = np.clip(np.floor(x), 0, length - 1).astype(np.intp)
     return picked

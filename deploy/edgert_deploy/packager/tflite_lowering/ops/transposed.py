@@ -1,8 +1,8 @@
-"""ConvTranspose: a convolution that computes the phases of the stride, their rearrangement, and a cut.
+"""ConvTranspose: a convolution that computes the phases of the stride, a rearrangement, and a slice.
 
-TRANSPOSE_CONV itself needs the output's shape as a constant, with the batch, and has neither groups nor dilations.
-Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j < m of x[q -
-j] * w[r + s * j]: an ordinary convolution per phase r.
+TRANSPOSE_CONV is not used, because it needs the output's shape as a constant, with the batch, and has neither groups
+nor dilations. Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j
+< m of x[q - j] * w[r + s * j]: an ordinary convolution per phase r.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolved, plain_options
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, Value, require_fixed
 
 
 @dataclass(frozen=True)
 class TransposedAxis:
-    """One axis of a ConvTranspose; one output element reads at most `taps` input elements."""
+    """One axis of a ConvTranspose. An output element reads at most `taps` input elements."""
 
     size: int
     outputs: int
@@ -37,33 +37,32 @@ class TransposedAxis:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every phase of every position is an output, so that nothing is cut off."""
+        """Whether every phase of every position is an output. Otherwise a slice removes the rest."""
         return self.before == 0 and self.outputs == self.positions * self.stride
 
 
 # The missing height of a one-dimensional ConvTranspose.
-NO_AXIS = TransposedAxis(1, 1, 1, 1, 0, 1)
+NO_AXIS = TransposedAxis(size=1, outputs=1, stride=1, dilation=1, before=0, taps=1)
 
 
 def conv_transpose(lowering: Lowering, node: Node) -> None:
-    source, output = node.inputs[0], node.outputs[0]
     weights = lowering.value(node.inputs[1], "the kernel")
     if weights.ndim not in SPATIAL_RANKS:
-        raise Uncovered(
-            f"the kernel has {weights.ndim - 2} spatial axes, and one to three are covered; export the model without it"
+        raise Unsupported(
+            f"the kernel has {weights.ndim - 2} spatial axes, and one to three are supported; export the model without it"
         )
-    if -1 in lowering.shape(source).signature[1:]:
-        raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
+    source = lowering.shape(node.inputs[0])
+    require_fixed(source, range(1, source.rank), "the batch is part of a spatial axis")
     axes = _axes(lowering, node, weights.shape[2:])
-    shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
+    shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
     whole = _rearranged(_phases(lowering, node, axes, as_2d(weights)), axes, shape)
     if not all(axis.is_whole for axis in axes):
-        whole = whole.cut([0, *(axis.before for axis in axes), 0], shape)
+        whole = whole.sliced([0, *(axis.before for axis in axes), 0], shape)
     lowering.result(node, whole, Layout.CHANNELS_LAST)
 
 
 def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[TransposedAxis]:
-    """Return the axes of the window; the number of outputs is ONNX's own and includes output_padding."""
+    """Return the axes of the window. The number of outputs is ONNX's own, which includes output_padding."""
     sizes, outputs = (lowering.shape(name).dims[2:] for name in (node.inputs[0], node.outputs[0]))
     rank, axes = len(kernel), []
     for i in range(rank):
@@ -80,7 +79,7 @@ def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[Trans
 
 
 def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
-    """Return the amount to cut off at the front: as declared, or half of the surplus."""
+    """Return the number of elements to remove at the front: as the node declares, or half of the surplus."""
     scheme = node.attributes.get("auto_pad", "NOTSET")
     if scheme.startswith("SAME") or "output_shape" in node.attributes:
         surplus = max(surplus, 0)
@@ -89,7 +88,7 @@ def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
 
 
 def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights: NDArray[Any]) -> Value:
-    """Return all phases of all positions as channels: phase by phase, each with ONNX's channels."""
+    """Return all phases of all positions as channels: phase by phase, each phase with ONNX's channels."""
     groups, count = int(node.attributes.get("group", 1)), int(np.prod([axis.stride for axis in axes]))
     channels = weights.shape[1] * groups
     bias = lowering.value(node.input(2), "the bias") if node.input(2) else np.zeros(channels, np.float32)
@@ -103,7 +102,7 @@ def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights:
     deep = convolved(kernel, x, shape.with_length(len(axes) + 1, channels * count))
     if groups == 1 or count == 1:
         return deep
-    return deep.picked(np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1), len(axes) + 1)
+    return deep.gathered(np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1), len(axes) + 1)
 
 
 def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[Any]:
@@ -119,7 +118,7 @@ def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[
 
 
 def _rearranged(deep: Value, axes: list[TransposedAxis], result: BatchShape) -> Value:
-    """Move phases from channels to their positions: DEPTH_TO_SPACE, or the same axis by axis."""
+    """Move the phases from the channels to their positions, by DEPTH_TO_SPACE or axis by axis."""
     strides, channels = [axis.stride for axis in axes], result.dims[-1]
     shape = result.with_lengths({place: axis.positions * axis.stride for place, axis in enumerate(axes, start=1)})
     if len(axes) == 2 and strides[0] == strides[1]:
@@ -132,7 +131,7 @@ def _rearranged(deep: Value, axes: list[TransposedAxis], result: BatchShape) -> 
         items = int(np.prod([axis.positions for axis in axes[:place]])) * shape.dims[0]
         rest = (axes[place].positions, outer, inner)
         by_position = BatchShape((items, *rest), (-1 if shape.signature[0] == -1 else items, *rest))
-        deep = deep.reshaped(by_position).turned((0, 2, 1, 3))
+        deep = deep.reshaped(by_position).transposed((0, 2, 1, 3))
     return deep.reshaped(shape)
 
 

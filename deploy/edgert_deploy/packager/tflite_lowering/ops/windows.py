@@ -1,11 +1,11 @@
 """The windows that convolution and pooling slide over a channels-last tensor: sizes, strides, padding.
 
-One-dimensional windows are two-dimensional with a height of one.
+A one-dimensional window is a two-dimensional window with a height of one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -13,25 +13,34 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Lowering
-from edgert_deploy.packager.tflite_lowering.value import Uncovered
+from edgert_deploy.packager.tflite_lowering.value import Unsupported, require_fixed
 
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """A window along one axis. `before` and `after` are the padding that its positions read."""
+    """A window along one axis.
+
+    Attributes:
+        size: The number of input elements.
+        outputs: The number of positions of the window.
+        kernel: The number of elements that one position reads.
+        before: The padding before the first element that the positions read.
+        after: The padding after the last element that the positions read.
+        declared_after: The padding after the last element that the ONNX node declares.
+    """
 
     size: int
     outputs: int
     kernel: int
-    stride: int
-    dilation: int
-    before: int
-    after: int
-    declared_after: int
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+    declared_after: int = 0
 
     @property
     def is_same(self) -> bool:
-        """Whether this is the padding of TFLite's SAME."""
+        """Whether TFLite's scheme SAME gives the same padding."""
         total = self.before + self.after
         return self.outputs == -(-self.size // self.stride) and self.before == total // 2
 
@@ -40,26 +49,32 @@ class WindowAxis:
         return self.before == self.after == 0
 
     def elements(self) -> NDArray[np.intp]:
-        """Return the elements that each position reads, [outputs, kernel]; outside 0 to `size` is padding."""
+        """Return the index of each element that a position reads, [outputs, kernel].
+
+        An index below 0, or of `size` and more, is padding.
+        """
         starts = np.arange(self.outputs) * self.stride - self.before
         read: NDArray[np.intp] = starts[:, None] + np.arange(self.kernel) * self.dilation
         return read
 
     def counts(self, with_padding: bool) -> NDArray[np.intp]:
-        """Return the number of elements that each position counts; padding that ceil_mode added never counts."""
+        """Return the number of elements for the mean of each position.
+
+        Padding that ceil_mode adds never counts.
+        """
         first, end = (-self.before, self.size + self.declared_after) if with_padding else (0, self.size)
         read = self.elements()
         counts: NDArray[np.intp] = ((read >= first) & (read < end)).sum(axis=1)
         return counts
 
     def side_by_side(self) -> WindowAxis:
-        """Return this window for a tensor in which each position has separate elements."""
+        """Return this window for a tensor that holds the elements of each position side by side."""
         length = self.outputs * self.kernel
-        return WindowAxis(length, self.outputs, self.kernel, self.kernel, 1, 0, 0, 0)
+        return WindowAxis(length, self.outputs, self.kernel, stride=self.kernel)
 
 
 # The missing axis of a one-dimensional window.
-NO_AXIS = WindowAxis(1, 1, 1, 1, 1, 0, 0, 0)
+NO_AXIS = WindowAxis(size=1, outputs=1, kernel=1)
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ class Window:
 
     @property
     def padding(self) -> int | None:
-        """TFLite's padding scheme, or None if a PAD must come first."""
+        """TFLite's padding scheme; None if the input needs a PAD before the window."""
         if all(axis.is_valid for axis in self.axes):
             return int(schema.Padding.VALID)
         return int(schema.Padding.SAME) if all(axis.is_same for axis in self.axes) else None
@@ -83,37 +98,33 @@ def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
     """Return the window of a Conv or a pooling node."""
     shape = lowering.shape(node.inputs[0])
     if shape.rank not in SPATIAL_RANKS:
-        raise Uncovered(f"the input has {shape.rank - 2} spatial axes, and one to three are covered; reshape it before")
-    if -1 in shape.signature[1:]:
-        raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
-    spatial, attributes = len(kernel), node.attributes
-    pads = list(attributes.get("pads", [0] * 2 * spatial))
-    axes = [
-        _window_axis(
-            shape.dims[2 + i],
-            lowering.shape(node.outputs[0]).dims[2 + i],
-            kernel[i],
-            int(attributes.get("strides", [1] * spatial)[i]),
-            int(attributes.get("dilations", [1] * spatial)[i]),
-            (pads[i], pads[i + spatial]),
-            attributes.get("auto_pad", "NOTSET"),
+        raise Unsupported(
+            f"the input has {shape.rank - 2} spatial axes, and one to three are supported; reshape it before"
         )
-        for i in range(spatial)
-    ]
+    require_fixed(shape, range(1, shape.rank), "the batch is part of a spatial axis")
+    spatial, attributes, axes = len(kernel), node.attributes, []
+    pads = attributes.get("pads", [0] * 2 * spatial)
+    for i, (size, outputs) in enumerate(zip(shape.dims[2:], lowering.shape(node.outputs[0]).dims[2:], strict=True)):
+        stride, dilation = (int(attributes.get(name, [1] * spatial)[i]) for name in ("strides", "dilations"))
+        axis = WindowAxis(size, outputs, kernel[i], stride, dilation)
+        axes.append(_with_padding(axis, pads[i], pads[i + spatial], attributes.get("auto_pad", "NOTSET")))
     return Window(tuple(axes) if spatial > 1 else (NO_AXIS, *axes))
 
 
-def _window_axis(
-    size: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto_pad: str
-) -> WindowAxis:
-    """Return the axis of a window; `outputs` is ONNX's own count, which includes ceil_mode."""
-    reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
-    before, declared_after = pads
+def _with_padding(axis: WindowAxis, before: int, after: int, auto_pad: str) -> WindowAxis:
+    """Return `axis` with the padding that its positions read.
+
+    Args:
+        axis: The axis without padding. Its number of outputs is ONNX's own, which includes ceil_mode.
+        before: The padding before the first element that the node declares. Only the scheme NOTSET uses it.
+        after: The same after the last element.
+        auto_pad: ONNX's padding scheme.
+    """
+    reach = (axis.outputs - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
     if auto_pad.startswith("SAME"):
-        total = max(reach - size, 0)
+        total = max(reach - axis.size, 0)
         before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        declared_after = total - before
+        after = total - before
     elif auto_pad == "VALID":
-        before = declared_after = 0
-    after = max(reach - size - before, 0)
-    return WindowAxis(size, outputs, kernel, stride, dilation, before, after, declared_after)
+        before = after = 0
+    return replace(axis, before=before, after=max(reach - axis.size - before, 0), declared_after=after)

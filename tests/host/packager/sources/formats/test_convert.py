@@ -1,6 +1,6 @@
-"""Models of other frameworks are told by their content and converted by the framework's own exporter.
+"""Models of other frameworks are recognized by their content, and the framework's own exporter converts them.
 
-The conversions themselves run where a Python with the framework is named: EDGERT_TORCH_PYTHON, EDGERT_KERAS_PYTHON.
+The conversions run only if EDGERT_TORCH_PYTHON or EDGERT_KERAS_PYTHON names a Python with the framework.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_a_python_that_cannot_be_run_is_named(tmp_path: Path) -> None:
 
 
 def test_a_conversion_is_kept_while_nothing_that_shapes_it_has_changed(tmp_path: Path) -> None:
-    """A Python that converts as the framework's does, and counts."""
+    """A stand-in for the Python of a framework counts its conversions."""
     models.write(models.mlp(), tmp_path / "made.onnx")
     python, calls, versions = tmp_path / "python", tmp_path / "calls", tmp_path / "versions"
     python.write_text(
@@ -92,7 +92,7 @@ def test_a_conversion_is_kept_while_nothing_that_shapes_it_has_changed(tmp_path:
     kept = KeptConversions(tmp_path / "kept")
 
     def conversions(**more: Any) -> int:
-        """Load the model, and return how often it has been converted."""
+        """Load the model; return the number of conversions so far."""
         assert load_source(path, Conversion(str(python), **more)).inputs[0].name == "x"
         return len(calls.read_text())
 
@@ -246,7 +246,7 @@ def test_keras_and_saved_models_answer_as_the_model_does(name: str, keras_models
 
 @pytest.mark.parametrize("name", ["sequential.keras", "sequential.h5"])
 def test_a_sequential_model_with_gelu_answers_as_the_model_does(name: str, keras_models: tuple[str, Path]) -> None:
-    """Keras gives a Sequential model no names of outputs, and tf2onnx writes an operator that ONNX does not have."""
+    """A Sequential model has no output names, and tf2onnx writes an operator that ONNX lacks."""
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "z.npy")
     assert load_source(folder / name, Conversion(python)).outputs[0].name == "last"

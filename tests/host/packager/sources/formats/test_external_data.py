@@ -1,4 +1,4 @@
-"""Weights in files beside the model are taken in, from below its folder only, and whole or not at all."""
+"""Weights in separate files are read completely, and only from files below the model's folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = np.random.default_rng(5).normal(size=(16, 4)).astype(np.float32)
 
 
 def write_model(folder: Path, data: str = "m.onnx.data") -> Path:
-    """A model as torch.onnx.export writes it: `m.onnx`, its weights in `m.onnx.data`."""
+    """Write a model like torch.onnx.export: `m.onnx`, with its weights in `m.onnx.data`."""
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", inputs, outputs, [numpy_helper.from_array(WEIGHTS, "w")])  # fmt: skip
@@ -30,7 +30,7 @@ def write_model(folder: Path, data: str = "m.onnx.data") -> Path:
 
 
 def relocate(path: Path, **entries: str) -> None:
-    """Let the weights' location, offset or length say something else."""
+    """Change the location, the offset or the length of the weights."""
     proto = onnx.load(path, load_external_data=False)
     for entry in proto.graph.initializer[0].external_data:
         entry.value = entries.get(entry.key, entry.value)
@@ -52,7 +52,7 @@ def test_other_weights_make_another_digest(tmp_path: Path) -> None:
     data = path.with_name("m.onnx.data")
     data.write_bytes(bytes(reversed(data.read_bytes())))
     changed = np.frombuffer(data.read_bytes(), np.float32)
-    if not np.isfinite(changed).all():  # reversed bytes may be no numbers
+    if not np.isfinite(changed).all():  # reversed bytes may be NaN
         data.write_bytes((WEIGHTS * 2).tobytes())
     assert load_source(path).sha256 != before
 

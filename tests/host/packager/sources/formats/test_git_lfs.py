@@ -1,4 +1,4 @@
-"""Git LFS pointers in place of models and of weights are named as such."""
+"""The error names a Git LFS pointer that is given as a model or as weights."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def test_a_pointer_in_place_of_a_model_is_refused(name: str, tmp_path: Path) -> 
 def test_a_pointer_in_place_of_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx.data").write_bytes(POINTER)
     with pytest.raises(SourceInvalid, match=r"m\.onnx\.data is a Git LFS pointer"):
-        open_file("m.onnx", tmp_path, "m.onnx.data")
+        open_file(tmp_path / "m.onnx", "m.onnx.data")

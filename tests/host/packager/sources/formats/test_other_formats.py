@@ -1,4 +1,7 @@
-"""Files of formats that are not built are named, with what to give instead; no framework is needed for that."""
+"""The error for a file of an unsupported format names the format and the file to give instead.
+
+No framework is needed.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def test_the_folder_of_a_core_ml_model_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_built_is_left_alone(tmp_path: Path) -> None:
-    """Also a model whose suffix is another format's, as .pb in ONNX's early days."""
+    """This includes a model with the suffix of another format, such as .pb in the early days of ONNX."""
     assert other_format(models.write(models.mlp(), tmp_path / "model.pb")) == ""
     for name, data in {
         "net.pt": zipped("m/constants.pkl", "m/code/x.py", "m/data.pkl"),

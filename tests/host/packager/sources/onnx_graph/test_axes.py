@@ -1,4 +1,4 @@
-"""Open axes get their lengths, and a batch axis elsewhere comes to the front; the answers stay the same."""
+"""Open axes get lengths, and a batch axis moves to the front. The answers stay the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_lengths_fix_all_axes_but_the_batch() -> None:
 
 def test_an_axis_whose_length_is_written_as_minus_one_is_open_for_every_reader() -> None:
     proto = model(CAMERA)
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle's exporter writes it
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # Paddle's exporter writes this
     answer, data = examine(
         {"name": "m.onnx", "shapes": {"images": [1, 3, 48, 64]}}, proto.SerializeToString(), lambda *words: None
     )
@@ -102,7 +102,7 @@ def fixed_at_export(text: str) -> bytes:
 
 
 def test_lengths_that_the_export_fixed_are_replaced_and_the_build_says_so() -> None:
-    """The face detector CenterFace is published with a batch of 10 and images of 32 x 32, and its users resize it."""
+    """Example: CenterFace is published with a batch of 10 and images of 32 x 32, and users resize it."""
     with pytest.raises(SourceInvalid, match="not the batch: for images, give other lengths as --input image=1,1,8,8"):
         examine({"name": "m.onnx"}, fixed_at_export(SMALL), lambda *words: None)
     answer, data = examine(
@@ -168,7 +168,7 @@ def test_a_state_of_one_layer_whose_batch_has_the_others_name_is_moved_too() -> 
 
 
 def test_the_batch_of_a_state_is_the_only_open_axis_where_no_axis_has_a_name() -> None:
-    """Silero VAD 5, as its package and others ship it, names none."""
+    """Example: Silero VAD 5 names no axis, in its own package and in others."""
     proto = model(STATEFUL)
     for dim in (proto.graph.input[0].type.tensor_type.shape.dim[0], proto.graph.input[1].type.tensor_type.shape.dim[1]):
         dim.Clear()
@@ -178,20 +178,20 @@ def test_the_batch_of_a_state_is_the_only_open_axis_where_no_axis_has_a_name() -
 
 
 def test_the_batch_of_a_series_in_pytorchs_own_order_has_the_name_of_the_outputs_first_axis() -> None:
-    """torch.nn.LSTM takes [steps, N, features] unless it is told otherwise."""
+    """By default, the input of torch.nn.LSTM is [steps, N, features]."""
     text = """agraph (float[6, batch, 4] x) => (float[batch, 4] y)
         { a = Constant <value_ints = [0]> ()  y = ReduceSum <keepdims = 0> (x, a) }"""
     answer, _ = examined(text)
     assert (shapes_of(answer, "inputs"), shapes_of(answer, "outputs")) == ([[-1, 6, 4]], [[-1, 4]])
     assert answer["remarks"] == ["input 'x' [6, batch, 4] is taken as [batch, 6, 4]: the batch first"]
-    # An axis behind one of length 1 is no batch: a model of one recording leaves its time open.
+    # An open axis after an axis of length 1 is not the batch: a model of one recording leaves the time open.
     text = "agraph (float[1, T, 4] x) => (float[T, 4] y) { a = Constant <value_ints = [0]> () y = Squeeze (x, a) }"
     answer, _ = examined(text, x=[1, 5, 4])
     assert shapes_of(answer, "inputs") == [[1, 5, 4]]
 
 
 def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
-    """Silero VAD 6 in faster-whisper takes [chunks, 576] and the state of one stream."""
+    """Example: the inputs of Silero VAD 6 in faster-whisper are [chunks, 576] and the state of one stream."""
     answer, _ = examined(
         "agraph (float[chunks, 8] x, float[1, 1, 8] state) => (float[chunks, 8] out, float[1, 1, 8] next)"
         "{ axes = Constant <value_ints = [0]> ()  s = Squeeze (state, axes)  out = Add (x, s)  next = Relu (state) }"
@@ -224,7 +224,7 @@ def test_an_input_without_axes_becomes_a_constant_of_its_own_type() -> None:
 
 
 def test_an_input_that_no_operator_reads_is_left_out() -> None:
-    """OpenVINO and TensorRT drop it, and then refuse its values."""
+    """OpenVINO and TensorRT drop such an input, and then refuse values for it."""
     answer, data = examined("agraph (float[N, 4] x, float[M, length] types) => (float[N, 4] out) { out = Relu(x) }")
     assert [spec["name"] for spec in answer["inputs"]] == ["x"]
     assert "no operator reads input 'types'" in "; ".join(answer["remarks"])
@@ -261,7 +261,7 @@ def test_a_length_is_a_whole_number() -> None:
 
 @pytest.mark.parametrize(("value", "node"), [(True, "Relu"), (False, "Tanh")])
 def test_a_flag_that_chooses_a_branch_becomes_a_constant(value: bool, node: str) -> None:
-    """Optimum merges a decoder's first step with its others: `use_cache_branch` is BOOL [1]."""
+    """Example: Optimum merges the first step of a decoder with the others. `use_cache_branch` is BOOL [1]."""
     text = """agraph (float[N, 8] x, bool[1] flag) => (float[N, 8] out, float[M, 8] kept) { out, kept = If (flag) <
         then_branch = t () => (float[N, 8] a, float[M, 8] k) { a = Relu(x)  k = Constant <value = float[0, 8] {}> () },
         else_branch = e () => (float[N, 8] b, float[M, 8] l) { b = Tanh(x)  l = Neg(x) }> }"""

@@ -1,4 +1,4 @@
-"""`If` nodes: a branch that is known at the build replaces the node; the others stay, as Loop and Scan do."""
+"""A branch that is known at the build replaces its `If`. Other `If` nodes, Loop and Scan stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNATURE = "float[N,4] x) => (float[N,4] y"
 BRANCHES = """<
     then_branch = t () => (float[N,4] a) { m = Relu(h) a = Add(m, bias) },
     else_branch = e () => (float[N,4] b) { m = Tanh(h) b = Sub(m, bias) }>"""
-# Whether there are 4 columns, whether there are more than 2 rows, and whether the values are positive.
+# The conditions: 4 columns; more than 2 rows; positive values.
 CONDITIONS = {
     "columns": "s = Shape <start = 1> (x) f = Constant <value = int64[1] {4}> () q = Equal(s, f) c = Squeeze(q)",
     "rows": "s = Shape <end = 1> (x) f = Constant <value = int64[1] {2}> () q = Greater(s, f) c = Squeeze(q)",
@@ -68,7 +68,7 @@ def test_a_branch_that_the_batch_or_the_data_choose_stays(condition: str) -> Non
 
 
 def test_a_branch_is_known_without_a_look_at_what_the_other_computes() -> None:
-    """ONNX Runtime crashes as it folds the branches of Silero VAD 5, whose condition asks for the sampling rate."""
+    """ONNX Runtime crashes when it folds the branches of Silero VAD 5; the condition tests the sampling rate."""
     proto = model("columns")
     other = next(a.g for node in proto.graph.node for a in node.attribute if a.name == "else_branch")
     other.node[0].op_type = "OfNoRuntime"
@@ -77,7 +77,7 @@ def test_a_branch_is_known_without_a_look_at_what_the_other_computes() -> None:
 
 
 def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() -> None:
-    """The second node has the first one's names in its branches, and needs the first one's answer."""
+    """The branches of the second node have the names of the first node's branches, and read its result."""
     nested = """
         s2 = Shape <start = 1> (z) q2 = Equal(s2, f) c2 = Squeeze(q2)
         y = If (c2) <
@@ -94,7 +94,7 @@ def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() 
 
 
 def test_wrong_shapes_that_an_exporter_wrote_inside_a_branch_do_not_count(tmp_path: Path) -> None:
-    """PaddleOCR's SLANet has them in a loop, and ONNX Runtime runs it."""
+    """Example: PaddleOCR's SLANet has wrong shapes in a loop, and ONNX Runtime runs the model."""
     proto = model("values")
     then = next(a.g for node in proto.graph.node for a in node.attribute if a.name == "then_branch")
     del then.output[0].type.tensor_type.shape.dim[:]
@@ -116,7 +116,7 @@ def test_tflite_takes_a_known_branch_and_refuses_another_by_its_node(tmp_path: P
 
 
 def scan() -> Any:
-    """A Scan over five steps with a layer inside, and a layer before it."""
+    """Return a model with a layer before a Scan over five steps, and a layer inside the Scan."""
     body = """
         h = Gemm (x, w)
         last, all = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],
@@ -132,7 +132,7 @@ CASES = {"If": FOLDER / "chooses.onnx", "Loop": FOLDER / "repeats.onnx", "Scan":
 
 @pytest.fixture(scope="module", params=list(CASES))
 def stays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, SourceModel]:
-    """A model whose data decides what runs, as PyTorch exports it."""
+    """Return a model whose data decides which branch runs, like an export of PyTorch."""
     path = CASES[request.param] or models.write(scan(), tmp_path_factory.mktemp("scan") / "scan.onnx")
     return request.param, load_source(path)
 
@@ -186,7 +186,7 @@ def test_tflite_refuses_it_and_names_the_engines_that_take_it(stays: tuple[str, 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_a_condition_with_two_axes_of_length_1_is_one_number(tmp_path: Path, engine: str) -> None:
-    """OpenVINO takes a condition of one axis at most; ONNX Runtime takes [1, 1], as a comparison of scores is."""
+    """OpenVINO accepts a condition with one axis at most. A comparison of scores may be [1, 1]."""
     condition = "s = ReduceSum <keepdims = 1> (x) f = Constant <value = float {0.0}> () c = Greater(s, f)"
     body = f"{condition} h = MatMul(x, k) z = If (c) {BRANCHES} y = Identity(z)"
     signature = "float[1,4] x) => (float[1,4] y"

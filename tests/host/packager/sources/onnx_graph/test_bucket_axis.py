@@ -1,4 +1,4 @@
-"""The axis that stays open for buckets: how it is named, and how outputs must follow it."""
+"""The axis that stays open for buckets has a name, and outputs must depend on its length in a fixed ratio."""
 
 from __future__ import annotations
 

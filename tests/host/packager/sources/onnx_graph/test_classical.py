@@ -1,4 +1,4 @@
-"""Models of scikit-learn, XGBoost and LightGBM: known by their operators, packed for ONNX Runtime in FP32."""
+"""Models of scikit-learn, XGBoost and LightGBM are built for ONNX Runtime in FP32."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_list_of_maps_becomes_the_tensor_that_it_is_made_of() -> None:
 
 
 def with_words(outputs: str) -> Any:
-    """Return the tree with words as classes, as scikit-learn's users often name them."""
+    """Return the tree with words as classes, which are common in scikit-learn."""
     proto = classical.tree(outputs)
     labels = next(a for a in proto.graph.node[0].attribute if a.name == "classlabels_int64s")
     labels.name, labels.type = "classlabels_strings", labels.STRINGS
@@ -98,7 +98,7 @@ def test_a_model_that_answers_text_only_is_refused_with_what_to_do(tmp_path: Pat
 
 
 def test_the_maps_of_a_model_in_fp64_become_fp32(tmp_path: Path) -> None:
-    """ZipMap takes FP32 only, and skl2onnx writes it behind FP64 where the training data was FP64."""
+    """ZipMap accepts FP32 only, but skl2onnx writes it after FP64 if the training data was FP64."""
     text = "y = MatMul(x, w)\n z = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y)"
     proto = models.model("double[N,4] x) => (float[N,3] z", text, {"w": models.random(4, 3).astype(np.float64)})
     proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
@@ -116,7 +116,10 @@ def test_an_input_of_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     labelled: bool, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    """The profile's first engine and its INT8 do not fit, as one warning says; the answers equal the file's."""
+    """The profile's first engine and INT8 do not fit, and one warning says this.
+
+    The answers do not change.
+    """
     import onnxruntime
 
     target = profile("box", "openvino", then=("onnxruntime", "tflite"))
@@ -126,7 +129,7 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     assert candidates_of(result)[0].result.accuracy.metric == ("top1" if labelled else "values+top1")
     assert candidates_of(result)[0].result.accuracy.fp32 > 0.9
     about = [text for text in result.warnings if "TreeEnsembleClassifier" in text]
-    (warning,) = about  # one for all engines and targets
+    (warning,) = about  # one warning for all engines and targets
     assert "only onnxruntime computes" in warning
     assert "nothing to quantize" in warning
     left_out = {each.engine: each.reason for choice in result.choices for each in choice.left_out}
@@ -162,7 +165,7 @@ def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_k
 def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_its_clusters(
     precision: str, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    """It has no operator of ai.onnx.ml. Without --precision the profile's INT8 is only tried."""
+    """k-means has no operator of ai.onnx.ml. Without --precision, the build only tries the profile's INT8."""
     import onnxruntime
 
     request = build_request(classical.KMEANS, profile("one"), labelled=False, budget=0)

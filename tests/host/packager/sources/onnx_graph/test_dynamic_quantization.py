@@ -1,4 +1,4 @@
-"""A model that quantizes activations as it runs is float again where an engine needs that."""
+"""A model that quantizes activations at run time becomes float for an engine that needs this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.builders import ENGINE_NAMES, build, samples_for
 
 
 def dynamic(kind: str) -> tuple[Any, Any]:
-    """Return a float model, and what ONNX Runtime's `quantize_dynamic` writes for it."""
+    """Return a float model, and the model that ONNX Runtime's `quantize_dynamic` makes of it."""
     if kind == "convolution":
         float_model, ops = models.cnn(), ["Conv"]
     elif kind == "lstm":
@@ -45,7 +45,7 @@ def dynamic(kind: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", ["convolution", "lstm", "table", "matrix"])
 def test_a_model_quantized_as_it_runs_is_float_again_where_an_engine_needs_that(kind: str, tmp_path: Path) -> None:
-    """Packages often ship such a file alone: a `model.int8.onnx` with DynamicQuantizeLinear or -LSTM."""
+    """Packages often ship only such a file: a `model.int8.onnx` with DynamicQuantizeLinear or -LSTM."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     float_model, ops = dynamic(kind)
@@ -78,7 +78,7 @@ def test_a_model_quantized_as_it_runs_is_float_again_where_an_engine_needs_that(
 
 
 def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
-    """Quantizers of 2020 wrote it so; its rounding depends on the scale of the activations."""
+    """Quantizers of 2020 wrote such a bias. Its rounding depends on the scale of the activations."""
     body = """
         q, s, z = DynamicQuantizeLinear (x)
         i = MatMulInteger (q, w, z)  b = Add (i, bias)  f = Cast <to = 1> (b)  y = Mul (f, s)
@@ -89,7 +89,7 @@ def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
 
 
 def test_a_fused_operator_of_onnx_runtimes_own_is_refused() -> None:
-    """ONNX Runtime writes such operators where it saves a model that it has optimized."""
+    """ONNX Runtime writes such operators when it saves an optimized model."""
     fused = models.model("float[N,4] x) => (float[N,3] y", "y = MatMul (x, w)", {"w": np.ones((4, 3), np.float32)})
     fused.graph.node[0].op_type = "DynamicQuantizeMatMul"
     with pytest.raises(BuildFailed, match="holds DynamicQuantizeMatMul, which cannot be turned into float"):

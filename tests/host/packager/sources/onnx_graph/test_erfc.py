@@ -1,4 +1,4 @@
-"""Erfc is no operator of ONNX, but tf2onnx writes it."""
+"""tf2onnx writes Erfc, although ONNX lacks this operator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BRANCHES = """
 
 
 def with_erfc(body: str) -> Any:
-    """Return a model with Erfc for each Erf of `body`: ONNX's parser takes known operators only."""
+    """Return the model of `body` with Erfc instead of Erf. ONNX's parser refuses Erfc itself."""
     proto = models.model("float[N,4] x) => (float[N,4] y", body)
     for node in nodes_of(proto.graph):
         if node.op_type == "Erf":

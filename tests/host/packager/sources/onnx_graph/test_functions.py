@@ -1,4 +1,4 @@
-"""Functions that a model brings along become part of its graph."""
+"""The functions of a model become part of its graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ onnx: Any = pytest.importorskip("onnx")
 
 
 def with_functions() -> Any:
-    """Return a network whose activation is a function that calls another one, twice."""
+    """Return a network whose activation is a function that calls another function twice."""
     helper, opset = onnx.helper, [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
     half = helper.make_function("own", "Half", ["a"], ["b"], [helper.make_node("Sigmoid", ["a"], ["b"])], opset)
     calls = [helper.make_node("Half", ["a"], ["h"], domain="own"), helper.make_node("Mul", ["a", "h"], ["b"])]

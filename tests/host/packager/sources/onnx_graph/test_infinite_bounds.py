@@ -1,4 +1,4 @@
-"""A Clip whose bound is infinite has none: exporters write `clamp(min=...)` so."""
+"""An infinite bound of a Clip has no effect. Exporters write it for `clamp(min=...)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.builders import ENGINE_NAMES, build, samples_for
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_an_infinite_bound_is_left_out(engine: str, tmp_path: Path) -> None:
-    """openWakeWord's spectrogram clips at 1e-10 and at infinity, and was refused as damaged."""
+    """The spectrogram of openWakeWord clips at 1e-10 and at infinity. The build refused it as damaged."""
     weights = {"w": models.random(4, 3), "low": np.float32(0.1), "high": np.float32(np.inf)}
     body = "a = MatMul (x, w) b = Clip (a, low, high) y = Neg (b)"
     proto = models.model("float[N,4] x) => (float[N,3] y", body, {k: np.asarray(v) for k, v in weights.items()})

@@ -1,4 +1,4 @@
-"""Nodes, graphs and constants are found wherever an ONNX model keeps them, and a name means one constant or none."""
+"""Nodes, graphs and constants are found at every level of a model. A name means one constant or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
-# An If inside an If, as scripted models have them.
+# An If inside an If, as in scripted models.
 NESTED = """
     zero = Constant <value = float {0.0}> ()
     total = ReduceSum <keepdims = 0> (x)

@@ -1,4 +1,4 @@
-"""Models get an opset that every runtime reads rightly."""
+"""Models get an opset that every runtime reads correctly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ onnx: Any = pytest.importorskip("onnx")
 
 
 def fourier(opset: int, axis: int) -> Any:
-    """Return a model that transforms [N, 4, 6, 1] along `axis`, which is an input of DFT from opset 20 on."""
+    """Return a model that transforms [N, 4, 6, 1] along `axis`.
+
+    From opset 20 on, the axis is an input of DFT.
+    """
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
     old = opset < 20
     node = helper.make_node("DFT", ["x"] if old else ["x", "", "axis"], ["y"], **({"axis": axis} if old else {}))
@@ -32,7 +35,7 @@ def fourier(opset: int, axis: int) -> Any:
 @pytest.mark.parametrize("axis", [1, 2, -2])
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_a_fourier_transform_keeps_its_axis(tmp_path: Path, engine: str, axis: int, opset: int) -> None:
-    """OpenVINO overlooks an axis that is an input or negative."""
+    """OpenVINO ignores an axis that is an input, and misreads a negative axis."""
     source = load_source(models.write(fourier(opset, axis), tmp_path / "m.onnx"))
     assert opset_of(source.proto) == min(opset, 19)
     samples = CalibrationSet({"x": models.random(12, 4, 6, 1)}, None)
@@ -45,7 +48,7 @@ def test_a_fourier_transform_keeps_its_axis(tmp_path: Path, engine: str, axis: i
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: str, axis: int, opset: int) -> None:
-    """OpenVINO adds an axis to the result of what torch.fft.rfft becomes."""
+    """OpenVINO adds an axis to the result of a one-sided DFT, which torch.fft.rfft becomes."""
     model = fourier(opset, axis)
     model.graph.node[0].attribute.append(onnx.helper.make_attribute("onesided", 1))
     model.graph.output[0].type.tensor_type.shape.dim[axis].dim_value = 6 // 2 + 1 if axis == 2 else 4 // 2 + 1

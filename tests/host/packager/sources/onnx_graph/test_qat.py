@@ -1,4 +1,4 @@
-"""A model that is quantized already keeps its scales, in every engine's artifact."""
+"""A model that is already quantized keeps its scales in the artifact of every engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCALES = {"x": 0.05, "r": 0.04}
 
 
 def trained(zero_point: int = 0, dtype: Any = np.int8) -> Any:
-    """As PyTorch exports QAT: Q/DQ on activations and, one scale a channel, on float weights."""
+    """Return a model like a QAT export of PyTorch: Q/DQ on activations, and on float weights per channel."""
     body = """
         xq = QuantizeLinear (x, sx, z)  xd = DequantizeLinear (xq, sx, z)
         wq = QuantizeLinear <axis = 0> (w1, sw, zw)  wd = DequantizeLinear <axis = 0> (wq, sw, zw)
@@ -65,7 +65,7 @@ def test_every_engine_keeps_its_answers_and_says_so(engine: str, source: SourceM
     artifact = build(engine, source, samples, "int8", tmp_path / "out")
     assert artifact.qat
     want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
-    # OpenVINO and TFLite add in another order: a value in the middle of two steps may fall on the other one.
+    # OpenVINO and TFLite add in another order, so a value in the middle between two steps may round to the other step.
     np.testing.assert_allclose(got[0], want[0], atol=3 * SCALES["r"])
     assert np.abs(got[0] - want[0]).mean() < SCALES["r"]
     if engine == "openvino":

@@ -1,4 +1,4 @@
-"""Models that other tools quantized build for every engine, in each format and width."""
+"""Models that other tools quantized are built for every engine, in each format and width."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINES = ("onnxruntime", "openvino", "tflite")
 
 
 def quantized(kind: str, folder: Path) -> tuple[SourceModel, Any]:
-    """Return what ONNX Runtime's `quantize_static` makes of a small network, and samples."""
+    """Return a small network that ONNX Runtime's `quantize_static` quantized, and samples."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     how = {
@@ -44,14 +44,16 @@ def quantized(kind: str, folder: Path) -> tuple[SourceModel, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_engine_takes_what_onnxruntime_quantized(kind: str, tmp_path: Path) -> None:
-    """It leaves a Relu out where the range of the result begins at 0: engines need that Relu in float."""
+    """onnxruntime removes a Relu if the range of its result begins at 0. In float, engines need this Relu."""
     source, samples = quantized(kind, tmp_path)
     assert source.quantized
     want = reference_outputs(source, samples)[0]
     for engine in ENGINES:
         for precision in ("int8", "fp32"):
             artifact = build(engine, source, samples, precision, tmp_path / f"{engine}-{precision}")
-            widened = engine == "openvino" and kind == "16-bit activations"  # it computes those wrong
+            widened = (
+                engine == "openvino" and kind == "16-bit activations"
+            )  # this engine computes these operators wrongly
             assert artifact.qat == (precision == "int8" and not widened)
             got = artifact_outputs(artifact, source, samples)[0]
             assert np.corrcoef(got.ravel(), want.ravel())[0, 1] > 0.99, (engine, precision)
@@ -86,7 +88,7 @@ def test_quantized_operators_become_the_same_numbers_in_qdq() -> None:
     assert not any(node.domain for node in rewritten.graph.node)
     np.testing.assert_allclose(
         answer(rewritten, samples), answer(proto, samples), atol=0.051
-    )  # a step, where a sum is in the middle
+    )  # one step, for a sum in the middle between two steps
     np.testing.assert_allclose(answer(float_of(proto), samples), answer(proto, samples), atol=0.15)
 
 
@@ -122,7 +124,7 @@ def test_the_factor_of_a_quantized_gemm_counts_for_its_bias() -> None:
 
 
 def test_weights_in_blocks_of_4_bits_are_unpacked(tmp_path: Path) -> None:
-    """As ONNX Runtime's 4-bit quantizer for MatMul writes them in Q/DQ."""
+    """ONNX Runtime's 4-bit quantizer for MatMul writes such weights in Q/DQ."""
     from onnx import TensorProto, helper, numpy_helper
 
     body = "w = DequantizeLinear <axis = 0, block_size = 4> (wq, s, z)  y = MatMul (x, w)"

@@ -1,4 +1,4 @@
-"""Models with numbers of 16 or 64 bits are built in FP32."""
+"""Models with floats of 16 or 64 bits are built in FP32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ onnx: Any = pytest.importorskip("onnx")
 
 
 def with_weights_in(kind: str, weights: Any) -> Any:
-    """Return a network that widens its weights itself, as exporters of language models write it."""
+    """Return a network that widens its weights itself, like exports of language models."""
     helper, element = onnx.helper, getattr(onnx.TensorProto, kind)
     stored = helper.make_tensor("stored", element, weights.shape, weights.ravel().tolist())
     nodes = [helper.make_node("Cast", ["stored"], ["w"], to=1), helper.make_node("MatMul", ["x", "w"], ["y"])]
@@ -33,7 +33,7 @@ def with_weights_in(kind: str, weights: Any) -> Any:
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "tflite"])
 @pytest.mark.parametrize(("kind", "name"), [("FLOAT16", "FP16"), ("BFLOAT16", "BF16")])
 def test_weights_of_16_bits_are_the_same_in_every_engine(tmp_path: Path, engine: str, kind: str, name: str) -> None:
-    weights = np.round(8 * models.random(4, 8)) / 8  # exact in both
+    weights = np.round(8 * models.random(4, 8)) / 8  # exact in both precisions
     source = load_source(models.write(with_weights_in(kind, weights), tmp_path / "m.onnx"))
     assert source.remarks[0].startswith(f"the model computes in {name};")
     samples = CalibrationSet({"x": models.random(24, 4)}, None)
@@ -50,7 +50,7 @@ def in_double(nodes: str, weights: dict[str, Any], signature: str = "double[N,3,
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "tflite"])
 def test_a_model_in_fp64_is_built_in_fp32(tmp_path: Path, engine: str) -> None:
-    """OpenVINO fails on it, TFLite has no FP64, and ONNX Runtime no Conv in FP64."""
+    """OpenVINO fails on FP64, TFLite lacks FP64, and ONNX Runtime has no Conv in FP64."""
     body = "c = Conv (x, w)  r = Relu (c)  p = GlobalAveragePool (r)  y = Flatten (p)"
     source = load_source(models.write(in_double(body, {"w": models.random(4, 3, 3, 3)}), tmp_path / "m.onnx"))
     assert source.remarks[0].startswith("the model computes in FP64; it is built in FP32")

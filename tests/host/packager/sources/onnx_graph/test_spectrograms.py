@@ -1,4 +1,4 @@
-"""STFTs become convolutions, which every engine computes."""
+"""STFTs become convolutions, which every engine supports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOW = np.hanning(FRAME).astype(np.float32)
 def spectrogram(
     *, one_sided: int | None = 1, window: bool = True, length: bool = True, channels: int = 1, unsqueezed: bool = True
 ) -> Any:
-    """Return a model of what torch.stft becomes: [N, 400] to [N, frames, bins, 2]."""
+    """Return a model like an export of torch.stft: from [N, 400] to [N, frames, bins, 2]."""
     helper, value, numpy = onnx.helper, onnx.helper.make_tensor_value_info, onnx.numpy_helper
     inputs = ["signal", "step", "window" if window else "", *(["length"] if length else [])]
     given = {
@@ -66,7 +66,7 @@ def test_a_complex_signal_is_left_to_onnx_runtime(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite"])
 def test_a_spectrogram_is_one_sided_unless_it_says_otherwise(tmp_path: Path, engine: str) -> None:
-    """ONNX's shape inference takes both sides, so the layer after it seemed not to fit."""
+    """By default, ONNX's shape inference assumes two sides, so the next layer seemed not to fit."""
     proto = spectrogram(one_sided=None)
     helper, bands = onnx.helper, models.random(FRAME // 2 + 1, 8)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(bands, "bands"))

@@ -1,4 +1,4 @@
-"""The structure keeps what shapes need of a model, and no large weights."""
+"""The structure of a model keeps everything that shape inference needs, but no large weights."""
 
 from __future__ import annotations
 

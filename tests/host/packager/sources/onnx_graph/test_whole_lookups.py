@@ -1,4 +1,7 @@
-"""A look-up of all rows in order, as in the attention mask of a language model, becomes a Reshape."""
+"""A look-up of all rows in order becomes a Reshape.
+
+Attention masks of language models have such look-ups.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.support import builders, models
 
 
 def masked(index: str = "i = Add(rows, columns)") -> Any:
-    """Return a model that reads mask[row, column] as torch.onnx.export writes it, for 5 columns."""
+    """Return a model that reads mask[row, column] for 5 columns, like torch.onnx.export."""
     body = f"""
         flat = Flatten <axis = 2> (mask)
         s = Shape(mask) n = Gather(s, zero) zero_to_n = Range(zero, n, one)

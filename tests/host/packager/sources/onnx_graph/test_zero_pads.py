@@ -1,4 +1,4 @@
-"""Zeros that a Pad adds before a MaxPool count, as ONNX says, in the answers of the source and of each artifact."""
+"""Zeros that a Pad adds before a MaxPool count in the answers of the source and of each artifact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(body: str, tmp_path: Path, number: str = "float", opset: int = 17, **
 
 
 def exact(source: SourceModel, x: models.Array) -> models.Array:
-    """The answer of the plain definitions of ONNX's operators."""
+    """Return the answer of ONNX's reference implementation of the operators."""
     from onnx.reference import ReferenceEvaluator
 
     (answer,) = ReferenceEvaluator(source.proto).run(None, {"x": x})

@@ -1,4 +1,4 @@
-"""Einsum refuses dtypes that TFLite multiplies no matrices of."""
+"""Einsum refuses dtypes for which TFLite has no matrix product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator of the lowering: it agrees with ONNX Runtime at batch 1 and 3, and survives INT8."""
+"""Every operator of the lowering agrees with ONNX Runtime at batch 1 and 3, and survives INT8."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_lowered_operator_agrees_with_onnx_runtime(case: Case) -> None:
     assert_agrees_with_onnx_runtime(case)
 
 
-# These need every length, and so a fixed batch: ONNX's node tests have them.
+# These operators need the length of every axis, and so a fixed batch. ONNX's node tests test them.
 FIXED_BATCH = frozenset({"GatherElements", "ScatterND"})
 
 
@@ -40,12 +40,12 @@ def test_every_operator_has_a_case() -> None:
 
 # --- INT8
 
-# Few samples, so that the one compared lies in the ranges only by and large.
+# With few samples, some values of the compared sample lie outside of the ranges.
 SAMPLES = 12
 SQNR_DB_MIN = 18
-# The effect of rounding on an operator with steps in it.
+# The loss of operators whose result has steps, at which a small error becomes a large one.
 COARSE = {"mod": 9}
-# Logarithms of negative numbers, on purpose.
+# The test takes logarithms of negative numbers on purpose.
 NOT_FINITE = "is nan"
 
 
@@ -54,14 +54,15 @@ INT8_CASES = [case for case in RUNNABLE_CASES if case in elements.CASES and case
 
 @pytest.mark.parametrize("case", INT8_CASES, ids=lambda case: case.name)
 def test_each_operator_survives_int8(case: Case) -> None:
-    """It runs in INT8, or in float between a DEQUANTIZE and a QUANTIZE."""
+    """The operator runs in INT8, or in float between a DEQUANTIZE and a QUANTIZE."""
     inputs = inputs_of(case, 1, seed=3)
     (wanted,), (got,) = run_tflite(lower(model_of(case)), inputs), run_tflite(quantized(case, SAMPLES), inputs)
     if wanted.dtype.kind == "f":
         assert sqnr_db(wanted, got) >= COARSE.get(case.name, SQNR_DB_MIN)
 
 
-# Eight bits give one operator 40 dB on such values; each TFLite operator that it becomes loses a little.
+# Eight bits give one operator 40 dB on such values. An ONNX operator that becomes several operators loses a little
+# at each of them.
 COMPOSED_SQNR_DB_MIN = 25
 
 

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: what is refused, and INT8 over many steps."""
+"""RNN, GRU and LSTM: unsupported nodes are refused, and INT8 is accurate over many steps."""
 
 from __future__ import annotations
 
@@ -22,20 +22,25 @@ from tests.support.models.tflite_cases import Case, inputs_of, model_of, quantiz
     [
         ("", "s, w, r", {"x": (513, 5)}, "513 steps; at most 512"),
         ("", "x, w, r", {"x": (7, 5)}, "the number of steps is open"),
-        (', activations=["Affine"]', "s, w, r", {"x": (7, 5)}, "'Affine' is not covered; use one of hardsigmoid, relu"),
+        (
+            ', activations=["Affine"]',
+            "s, w, r",
+            {"x": (7, 5)},
+            "'Affine' is not supported; use one of hardsigmoid, relu",
+        ),
         (', activations=["HardSigmoid"], activation_alpha=[0.3]', "s, w, r", {"x": (7, 5)}, "alpha 0.2 and beta 0.5"),
-        (", clip=0.3", "s, w, r", {"x": (7, 5)}, "clip is not covered; export the model without it"),
+        (", clip=0.3", "s, w, r", {"x": (7, 5)}, "clip is not supported; export the model without it"),
         ("", "s, w, r, , five", {"x": (7, 5)}, "some sequences are shorter"),
         ("", "s, w, r, , l", {"x": (7, 5), "l": ()}, "the lengths of the sequences is not a constant"),
     ],
 )
-def test_what_is_not_covered_says_why(
+def test_the_error_names_the_unsupported_part(
     attributes: str, inputs: str, items: dict[str, tuple[int, ...]], reason: str
 ) -> None:
     body = f"{STEPS_FIRST} y, h = RNN<hidden_size={HIDDEN}{attributes}>({inputs})"
     constants = {**weights_of("RNN"), "five": np.array([5], np.int32)}
     with pytest.raises(OperatorUnsupported, match=reason):
-        lower(model_of(Case("uncovered", body, items, constants, types={"l": "int32"})))
+        lower(model_of(Case("unsupported", body, items, constants, types={"l": "int32"})))
 
 
 @pytest.mark.parametrize("operator", GATES)
@@ -44,5 +49,5 @@ def test_int8_of_many_steps_stays_close_and_small(operator: str) -> None:
     case = replace(case, items={"x": (60, 5)}, constants=weights_of(operator, scale=0.3))
     content, inputs = quantized(case, 30), inputs_of(case, 16, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(content, inputs)
-    assert sqnr_db(wanted, got) >= 28  # an error of one step goes into all that follow
+    assert sqnr_db(wanted, got) >= 28  # an error of one step is in the state of all later steps
     assert len(content) < len(lower(model_of(case))) * 2

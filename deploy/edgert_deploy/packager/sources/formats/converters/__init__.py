@@ -1,5 +1,7 @@
-"""Scripts that convert models to ONNX, each run by path in a Python that has the framework.
+"""Scripts that convert models to ONNX.
 
-The scripts import nothing of EdgeRT. The argument is one JSON object, `{"model", "out", "inputs"}`. With exit code 3,
-the last line of stderr is the reason of the failure; with 4, it names a missing package.
+Each script runs by its path, in a Python that has the framework.
+
+The scripts import nothing of EdgeRT. The argument is one JSON object, `{"model", "out", "inputs"}`. After exit code 3,
+the last line of stderr is the reason of the failure. After exit code 4, this line names a missing package.
 """

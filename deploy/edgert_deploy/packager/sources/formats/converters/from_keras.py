@@ -1,6 +1,6 @@
 """Convert a Keras model (.keras, .h5) or a SavedModel folder to ONNX by tf2onnx (see __init__).
 
-Keras 3 is loaded in safe mode: a file that holds Python code (a Lambda layer) is refused.
+Keras 3 loads models in safe mode: it refuses a file that contains Python code (a Lambda layer).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the fault on one line; for the user's own class, also the next step."""
+    """Return the error on one line. If a class of the user is missing, add the next step."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
@@ -58,7 +58,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _advice(signature: list[Any]) -> str:
-    """Return advice to give lengths, if the model leaves more than the batch open."""
+    """Return the advice to give lengths if the model leaves other axes than the batch open."""
     for spec in signature:
         axes = list(spec.shape)
         if None in axes[1:]:
@@ -96,7 +96,7 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
 
 
 def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
-    """Replace the inputs that TensorFlow `captured`, such as a Normalization layer's mean, by constants."""
+    """Replace inputs by the values that TensorFlow `captured`, such as the mean of a Normalization layer."""
     from onnx import numpy_helper
 
     for value in list(graph.input):
@@ -106,7 +106,7 @@ def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
-    """Give the graph's outputs the model's own names; tf2onnx calls them Identity:0 and so on."""
+    """Give the outputs of the graph the names of the model. tf2onnx calls them Identity:0 and so on."""
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
         value.name for value in graph.input
     }

@@ -1,4 +1,7 @@
-"""What the Keras converter reads of TensorFlow and says of a failure; test_convert.py runs it where TensorFlow is."""
+"""The parts of the Keras converter that work without TensorFlow: captured constants and error messages.
+
+test_convert.py runs the whole converter if TensorFlow is installed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.support import models
 def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: Path) -> None:
     @dataclass
     class Tensor:
-        """A tensor of TensorFlow, as far as it is read."""
+        """A stand-in for a tensor of TensorFlow, with the parts that the converter reads."""
 
         value: Any
 
