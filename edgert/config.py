@@ -82,7 +82,7 @@ class MqttConfig(BrokerLogin):
 class ServingConfig(Closed):
     """`[serving]`.
 
-    Args:
+    Attributes:
         optimize_for: The aim of measured threads and instances: "latency" for the fastest answer, "throughput" for
             the most answers.
         threads: The number of engine threads; 0 to measure the best number.
@@ -151,7 +151,7 @@ class HttpConfig(Closed):
 class AlarmConfig(Closed):
     """`[alarms]`: a window with a value above its limit raises an event (docs/telemetry.md); 0: no alarm.
 
-    Args:
+    Attributes:
         p99_ms: The limit of the p99; 0 for twice the model's `p95_ms`, if this target is set.
         error_share: The limit of the share of requests that were refused or failed.
         temp_c: The limit of the temperature.
@@ -182,7 +182,7 @@ class ModelConfig(Closed):
 
     Every other setting is off at 0 (docs/serving.md).
 
-    Args:
+    Attributes:
         pinned: Whether the model is pinned.
         p95_ms: The target of the latency tuner.
         near: The largest difference between two camera frames that get the same answer, as a share of the range of
@@ -206,7 +206,7 @@ class ModelConfig(Closed):
 class FollowConfig(Closed):
     """`[follow]`: the channel that this device follows (docs/channels.md); off without `registry`.
 
-    Args:
+    Attributes:
         registry: The repository, as oci://HOST/REPOSITORY.
         channel: The name of the channel.
         interval_s: The time between two readings of the channel.
@@ -247,7 +247,7 @@ class FollowConfig(Closed):
 class DeviceConfig(Closed):
     """`config.toml`.
 
-    Args:
+    Attributes:
         device: The name of the device, a part of MQTT topics.
         profile: The profile of the device.
         site: The site of the device, a part of MQTT topics.

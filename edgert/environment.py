@@ -130,7 +130,7 @@ class Installed:
 class Environment:
     """The environment to create.
 
-    Args:
+    Attributes:
         device: The device's name in messages.
         home: The folder of runtimes.
         id: The id of the environment.

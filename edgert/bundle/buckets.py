@@ -42,7 +42,7 @@ class CutOutput:
 class Buckets(Closed):
     """The lengths of one open axis that a model is built for.
 
-    Args:
+    Attributes:
         axis: The name of the axis in messages.
         sizes: The lengths, in ascending order.
         inputs: The inputs with this axis.

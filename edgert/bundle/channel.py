@@ -50,7 +50,7 @@ class Entry(Closed):
     A device that rolled a release back tries the release again if `limits`, `watch_s` or `attempt` change. The entry of
     a runtime has no limits: a new runtime has `watch_s` seconds to serve every model with the right answers.
 
-    Args:
+    Attributes:
         model: The name of the model, or `edgert.runtime`.
         release: The number of the release.
         digest: The digest of the bundle.
@@ -98,7 +98,7 @@ class Entry(Closed):
 class Statement(Closed):
     """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
-    Args:
+    Attributes:
         channel: The name of the channel.
         counter: A number that only rises: max(last + 1, seconds since 1970). So the counter rises even in a new
             registry, which lacks the last counter.

@@ -55,7 +55,7 @@ class Accuracy:
 class ArtifactEntry:
     """One engine's form of the model.
 
-    Args:
+    Attributes:
         id: The name of the artifact in the bundle.
         engine: The engine that runs the artifact.
         precision: The precision of the weights and of the computation.
@@ -99,7 +99,7 @@ class Manifest(Stateful):
 
     An installed version continues to serve after the bundle has expired. A downgrade always expires.
 
-    Args:
+    Attributes:
         downgrade_from: The highest release that this lower release may replace; 0 for no downgrade.
         expires: The time until which a device may install the bundle, as 2027-02-19T08:00:00Z; "" for no end.
         signed_at: The time of the signature of a bundle that expires. It is "" for other bundles, so that the same

@@ -33,7 +33,7 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 class Resize(Closed):
     """The rule that resizes an image of any size to the model's `height` x `width` pixels.
 
-    Args:
+    Attributes:
         rule: "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side`, and keeps the
             middle. "letterbox" keeps the ratio, centres the image and fills the rest with `pad_value`.
         height: The height of the result.
@@ -55,7 +55,7 @@ class Resize(Closed):
 class Preprocess(Closed):
     """The rule that computes the model's input from UINT8 values: (value * scale - mean) / std.
 
-    Args:
+    Attributes:
         input: The name of the model's input.
         scale: The factor of each value.
         mean: One number, or one number per channel.
@@ -105,7 +105,7 @@ class Classify(Closed):
     An answer contains a class if the class's score reaches the threshold and is above the scores of the classes in
     `none`. An answer without any class has class -1.
 
-    Args:
+    Attributes:
         output: The output with class scores along its last axis.
         labels: The names of the classes; empty for no names.
         top_k: The largest number of classes in an answer, the best first.
@@ -136,7 +136,7 @@ class Ctc(Closed):
     An answer contains the text of greedy decoding, which takes the best class of each step, merges repeats and omits
     the class `blank`.
 
-    Args:
+    Attributes:
         output: The output with the class scores of each step.
         labels: The text of each class.
         blank: The index of the class without a text.
@@ -160,7 +160,7 @@ class Ctc(Closed):
 class Detect(Closed):
     """The rule that computes boxes: scores of at least `score_threshold`, then NMS by class.
 
-    Args:
+    Attributes:
         boxes: The output with A boxes per image. If `scores` is "", this output also holds the C scores of each box.
         scores: The output with C scores per box, in the same form; "" if the scores follow the boxes in `boxes`.
         labels: The names of the classes; empty for no names.

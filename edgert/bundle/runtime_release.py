@@ -42,7 +42,7 @@ class Wheel(Closed):
 class RuntimeTarget(Closed):
     """The runtime of one kind of device.
 
-    Args:
+    Attributes:
         id: The id of the content.
         python: The version of Python, such as `3.11`.
         machine: The processor, as `uname -m` names it.

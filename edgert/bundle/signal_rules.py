@@ -33,7 +33,7 @@ class Sound(Closed):
 
     The names and definitions are those of librosa, except for these:
 
-    Args:
+    Attributes:
         input: The name of the model's input.
         rate_hz: The sample rate.
         length: The number of samples in a window.
@@ -95,7 +95,7 @@ class Series(Closed):
     The steps, in order: replace missing values, normalize values, compute features, normalize features. Features other
     than values are [channels, features] for the model.
 
-    Args:
+    Attributes:
         input: The name of the model's input.
         channels: The number of channels.
         length: The number of values of each channel in a window.

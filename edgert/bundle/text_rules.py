@@ -28,7 +28,7 @@ class Text(Closed):
     The device pads shorter texts at their end, to the length of the model's input. If this length is open, the device
     pads texts to the longest text of the request, and then to a bucket.
 
-    Args:
+    Attributes:
         tokenizer: The path of the tokenizer's file: in a manifest a name in the bundle, on the host a local path.
         input: The model's input for the token ids.
         max_tokens: The largest number of tokens of a text, including special tokens.
@@ -59,7 +59,7 @@ class Text(Closed):
 class Embed(Closed):
     """The rule that computes one vector for each item of `output`, as the output `<output>_embedding`.
 
-    Args:
+    Attributes:
         output: The output with token states [N, T, D], or with vectors [N, D].
         pooling: "mean" for the mean over the tokens that `mask` marks with 1, "cls" for the state of the first token,
             "none" if the output is already [N, D].

@@ -34,7 +34,7 @@ class HttpRequest(NamedTuple):
 class HttpResponse(NamedTuple):
     """A response. The body is sent part by part.
 
-    Args:
+    Attributes:
         status: The HTTP status. parts: The parts of the body. content_type: The media type of the body. headers:
         Further header fields. stream: Further parts of the body, without an end: the connection closes after the last
         part. None for no stream. closes: Whether the connection closes after the response.

@@ -85,7 +85,7 @@ class BinaryInput(NamedTuple):
 class InferRequest(NamedTuple):
     """One inference request.
 
-    Args:
+    Attributes:
         inputs: The values of the inputs by name.
         id: The client's id of the request, for the response; "" for no id.
         outputs: The requested outputs; None for all outputs.

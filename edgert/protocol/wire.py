@@ -65,7 +65,7 @@ class WireTensor(NamedTuple):
 class Frame(NamedTuple):
     """One received frame.
 
-    Args:
+    Attributes:
         arg: The time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR).
         tensors: The same object as in the last frame, if the descriptors and their offset are the same. Then arrays
             over these tensors stay valid.

@@ -54,7 +54,7 @@ HINT_BYTES_MAX = 64
 class ForwarderSettings:
     """The broker, and the device's messages to it.
 
-    Args:
+    Attributes:
         broker: The broker's address and the login.
         topics: The device's topics.
         boot: The id of the daemon's start.

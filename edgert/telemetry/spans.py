@@ -32,7 +32,7 @@ class RequestSpan(NamedTuple):
 class Totals:
     """Counters since the recorder started; they only grow.
 
-    Args:
+    Attributes:
         requests: The number of requests with any outcome.
         errors: The number of failed requests.
         shed: The number of refused requests.
