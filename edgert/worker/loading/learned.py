@@ -59,7 +59,7 @@ class Circumstances:
 
     Attributes:
         cpus: The number of processors.
-        objective: The configured objective.
+        optimize_for: The configured `optimize_for`: "latency" or "throughput".
         threads: The configured number of threads; 0 to measure it.
         instances: The configured number of parallel runs; 0 to measure it.
         batch_max: The configured batch cap; 0 to measure it.

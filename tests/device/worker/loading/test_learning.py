@@ -238,7 +238,12 @@ def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() ->
 
 @pytest.mark.parametrize(
     "text",
-    ['[serving]\nobjective = "fast"', "[models.a]\nnear = 2.0", "[models.a]\np95_ms = -1", "[models.a]\nshadow = -0.1"],
+    [
+        '[serving]\noptimize_for = "fast"',
+        "[models.a]\nnear = 2.0",
+        "[models.a]\np95_ms = -1",
+        "[models.a]\nshadow = -0.1",
+    ],
 )
 def test_wishes_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid):
