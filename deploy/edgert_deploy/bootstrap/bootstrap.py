@@ -97,7 +97,7 @@ def use_previous_runtime(
 ) -> BootstrapResult:
     """Change to the previous runtime, on trial like any change.
 
-    Raises DeviceError without a previous runtime.
+    Raises DeviceError if the device has no previous runtime.
     """
     with setting_up(device, transport, make=False) as claim:
         facts, work = probe(claim, device.name), _Work(device, claim, progress)
@@ -177,7 +177,7 @@ class _Work:
     def _install_runtime(
         self, plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, done: BootstrapResult
     ) -> None:
-        """Install the runtime if it has to change, and put it into use."""
+        """If the runtime has to change, install the new runtime and put it into use."""
         done.runtime = {
             "action": change.action,
             "in_use": change.in_use,

@@ -59,7 +59,7 @@ WATCH_PAUSE_S = 1.0
 
 
 class RuntimeAction(str, Enum):
-    """How a bootstrap changes the runtime, as JSON states it."""
+    """The change that a bootstrap makes to the runtime. JSON contains these values."""
 
     INSTALL = "install"  # the first runtime
     UPGRADE = "upgrade"
@@ -73,7 +73,7 @@ class InstalledRuntimes:
     """The runtimes that a device has installed.
 
     Attributes:
-        previous: The id of the previous runtime; "" for none.
+        previous: The id of the previous runtime; "" if there is none.
         complete: The ids of all complete environments.
         sent: The SHA-256 of the wheels that an interrupted bootstrap has sent.
         trial: Whether a new runtime is on trial.
@@ -159,7 +159,8 @@ def plan_runtime(
     """Plan whether and how the runtime changes.
 
     The runtime in use stays, unless `upgrade` is true or the runtime lacks an engine or an extra of the wheelhouse. An
-    engine that failed to load on this device before counts as missing only with `exactly`: the user named the engines.
+    engine that failed to load on this device before is treated as missing only if `exactly` is true, which means that
+    the user named the engines.
     """
     name, in_use = house.digest[:ID_LENGTH], installed.in_use
     if not in_use.id:

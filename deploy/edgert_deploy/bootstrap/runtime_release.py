@@ -68,7 +68,7 @@ def publish_runtime(
     on_bytes: OnBytes = lambda sent, total: None,
     on_pause: OnPause = lambda text: None,
 ) -> Release:
-    """Sign the release, and put it into the registry. `files` are its wheels by SHA-256.
+    """Sign the release and put it into the registry. `files` are its wheels by SHA-256.
 
     Raises the errors of `put_release`.
     """

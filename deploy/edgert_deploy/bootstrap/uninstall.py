@@ -1,4 +1,4 @@
-"""Removes the files that bootstrap made. Models, keys and configuration stay without `purge`.
+"""Removes the files that bootstrap made. Only `purge` removes models, keys and configuration.
 
 An uninstall removes files by name, then the folders that are empty. Other files stay, and are listed. One shell script
 does the work on the device (on_device/uninstall.sh). After an interruption, you can run the uninstall again. Before it
@@ -40,7 +40,7 @@ class Removal:
 def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: LineSink = lambda _: None
 ) -> Removal:
-    """Remove the files of bootstrap from `device`; with `purge`, also models, keys and configuration.
+    """Remove the files of bootstrap from `device`; `purge` includes models, keys and configuration.
 
     Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """
@@ -81,7 +81,7 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
             RemoteDaemon(transport, device).call("stop")
         return
     words = ["sh", "-c", script_text().decode(), script_path(device), "stop", device.state]
-    transport.run(words, REMOVE_S_MAX)  # without HOME, this fails, and no daemon runs from HOME
+    transport.run(words, REMOVE_S_MAX)  # if HOME is missing, this fails, but then no daemon runs from HOME
 
 
 def _retained(device: Device, transport: Transport, mode: str) -> Removal:

@@ -38,7 +38,7 @@ from edgert_deploy.common.folders import cache_folder
 ROUNDS_MAX = 6  # each round downloads the requirements of the wheels from the round before
 KEY_FORMAT = "4"
 PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel at its download
-# Always installed, because pip on the device cannot reach an index later.
+# These are always installed, because pip on the device cannot reach an index later.
 DEFAULT_EXTRAS = ("http", "channels")
 OPTIONAL_EXTRAS = ("text",)  # installed if a bootstrap names them
 # Packages that are installed without their requirements: tokenizers requires huggingface-hub, which a device does not
@@ -132,7 +132,8 @@ def prepare(
         engines: The engines to install.
         progress: Gets a line for each step.
         shrink: Whether engines without wheels for the target are left out, as long as one engine remains.
-        lock: The versions to download, if the lock is for this processor. Otherwise the newest versions that fit.
+        lock: The versions to download, if the lock is for this processor. Otherwise, this function downloads the newest
+            versions that fit.
         extras: Some of OPTIONAL_EXTRAS.
 
     Raises EngineMissing if an engine has no wheels, and ConfigInvalid if this host has no network or no pip, or if a
@@ -331,7 +332,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpe
 
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
-    """Return the requirements of a wheel on `target`; with `extra`, only the additional ones."""
+    """Return the requirements of a wheel on `target`; with `extra`, only those that this extra adds."""
     requirements: list[Requirement] = []
     if parse_wheel_filename(wheel.name)[0] in NO_DEPS:
         return requirements
@@ -376,7 +377,7 @@ def _beside(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process made the same content first
+            if not folder.is_dir():  # if the folder exists, another process made the same content first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

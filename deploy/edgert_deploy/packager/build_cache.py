@@ -137,7 +137,7 @@ def cache_key(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet,
         spec: The artifact.
         source: The model.
         calibration: The samples that determine the INT8 ranges.
-        recipe: The key is that of the layers' harm by this recipe; None: the key is that of the artifact.
+        recipe: With a recipe, return the key of the layers' harm by this recipe. With None, return the artifact's key.
     """
     stated = {
         "format": FORMAT,

@@ -1,1 +1,1 @@
-"""Deploys a bundle: makes a plan from a device's facts and executes it, also in waves over a fleet."""
+"""Deploys a bundle: plans from a device's facts and executes the plan, on a fleet in waves."""

@@ -89,7 +89,7 @@ def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> li
 
 
 def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the SHA-256 of the old files with the path of `entry`, then of those with its name."""
+    """Return the SHA-256 of old files: first those with the path of `entry`, then those with its name."""
     name = PurePosixPath(entry.path).name
     same_path = [sha256 for path, sha256 in old if path == entry.path]
     return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
@@ -116,7 +116,7 @@ def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: b
 
 @dataclass(frozen=True)
 class Deltas:
-    """Makes deltas, and caches the deltas and the files in them. Threads may share one object."""
+    """Makes deltas. Caches the deltas and the files in them. Threads may share one object."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
     _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))

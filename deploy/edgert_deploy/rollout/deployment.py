@@ -234,7 +234,7 @@ class _Deployment:
         return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 
     def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
-        """Roll a version that is on trial or staged back, and return the device's facts after the rollback.
+        """Roll back a version that is on trial or staged; return the device's facts after the rollback.
 
         The model may have been removed. Raises StorageFailed if its slots cannot be read.
         """
@@ -257,7 +257,7 @@ def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) 
 
 
 def _trial_end(request: DeployRequest) -> str:
-    """Return the text about the end of the trial without the host."""
+    """Return a text that tells how the trial ends if the host does nothing."""
     if request.limits is not None and request.limits.unattended:
         return "the device keeps it if all limits hold, else it rolls back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)
@@ -270,7 +270,7 @@ def _live_release(facts: DeviceStatus, plan: Plan) -> int | None:
 
 
 def _own_roll_back(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
-    """Return the device's record of a rollback of the plan's version; None without a record."""
+    """Return the device's record of a rollback of the plan's version; None if there is no record."""
     model = facts.model(plan.model)
     returned = None if model is None else model.rolled_back
     return returned if returned is not None and returned.digest == plan.digest else None

@@ -31,7 +31,7 @@ class ObjectCache:
     bytes_max: int = BYTES_MAX
 
     def find(self, name: str) -> Path | None:
-        """Return the path of an object, and mark it as just used; None if the cache lacks the object."""
+        """Return the path of an object and mark it as just used; return None if the cache lacks it."""
         path = self.folder / name
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -46,7 +46,7 @@ class ObjectCache:
         return path
 
     def keep_files(self, entries: Iterable[FileEntry], unpacked: Path) -> None:
-        """Copy those files of an unpacked bundle into the cache that it lacks."""
+        """Copy the files of an unpacked bundle that the cache lacks into the cache."""
         for entry in entries:
             if self.find(entry.sha256) is None and entry.size_bytes < self.bytes_max:
                 with contextlib.suppress(OSError), self.temporary_folder() as folder:
@@ -54,7 +54,7 @@ class ObjectCache:
                     self.keep(entry.sha256, Path(folder) / "copy")
 
     def keep_bundle(self, path: Path) -> None:
-        """Copy those files of a bundle into the cache that it lacks. Raises BundleError."""
+        """Copy the files of a bundle that the cache lacks into the cache. Raises BundleError."""
         with self.temporary_folder() as folder, open_bundle(path, trusted=None) as bundle:
             bundle.unpack(Path(folder), frozenset(entry.path for entry in bundle.manifest.files))
             self.keep_files(bundle.manifest.files, Path(folder))

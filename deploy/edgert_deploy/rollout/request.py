@@ -27,7 +27,7 @@ class DeployRequest:
         trial_s: The limit for a trial.
         open_transport: Connects to a device.
         prepare: Sets up a device that has no EdgeRT; None to refuse such a device.
-        dry_run: Whether to plan only.
+        dry_run: Whether to make only the plans.
         stop: The user's request to stop.
         deltas: Makes the deltas.
         bytes_per_s: The limit for a transfer; 0 means no limit.
@@ -51,8 +51,8 @@ class DeployRequest:
 def read_offer(path: Path) -> Offer:
     """Verify every byte of the bundle against its manifest; return the bundle's properties.
 
-    The devices check the signature, because each device has its own keys. Raises BundleError, also for a bundle that
-    has expired by this host's clock.
+    The devices check the signature, because each device has its own keys. Raises BundleError for an invalid bundle,
+    and for a bundle that has expired by this host's clock.
     """
     with open_bundle(path, trusted=None) as bundle:
         bundle.verify_files()

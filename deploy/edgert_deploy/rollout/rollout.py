@@ -36,7 +36,7 @@ def roll_out(
 ) -> Rollout:
     """Do the remaining work of `rollout` and record it; return the rollout at its end.
 
-    The failures of earlier attempts do not count.
+    The limit of failures ignores the failures of earlier attempts.
 
     Args:
         store: The records of rollouts.

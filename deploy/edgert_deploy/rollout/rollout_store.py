@@ -30,7 +30,7 @@ from edgert_deploy.devices.claims import who
 from edgert_deploy.rollout.rollout_record import Record, Rollout, new_record
 
 SUFFIX = ".jsonl"
-READ_MAX = 200  # the newest rollouts count; older ones stay on disk
+READ_MAX = 200  # this store reads only the newest rollouts; older ones stay on disk
 RECORD_BYTES_MAX = 64 * 1024**2
 LOCK_S_MAX = 0.2
 _LOCK = ".lock"
@@ -103,9 +103,7 @@ class RolloutStore:
         """
         matching = [id for id in self.ids() if id.startswith(beginning)]
         if beginning not in matching and len(matching) > 1:
-            raise ConfigInvalid(
-                f"several ids begin with {beginning!r}: {', '.join(matching[:5])}; write more of the id"
-            )
+            raise ConfigInvalid(f"several ids begin with {beginning!r}: {', '.join(matching[:5])}; give more of the id")
         return self.read(matching[0] if len(matching) == 1 else beginning)
 
     def last(self) -> Rollout:

@@ -59,7 +59,7 @@ class Strategy:
     """The order and the limits of a rollout.
 
     Attributes:
-        canary: The number of devices in the first wave; 0 for no such wave.
+        canary: The number of devices in the first wave; 0 if there is no such wave.
         waves: For each further wave, the share of all devices that were tried at its end.
         failures_max: The rollout stops if more than this share of the devices in the waves so far failed. With None, it
             never stops.

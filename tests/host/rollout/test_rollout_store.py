@@ -76,7 +76,7 @@ def test_the_beginning_of_an_id_names_a_rollout_if_it_names_one(tmp_path: Path) 
     first, second = store.begin(ROLLOUT), store.begin(ROLLOUT)
     assert store.find("echo-r2-1") == first
     assert store.find(second.id) == second
-    with pytest.raises(ConfigInvalid, match="write more of the id"):
+    with pytest.raises(ConfigInvalid, match="give more of the id"):
         store.find("echo-r2-")
     with pytest.raises(ConfigInvalid, match="there is no rollout"):
         store.find("digits")

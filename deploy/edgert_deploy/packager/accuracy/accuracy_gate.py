@@ -1,4 +1,4 @@
-"""The accuracy gate: it compares an artifact's answers to the hold-out with those of FP32.
+"""The accuracy gate: it compares an artifact's answers to the hold-out with FP32's answers.
 
 A mean hides losses in a part of the samples. So the result also has the score of each class and each slice of the
 hold-out. metrics.py defines the comparison. artifact_runs.py gets the answers.
@@ -64,7 +64,7 @@ class GateResult:
         other_metrics: Metrics for the reader; the gate does not use them.
         drop_interval: The interval that contains the true drop with 95 % confidence; None for a metric that is not a
             share of samples.
-        similarity_only: The metric compares values with those of FP32, because the hold-out has no labels.
+        similarity_only: Whether the metric compares only values with FP32's values, because the hold-out has no labels.
     """
 
     accuracy: Accuracy
@@ -80,7 +80,7 @@ class GateResult:
 
     @property
     def failed_groups(self) -> tuple[Group, ...]:
-        """The groups with a drop above their limit. Groups under GROUP_SAMPLES_MIN samples do not count.
+        """The groups with a drop above their limit. Groups under GROUP_SAMPLES_MIN samples are left out.
 
         On some engines each bucket is a separate artifact. So each bucket must meet `max_drop`, and so must each
         output.
@@ -192,7 +192,7 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     if drops is None or not len(drops):
         return None
     low, high = drop_interval(drops)
-    if metric.is_agreement:  # FP32's score is 1, so no artifact gains
+    if metric.is_agreement:  # FP32's own score is 1, so no artifact can score higher
         low = max(low, 0.0)
     # The drop of embeddings may be outside the interval, because their score is their cosine if the cosine is lower.
     return min(low, drop), max(high, drop)

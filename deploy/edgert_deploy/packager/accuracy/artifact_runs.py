@@ -27,7 +27,7 @@ from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 
 BATCH = 32  # the largest number of samples in a run, if the batch axis is open
-ALONE_SAMPLES = 8  # the number of samples that also run alone
+ALONE_SAMPLES = 8  # the number of samples that run in a batch and then alone
 ALONE_TOLERANCE = 0.02  # a share of the range of the answers: a few steps of INT8
 
 
@@ -43,7 +43,7 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers in batches and, if single samples get other answers, also those one by one.
+    """Return the answers in batches. If single samples get other answers, return these answers, too.
 
     Most requests to a device hold one sample, and an engine may use other kernels for a single sample. For example,
     OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises the errors of
@@ -99,7 +99,7 @@ def run_here(
 
 
 def run_both_ways(samples: CalibrationSet, artifact: LocalArtifact) -> Outputs:
-    """Run all samples in batches, and some also alone: the child's side of `judged_outputs`."""
+    """Run all samples in batches, then some of them alone: the child's side of `judged_outputs`."""
     names = [spec.name for spec in artifact.inputs]
     run, size = _runner_and_batch(samples, names, min(BATCH, samples.run_max))
     with quiet():

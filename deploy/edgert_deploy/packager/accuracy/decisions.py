@@ -1,9 +1,9 @@
 """Judge the decisions that apps make from a model's outputs, without labels of the right answers.
 
-A cosine hides errors. For a tensor that mixes boxes (0 to 320) with scores (0 to 1), the cosine is always near 1, and
-also for an output of one positive value. So this module recognizes each output by its shape and by FP32's values. Then
+A cosine hides errors. The cosine is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and
+for an output of one positive value. So this module recognizes each output by its shape and by FP32's values. Then
 it judges the values that an app reads from the output. docs/accuracy.md has the table of judgements, and
-fp32_agreement.py computes their scores. FP32 scores 1 in each judgement. The lowest score counts.
+fp32_agreement.py computes their scores. FP32 scores 1 in each judgement. The total score is the lowest score.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that is too large 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A judgement of one output or more.
+    """A judgement of one or more outputs.
 
     Attributes:
         name: The kind of decision, such as "boxes".
@@ -97,7 +97,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
     Args:
         reference: FP32's answers.
-        named: The user names the classes of this output.
+        named: Whether the user names the classes of this output.
         steps: The lengths of the sequences in the inputs.
     """
     shape = reference.shape[1:]
@@ -201,7 +201,7 @@ def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgem
 
 
 def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of boxes, by the user's rule or by shapes; None without boxes.
+    """Return the judgement of boxes, by the user's rule or by shapes; None if there are no boxes.
 
     `inputs` are the shapes of the inputs' samples. Only a model with an image can have boxes that no rule states.
     """
@@ -242,7 +242,7 @@ def _one_output(name: str, array: Array) -> Detect | None:
         or not _within(rows[:, 4:])
     ):
         return None
-    objectness = not first and rows.shape[1] >= 6  # as YOLOv5 and YOLOX write it
+    objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     form = "channels_first" if first else "anchors_first"
     return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
 

@@ -17,7 +17,7 @@ Outputs = list[Array]
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps of text detectors use 0.3, most others use 0.5
-SHARE_OF_POSITIONS_MIN = 1e-4  # a class or threshold with a smaller share of the positions does not count
+SHARE_OF_POSITIONS_MIN = 1e-4  # a class or threshold with a smaller share of the positions is ignored
 # The tolerance of a neighbour is the lower one of two: a cosine, and a share of the difference between the nearest
 # sample's cosine and the mean cosine.
 NEIGHBOUR_TOLERANCE = 0.01
@@ -31,8 +31,8 @@ WORST_CHANNELS = 0.1  # the share of channels in the mean of `value_agreement`
 def map_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU of the positions above a threshold; the lowest one over MAP_THRESHOLDS.
 
-    The mean is over the samples, and two empty maps agree. A threshold does not count if hardly any of FP32's values is
-    above it. If no threshold counts, the threshold is half of FP32's largest value.
+    The mean is over the samples, and two empty maps agree. A threshold is ignored if hardly any of FP32's values is
+    above it. If all thresholds are ignored, the threshold is half of FP32's largest value.
     """
     thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > SHARE_OF_POSITIONS_MIN]
     return min(_map_iou(answers, reference, each) for each in thresholds or [float(reference.max()) / 2])
@@ -47,8 +47,8 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
 def mask_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU of the classes of whole-number masks, without the background.
 
-    The background is the most frequent of FP32's classes. A class does not count if hardly any position has this class.
-    If no class counts, the score is the share of equal positions.
+    The background is the most frequent of FP32's classes. A class is ignored if hardly any position has this class. If
+    all classes are ignored, the score is the share of equal positions.
     """
     classes, places, counts = np.unique(reference, return_inverse=True, return_counts=True)
     same = answers == reference
@@ -69,8 +69,8 @@ def neighbour_agreement(answers: Array, reference: Array) -> float:
 def value_agreement(answers: Array, reference: Array) -> float:
     """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
 
-    Channels are the elements along the shortest axis of those longer than 1, without the axis of samples. If a channel
-    hardly varies, the variance of all values replaces its own variance.
+    The channels are the elements along one axis: the shortest axis with a length above 1, except the axis of
+    samples. If a channel hardly varies, the variance of all values replaces its own variance.
     """
     if reference.dtype.kind != "f":
         return float((answers == reference).mean())
@@ -121,20 +121,23 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
 
 
 def _same_values(values: Array, true: Array, every: Array) -> Array:
-    """Return which rows have 90 % of their values near: within ANCHOR_TOLERANCE of the spread in `every`."""
+    """Return which rows have at least 90 % of their values near the true values.
+
+    A value is near if the difference is at most ANCHOR_TOLERANCE times the standard deviation in `every`.
+    """
     spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
     return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
 
 
 def same_top1(answers: Array, reference: Array) -> Array:
-    """Return which rows have their largest element at FP32's position. A row with NaN has none."""
+    """Return which rows have their largest element at FP32's position. A row with NaN is never equal."""
     return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
 def same_steps(answers: Array, reference: Array) -> Array:
     """Return the share of steps `[T, C]` with FP32's class in each sample, without the background.
 
-    The background is FP32's most frequent class. A step does not count if the artifact and FP32 both answer the
+    The background is FP32's most frequent class. A step is ignored if the artifact and FP32 both answer the
     background.
     """
     got, want = answers.argmax(-1), reference.argmax(-1)

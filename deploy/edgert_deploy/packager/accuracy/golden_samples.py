@@ -2,9 +2,10 @@
 
 **The choice.** The golden samples are SAMPLES of the hold-out that cover FP32's answers. The first samples are those
 with the lowest and the highest value of each output. Each next sample is the one that is farthest from all chosen
-samples (greedy k-centre; Gonzalez, 1985). While a class has no chosen sample, only samples of classes without a chosen
-sample count. So a check of eight samples shows an error at one end of the range, or in one class. If one sample has
-megabytes, the bundle has fewer golden samples, because it holds their inputs and each artifact's answers to them.
+samples (greedy k-centre; Gonzalez, 1985). While a class has no chosen sample, the next sample must be of a class
+without a chosen sample. So a check of eight samples shows an error at one end of the range, or in one class. If one
+sample has megabytes, the bundle has fewer golden samples, because it holds their inputs and each artifact's answers to
+them.
 
 **The tolerance.** The artifact answers the samples on this host in every way in which its engine can compute (the
 builder's `ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A
@@ -97,7 +98,7 @@ def tolerances(
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             threads = threads or len(os.sched_getaffinity(0))
-            answers = run_artifact(local, samples, threads, extra, batch=1)  # as in a device's check
+            answers = run_artifact(local, samples, threads, extra, batch=1)  # a device checks single samples
         except EngineFailed:  # this version of the engine cannot compute the model in this way
             continue
         except ChildFailed as error:
@@ -138,7 +139,7 @@ def _positions(output: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _classes(reference: Outputs) -> NDArray[Any]:
-    """Return FP32's top class of each sample by the first output that may hold scores; 0 without one."""
+    """Return FP32's top class of each sample by the first output that may hold scores; 0 if none may."""
     for output in reference:
         if output.ndim == 2 and output.shape[1] > 1 and output.dtype.kind == "f":
             return np.asarray(np.nan_to_num(output).argmax(axis=1))

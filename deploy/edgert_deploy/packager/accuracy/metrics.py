@@ -4,8 +4,8 @@ A higher number is better. docs/accuracy.md lists the metrics with their require
 `top1_agreement`: the share of samples for which the artifact and FP32 give the highest score to the same class.
 
 An output [N, C] may hold class scores, an embedding or a regression. The largest element has a meaning only in class
-scores. An output counts as class scores if the user names its classes, or if FP32's rows are probabilities (no value
-below 0, sum 1).
+scores. An output is treated as class scores if the user names its classes, or if FP32's rows are probabilities (no
+value below 0, sum 1).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Top1Agreement(_Ranking):
 
 
 class Decisions(Metric):
-    """The decisions that apps read from each output; the score is that of the worst output.
+    """The decisions that apps read from each output. The score is the worst output's score.
 
     The name lists the judgements, such as `boxes+values`.
     """
@@ -346,6 +346,6 @@ def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = (a * b).sum(axis=1) / lengths
-    # The similarity of two zero vectors is 1. That of a zero vector and another vector is 0, and so is that of NaN.
+    # Two zero vectors have the similarity 1. A zero vector and another vector have 0, and NaN gives 0, too.
     cosines = np.where(lengths == 0, (a == b).all(axis=1).astype(np.float64), cosines)
     return float(np.nan_to_num(cosines, nan=0.0).mean())

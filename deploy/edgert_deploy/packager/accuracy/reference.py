@@ -14,7 +14,7 @@ from edgert.processing.answers.embedding import embeddings
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
-Outputs = list[NDArray[Any]]  # one array an output, samples along axis 0
+Outputs = list[NDArray[Any]]  # one array for each output, samples along axis 0
 Rows = NDArray[np.intp]
 
 
@@ -50,7 +50,7 @@ class Reference:
         return [embeddings(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
 
     def as_embeddings(self) -> Reference:
-        """Return the reference with embeddings in its own answers, and without the rule `embed`."""
+        """Return the reference without the rule `embed` and with embeddings in its own answers."""
         if self.embed is None:
             return self
         size = self.specs[self._embedded].shape[-1]
@@ -80,11 +80,11 @@ class Metric(Protocol):
 
     Attributes:
         name: The name in the receipt.
-        counts_samples: The score is a share of samples.
-        is_agreement: The score is the agreement with FP32, so FP32's own score is 1.
-        is_similarity: The metric compares values alone, because the outputs hold no decision that it knows.
-        has_own_unit: The score is in the user's own unit, so no drop of it is small or large in itself.
-        checks_labels: The gate warns if the labels give FP32 a top-1 no better than chance.
+        counts_samples: Whether the score is a share of samples.
+        is_agreement: Whether the score is the agreement with FP32, so FP32's own score is 1.
+        is_similarity: Whether the metric compares only values, because the outputs hold no decision that it knows.
+        has_own_unit: Whether the score is in the user's own unit. Then no drop is small or large in itself.
+        checks_labels: Whether the gate warns if the labels give FP32 a top-1 no better than chance.
         judged: The positions of the outputs that the metric reads; empty: all.
         other_outputs: The metric of the other outputs; None if the gate does not judge them.
     """
@@ -99,7 +99,7 @@ class Metric(Protocol):
     other_outputs: Metric | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        """Return the score of the samples `rows`. With `of_class`, only the objects of this class count."""
+        """Return the score of the samples `rows`. With `of_class`, use only the objects of this class."""
         ...
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:

@@ -1,8 +1,8 @@
-"""Word and character error rates of the texts that a model writes. The rates are those of jiwer.
+"""Word and character error rates of the texts that a model writes. The rates equal jiwer's rates.
 
 A rate is the number of errors, divided by the number of true words or characters, over all samples. The number of
 errors is the smallest number of insertions, deletions and substitutions that turn the texts into the true texts. Spaces
-separate words. Spaces around a text do not count.
+separate words. Spaces around a text are ignored.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class AnswerF1(Metric):
         return self.counts(answers, rows, of_class).f1
 
     def counts(self, answers: Outputs, rows: Rows, of_class: str = "") -> Counts:
-        """Return the counts of the windows `rows`; with `of_class` those of the class in all windows."""
+        """Return the counts of the windows `rows`; with `of_class`, the counts of this class in all windows."""
         rows = np.arange(len(self._truth)) if of_class else rows
         answered, truth = self._answered(answers)[rows], self._truth[rows]
         if of_class:

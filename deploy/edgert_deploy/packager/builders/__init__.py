@@ -63,7 +63,7 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A model in the form of one engine.
+    """A model in the form that one engine opens.
 
     Attributes:
         path: The file that the engine opens.
@@ -117,7 +117,7 @@ def kind_of(precision: Precision, mixed: bool) -> str:
 
 
 class Builder(Protocol):
-    """Makes the artifacts of one engine, and knows the special features of this engine."""
+    """Makes the artifacts of one engine and knows the special features of this engine."""
 
     engine: ClassVar[str]
     # The Python packages whose versions determine an artifact.

@@ -32,7 +32,7 @@ MOVES = frozenset(
 # The operators that convert the weights in a file to the numbers that they represent.
 UNPACKS = frozenset(["Convert", "Multiply", "Reshape", "Subtract", "Transpose"])
 INT8_TYPES = ("i8", "u8")
-LEVELS_MAX = 256  # the most levels of a FakeQuantize to 8 bits
+LEVELS_MAX = 256  # the maximum number of levels of a FakeQuantize to 8 bits
 
 
 def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:

@@ -114,7 +114,7 @@ def prepared(source: SourceModel) -> Any:
 
 @contextmanager
 def vendor_tool(failure: str, advice: str) -> Iterator[None]:
-    """Silence a vendor's tool, and turn its errors into BuildFailed."""
+    """Silence a vendor's tool and turn its errors into BuildFailed."""
     try:
         with quiet():
             yield

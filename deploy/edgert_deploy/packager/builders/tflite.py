@@ -121,7 +121,7 @@ class _Conversion:
     progress: Progress
 
     def write(self, path: Path) -> None:
-        """Write the file to `path`, and run it once."""
+        """Write the file to `path` and run it once."""
         path.write_bytes(self._content())
         self.progress("tflite: running the artifact once")
         _run_on_zeros(path)

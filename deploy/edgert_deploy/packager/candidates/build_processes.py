@@ -52,7 +52,7 @@ class BuildProcesses:
         self._lock = threading.Lock()
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
-        """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also for a crash."""
+        """Return the artifact from the cache, or build it in a child. A crash raises BuildFailed, too."""
         key = cache_key(spec, self._source, self._calibration)
         if (cached := self._cache.get(key, out_dir)) is not None:
             progress(f"{spec.engine}: unchanged, taken from the build cache")
@@ -118,7 +118,7 @@ class BuildProcesses:
         return str(self._inputs)
 
     def prebuild(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
-        """Build those of `specs` that the cache lacks.
+        """Build the artifacts of `specs` that the cache lacks.
 
         If a build fails, the build flow gets the same error again and handles it.
 
@@ -215,7 +215,9 @@ _sensitivities: dict[str, Sensitivity] = {}
 
 
 def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
-    """Return the source and the samples in the file `path`, or those of the last request for this file.
+    """Return the source and the samples in the file `path`.
+
+    If the last request was for the same file, do not read the file again.
 
     From now on, this child writes its temporary files into the folder of the file.
     """

@@ -126,7 +126,7 @@ class CandidateBuilder:
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(
-                f"{spec.profile.name}: the artifact answers a sample differently alone and in a batch: the worse score counts"
+                f"{spec.profile.name}: the artifact answers a sample differently alone and in a batch: the worse score is used"
             )
         return Candidate(spec, artifact, result, golden, artifact.size_bytes(), build_s)
 

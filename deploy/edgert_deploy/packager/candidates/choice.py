@@ -50,7 +50,7 @@ class Choice:
             the candidate with the smallest loss, and the accuracy gate fails.
         tried: All candidates that were built.
         left_out: The engines without an artifact.
-        warnings: What the user should know about the choice.
+        warnings: The facts about the choice that the user should know.
         searches: The searches for layers in float, with their engines.
         timings: The times of the candidates.
         reference: The FP32 artifact for comparisons on the device.
@@ -312,7 +312,7 @@ class _EngineBuild:
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates in their order, but those with hardly any INT8 last."""
+    """Return the candidates in their order, except that those with hardly any INT8 come last."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 

@@ -50,7 +50,7 @@ class Attempt:
     """An attempt with some layers in float.
 
     Attributes:
-        count: The number of layers in float, the most harmful ones.
+        count: The number of layers in float. These are the most harmful layers.
         passed: Whether the artifact passed the gate.
         drop: The drop of the artifact; None if the artifact could not be built.
         share: The share of the work in INT8; None if the share is unknown.
@@ -71,7 +71,7 @@ class Search:
         found: The candidate that passed; None if no candidate passed.
         harms: The harm of each layer.
         attempts: The attempts, in order.
-        budget_spent: The budget ended the search.
+        budget_spent: Whether the budget ended the search.
     """
 
     plain: Candidate
@@ -112,7 +112,7 @@ class Search:
 def search_float_layers(
     builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
 ) -> Search | None:
-    """Search for the fewest layers in float with which the model passes; None without known layers.
+    """Search for the fewest layers in float with which the model passes; None if no layers are known.
 
     Args:
         builder: The builder of all candidates.

@@ -33,7 +33,7 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
-    """Yield a temporary folder. Remove the folder afterwards, also if SIGTERM ends the build.
+    """Yield a temporary folder. Remove the folder afterwards, even if SIGTERM ends the build.
 
     While the folder exists, this process and its child processes write all temporary files into it. Raises BuildFailed
     if the disk of the folder has less than `needed` bytes free, or becomes full.

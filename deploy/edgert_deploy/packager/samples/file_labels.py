@@ -38,11 +38,11 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelling:
-    """How the labels of files are read.
+    """The rules for reading the labels of files.
 
     Attributes:
         class_names: The order of the classes; if empty, the order is alphabetical.
-        transcripts: The labels are texts, because the model writes text.
+        transcripts: Whether the labels are texts, because the model writes text.
     """
 
     class_names: Sequence[str] = ()
@@ -53,8 +53,8 @@ def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arra
     """Return the class of each file as LABELS, or its text as TRANSCRIPTS.
 
     The class is from the table, else it is the name of the file's folder. A text is from the table only. The result is
-    empty if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in a
-    table of another name.
+    empty if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, for example if the
+    labels are in a table of another name.
     """
     path, has_table, class_names = folder / LABELS_TABLE, _has_table(folder), labelling.class_names
     if labelling.transcripts:
@@ -77,13 +77,13 @@ def labels_of_windows(
 ) -> Arrays:
     """Return the class of each window of the recordings `files` as LABELS. Raises CalibrationInvalid.
 
-    A window has the class of its recording, unless the table labels a part of the recording. The label of a part counts
-    for a window if the shared time is at least half of the shorter of the two.
+    A window has the class of its recording, unless the table labels a part of the recording. The label of a part
+    applies to a window if the shared time is at least half of the shorter of the two.
 
     Args:
         folder: The folder of the recordings and of the table.
         files: The recordings.
-        labelling: How the labels are read.
+        labelling: The rules for reading the labels.
         counts: The number of windows of each recording.
         timing: The times of the windows in a recording.
     """

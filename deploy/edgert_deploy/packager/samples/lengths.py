@@ -21,7 +21,7 @@ def stack_all(
 ) -> Arrays:
     """Return items of any lengths as one padded array for each input, with `lengths`.
 
-    Raises CalibrationInvalid, also if the inputs of a sample differ in length.
+    Raises CalibrationInvalid if a sample does not fit the model, or if its inputs differ in length.
 
     Args:
         where: The origin of the samples, for messages.

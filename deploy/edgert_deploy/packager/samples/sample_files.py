@@ -28,7 +28,7 @@ from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
-COLUMNS = (["file", "label"], ["file_name", "label"])  # the second heading is that of Hugging Face's metadata.csv
+COLUMNS = (["file", "label"], ["file_name", "label"])  # Hugging Face's metadata.csv has the second heading
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
 FILES = "/files"  # the path of each recording, for messages
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")
@@ -86,7 +86,7 @@ def check_size(where: Path, size_bytes: int) -> None:
 
 
 def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
-    """Return the arrays of `specs`, and those of `more` that the archive has. Raises CalibrationInvalid."""
+    """Return the arrays of `specs`, and of `more` if the archive has them. Raises CalibrationInvalid."""
     if path.suffix.lower() in TABLES and path.is_file():
         raise CalibrationInvalid(
             f"{path} is a table, but samples must be arrays: {_NPZ_ADVICE}, or give a function that reads the table, as module:function"
@@ -277,7 +277,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     npy: Any = np.lib.format  # NumPy before 2.3 has no types for it
     version = npy.read_magic(file)
     if version != (1, 0):
-        raise ValueError(f"format {version} is not that of plain values")
+        raise ValueError(f"format {version} is not the format of plain values")
     shape, _, dtype = npy.read_array_header_1_0(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")

@@ -144,10 +144,11 @@ def load_samples(
     Args:
         path: Samples in one of the forms of docs/models.md.
         source: The model.
-        preprocess: The rule of an image, a signal or a text; without one, the samples are the model's own tensors.
+        preprocess: The rule of an image, a signal or a text. If there is no rule, the samples are the model's own
+            tensors.
         class_names: The order of the classes; if empty, the order is alphabetical.
         at_least: The smallest number of samples that is accepted.
-        transcripts: The table labels.csv holds texts, because the model writes text.
+        transcripts: Whether the table labels.csv holds texts, because the model writes text.
     """
     files = _Reader(path, source, preprocess, Labelling(class_names, transcripts), at_least)
     arrays, raw = files.read()

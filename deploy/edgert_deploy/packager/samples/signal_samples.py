@@ -89,7 +89,7 @@ def read_signal_files(
         folder: The folder of the files.
         inputs: The inputs of the model.
         rule: The rule of the signal.
-        labelling: How the labels are read.
+        labelling: The rules for reading the labels.
         at_least: The smallest number of windows that is accepted.
     """
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"

@@ -63,7 +63,7 @@ def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: I
 
 
 def _pad_id(file: Path, content: str) -> int:
-    """Return the padding id of a tokenizer's file: the stated one, else that of a known token, else 0."""
+    """Return the padding id of a tokenizer's file: the stated id, else a known token's id, else 0."""
     try:
         value = json.loads(content)
         if isinstance(value.get("padding"), dict):

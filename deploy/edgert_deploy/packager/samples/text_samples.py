@@ -27,7 +27,7 @@ def read_texts(path: Path, labelling: Labelling, at_least: int) -> tuple[NDArray
 
     Args:
         path: A .txt file with one text on each line, or a folder of .txt files with one text in each file.
-        labelling: How the labels of a folder's files are read.
+        labelling: The rules for reading the labels of a folder's files.
         at_least: The smallest number of texts that is accepted.
     """
     labels: Arrays = {}

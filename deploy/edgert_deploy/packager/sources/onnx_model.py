@@ -59,7 +59,7 @@ from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
 NODES_MAX = 200_000
-# If ONNX Runtime accepts the model, these complaints of the checker do not count: newer operators, outputs without a
+# If ONNX Runtime accepts the model, these complaints of the checker are ignored: newer operators, outputs without a
 # shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _SHAPES_DIFFER = "Inferred shape and existing shape differ"
@@ -174,7 +174,7 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
         )
     if (ones := fixed_batches(proto)) and fix_batch(proto):
         remarks += (
-            f"the batch of {', '.join(map(repr, ones))} is 1 in the model, so that of its other inputs is fixed to 1, too",
+            f"the batch of {', '.join(map(repr, ones))} is 1 in the model, so the batch of its other inputs is fixed to 1, too",
         )
     if no_batch and fix_batch(proto):
         remarks += (
@@ -340,7 +340,7 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
 def _answers_agree(
     proto: Any, converted: Any, inputs: tuple[TensorSpec, ...], converted_inputs: tuple[TensorSpec, ...]
 ) -> bool:
-    """Whether `converted` runs, and gives the answers of `proto` if the runtime accepts `proto`."""
+    """Whether `converted` runs and, if the runtime accepts `proto`, gives the same answers as `proto`."""
     try:
         got = _run(_load(converted.SerializeToString()), converted_inputs, 1, seed=1)
     except SourceInvalid:

@@ -55,11 +55,13 @@ class Ranges:
             if not values.size:
                 continue
             lowest, highest = self._ends(values)
-            self._lows[index] = np.minimum(low, lowest)  # unlike min(), these keep a NaN
+            self._lows[index] = np.minimum(low, lowest)  # np.minimum and np.maximum keep a NaN, but min() does not
             self._highs[index] = np.maximum(self._highs[index], highest)
 
     def write(self, calibrated: bytearray) -> None:
-        """Write the ranges into `calibrated`: the same model with the fields that TFLite's calibrator adds.
+        """Write the ranges into `calibrated`.
+
+        `calibrated` is `float_model` with the fields that TFLite's calibrator adds.
 
         The tensors of all steps of a sequence share one range. One step has too few values for a range of its own, and
         a clipped value would distort all later steps.

@@ -80,10 +80,10 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` with inlined functions: its own, and those of ONNX that are not in `lowered`."""
+    """Return `model` with inlined functions: its own, and ONNX's functions that are not in `lowered`."""
     if model.functions:
         model = inliner.inline_local_functions(model)
-    # The inliner needs an entry with the type of each input of a node, also for constants and absent inputs.
+    # The inliner needs an entry with the type of each input of a node, even for constants and absent inputs.
     constants = [(i.name, i.data_type, i.dims) for i in model.graph.initializer]
     for name, element, dims in [*constants, ("", onnx.TensorProto.FLOAT, [])]:
         model.graph.value_info.append(helper.make_tensor_value_info(name, element, dims))

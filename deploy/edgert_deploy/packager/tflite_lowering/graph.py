@@ -40,7 +40,7 @@ class BatchShape:
         return BatchShape(tuple(self.dims[i] for i in order), tuple(self.signature[i] for i in order))
 
     def with_lengths(self, lengths: Mapping[int, int]) -> BatchShape:
-        """Return the shape with `lengths` (axis -> elements) at any batch."""
+        """Return the shape with new `lengths` (axis -> elements), which do not grow with the batch."""
         dims, signature = list(self.dims), list(self.signature)
         for axis, length in lengths.items():
             dims[axis] = signature[axis] = length

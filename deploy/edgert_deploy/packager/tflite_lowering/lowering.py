@@ -94,7 +94,7 @@ class Lowering:
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name` at batch 1, also if larger batches repeat this constant along an axis."""
+        """Return the constant `name` at batch 1, even if larger batches repeat this constant along an axis."""
         if name in self.graph.repeated_constants:
             return self.graph.constants[name]
         return self.value(name, role)
@@ -214,7 +214,7 @@ class Lowering:
         return turned.with_axis(1, 1) if shape.rank == 3 else turned
 
     def axis(self, axis: int, rank: int, layout: Layout) -> int:
-        """Return the position in `layout` of the ONNX axis `axis` of a value of `rank`."""
+        """Return where `layout` puts the ONNX axis `axis`; the value has `rank` axes."""
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:

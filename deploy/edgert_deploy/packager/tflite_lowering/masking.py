@@ -20,7 +20,7 @@ MASKED_SCORE = -1e4
 MASKED_BELOW = -5e3
 # Operators that may be between the constant of a mask and its Softmax.
 MASK_CHAIN = frozenset({"Add", "Expand", "Identity", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
-# The constant MASKED_BELOW; no exporter writes such a name.
+# The name of the constant with the value MASKED_BELOW. No exporter uses such a name.
 THRESHOLD = "edgert:masked_below"
 
 

@@ -43,7 +43,7 @@ def with_plain_weights(content: bytes) -> bytes:
 
 
 def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
-    """Run the model once on zeros, and return the values of `tensors`."""
+    """Run the model once on zeros; return the values of `tensors`."""
     interpreter = interpreter_with_all_tensors(content)
     interpreter.allocate_tensors()
     for detail in interpreter.get_input_details():

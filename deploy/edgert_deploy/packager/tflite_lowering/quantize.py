@@ -57,7 +57,7 @@ def quantize_int8(
     Args:
         float_model: The float .tflite file.
         samples: The calibration samples, each with one array per input, in the model's order.
-        is_float: Whether an operator stays in float, by the name of its first output.
+        is_float: Gets the name of an operator's first output; returns whether the operator stays in float.
         own_ranges: The known ranges of tensors, by name, in a model that was trained with quantization.
         cut: The share of an activation's values that its range leaves out at either end.
 
@@ -76,7 +76,7 @@ def quantize_int8(
                 np.dtype("int8").num,  # activations
                 np.dtype("int32").num,  # biases
                 False,  # do not disable per-channel scales
-                False,  # nor those of fully connected layers
+                False,  # do not disable per-channel scales of fully connected layers
             )
         )
     except (RuntimeError, ValueError, TypeError) as error:

@@ -43,7 +43,7 @@ def packed(model: Any) -> bytes:
 
 
 def with_shared_weights(content: bytes) -> bytes:
-    """Return the file with one copy of equal large weights, such as those of an unrolled LSTM's steps."""
+    """Return the file with one copy of equal large weights, such as weights of an unrolled LSTM's steps."""
     model = unpacked(content)
     first: dict[bytes, int] = {}
     changed = False

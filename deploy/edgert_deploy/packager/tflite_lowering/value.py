@@ -80,7 +80,7 @@ class Value:
         *operands: Value | ArrayLike,
         **options: Any,
     ) -> list[Value]:
-        """Write an operator with several results, each of a shape and a dtype."""
+        """Write an operator with several results, each with its own shape and dtype."""
         writer, name = self.lowering.writer, f"{self.name}_{code.lower()}{self.step}"
         made = [replace(self, tensor=writer.tensor(name, *one), shape=one[0], dtype=one[1]) for one in results]
         inputs = [self.tensor, *(self.operand(one).tensor for one in operands)]

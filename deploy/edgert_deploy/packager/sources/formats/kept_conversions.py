@@ -35,7 +35,7 @@ class KeptConversions:
         return None
 
     def put(self, key: str, model: bytes) -> None:
-        """Keep `model`, and remove the least recently used models above the limits."""
+        """Keep `model` and remove the least recently used models above the limits."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             data = hashlib.sha256(model).digest() + model

@@ -1,4 +1,4 @@
-"""Recognizes files of formats that `edgert build` does not support, and gives advice.
+"""Recognizes files of formats that `edgert build` does not support and gives advice.
 
 A file is recognized by its first bytes if possible, else by its suffix. The check needs no framework and unpickles
 nothing.
@@ -24,7 +24,7 @@ PICKLED_TORCH = (
 )
 PICKLE = (
     "a Python pickle, and reading it would run Python code. Load it where it was made, and convert the model to ONNX: a "
-    "scikit-learn one with skl2onnx, one of LightGBM or XGBoost with onnxmltools"
+    "scikit-learn model with skl2onnx, a LightGBM or XGBoost model with onnxmltools"
 )
 BOOSTER = "a {} model: convert it to ONNX with onnxmltools"
 CORE_ML = "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX"

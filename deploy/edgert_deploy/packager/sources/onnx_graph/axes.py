@@ -1,4 +1,4 @@
-"""Give the open axes of an ONNX model their lengths, and bring its batch axes to the front.
+"""Give the open axes of an ONNX model their lengths and bring its batch axes to the front.
 
 EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often leave
 more axes open (height and width, or text length), and recurrent models keep a state `[layers, N, H]`. The user gives
@@ -96,7 +96,7 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     result gives:
 
     1. The open axis with the name of another input's open axis 0. If axis 0 of every input has a fixed length above 1,
-       the names of the outputs' open axes 0 count instead.
+       the names of the outputs' open axes 0 are used instead.
     2. If no axis has a name: the only open axis.
     3. If axis 0 of other inputs is 1: the first axis of length 1.
     """
@@ -190,7 +190,7 @@ def open_batch_axes(proto: Any) -> Iterator[Any]:
 
 
 def rename(graph: Any, old: str, new: str) -> None:
-    """Make every node, also in the graphs inside nodes, read `new` instead of `old`."""
+    """Make every node, including the nodes inside other nodes, read `new` instead of `old`."""
     for node in nodes_of(graph):
         node.input[:] = [new if name == old else name for name in node.input]
 
@@ -240,7 +240,8 @@ def _batch_names(proto: Any) -> set[str]:
     If axis 0 of every input has a fixed length above 1, return the names of the outputs' open axes 0.
     """
     firsts = [dim for value in model_inputs(proto) for dim in value.type.tensor_type.shape.dim[:1]]
-    if all(dim.dim_value > 1 for dim in firsts):  # such as [steps, N, features], the default order of PyTorch
+    # For example [steps, N, features], the default of PyTorch's recurrent layers: the batch is not the first axis.
+    if all(dim.dim_value > 1 for dim in firsts):
         firsts = [dim for value in proto.graph.output for dim in value.type.tensor_type.shape.dim[:1]]
     return {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
 

@@ -78,7 +78,10 @@ class _Graph:
         return True
 
     def read(self, node: Any, at: int) -> Array:
-        """Return the constant at input `at` of `node`. Raises BuildFailed if it is computed."""
+        """Return the constant at input `at` of `node`.
+
+        Raises BuildFailed if the model computes this input at run time.
+        """
         array = self._constants.get(node.input[at])
         if array is None:
             raise BuildFailed(

@@ -64,9 +64,9 @@ def graphs_inside(node: Any) -> Iterator[Any]:
 
 
 class Constants:
-    """The constants of a graph by name: initializers and Constant nodes with numbers, also inside nodes.
+    """The constants of a graph by name: initializers and Constant nodes with numbers, even inside nodes.
 
-    The branches of an `If` may use one name for different values. Such a name does not count as a constant.
+    The branches of an `If` may use one name for different values. Such a name is not treated as a constant.
     """
 
     def __init__(self, proto: Any) -> None:
@@ -94,7 +94,7 @@ class Constants:
 
 
 def _made(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each value of `graph` with the message that holds its constant; None if computed."""
+    """Yield the name of each value of `graph` and the message of its constant; None for a computed value."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:
         maker = _constant_of(node) if node.op_type == "Constant" else None

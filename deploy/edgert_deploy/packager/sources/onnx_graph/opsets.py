@@ -1,8 +1,9 @@
 """Converts models to an opset that the runtimes read.
 
-Runtimes on devices are older than exporters: ONNX Runtime 1.22 accepts opset 22 and IR 10, TensorRT 10.3 accepts less.
-So ONNX's converter lowers the opset of a newer model to OPSET_MAX, and raises an opset that has no quantization. The
-build uses the converted model only if its answers stay the same. Otherwise the model does not change.
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 accepts opsets up to 22 and IR up to 10; TensorRT 10.3
+accepts only lower opsets. So ONNX's converter lowers the opset of a newer model to OPSET_MAX, and raises an opset below
+OPSET_MIN, because its QuantizeLinear has no scales per channel. The build uses the converted model only if its answers
+stay the same. Otherwise the model does not change.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ POSITIVE_SUFFIX = "/edgert_positive"
 
 
 def is_quantized(proto: Any) -> bool:
-    """Whether activations are quantized. A graph with only its weights in INT8 counts as a float model."""
+    """Whether activations are quantized. A graph with only its weights in INT8 is a float model here."""
     constants = Constants(proto)
     return any(
         node.op_type in QUANTIZED_ARITHMETIC or (node.op_type == QUANTIZE and node.input[0] not in constants)

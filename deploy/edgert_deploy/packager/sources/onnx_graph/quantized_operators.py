@@ -25,7 +25,7 @@ class _Form:
         op: The float operator that computes the same function.
         operands: The position of each operand. Its scale and its zero point are the next two inputs.
         result: The position of the result's scale.
-        bias: The position of the bias in INT32; -1 for none. Its scale is the product of both operands' scales.
+        bias: The position of the bias in INT32; -1 if there is none. Its scale is the product of both operands' scales.
     """
 
     op: str
@@ -64,7 +64,7 @@ def as_qdq(proto: Any) -> Any:
 
 
 class _Rewriter:
-    """Yields the new nodes, and writes the scales of biases into the graph."""
+    """Yields the new nodes and writes the scales of biases into the graph."""
 
     def __init__(self, proto: Any) -> None:
         self._graph = proto.graph

@@ -40,7 +40,7 @@ def structure_of(proto: Any) -> Any:
 
 
 def forget_inner_shapes(proto: Any) -> None:
-    """Remove the shapes of the values inside the model, also inside its `If` and `Loop` nodes.
+    """Remove the shapes of the values inside the model, even inside its `If` and `Loop` nodes.
 
     These shapes are optional. ONNX Runtime ignores wrong ones, because its own inference finds the shapes.
     """

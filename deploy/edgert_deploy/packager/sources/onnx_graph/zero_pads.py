@@ -4,8 +4,8 @@ The fault is in `Pad_Fusion`, which turns such a Pad into padding of the MaxPool
 result can be negative at positions for which ONNX defines 0. Releases 1.23.2 and 1.31.1 have the fault, 1.32.0 does
 not. The fusion affects the source's answers, ONNX Runtime's artifacts and the TFLite lowering, which starts from ONNX
 Runtime's folding. The fusion changes a Pad only if all bytes of its value are 0. So this module writes -0.0, which is
-the same number for every engine. The Pads before a convolution, and those of a MaxPool after a Relu, need no
-protection.
+the same number for every engine. A Pad before a convolution needs no protection, and neither does a Pad
+between a Relu and a MaxPool.
 """
 
 from __future__ import annotations

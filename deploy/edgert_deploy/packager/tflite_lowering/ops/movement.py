@@ -57,7 +57,7 @@ def transpose(lowering: Lowering, node: Node) -> None:
 
 
 def expand(lowering: Lowering, node: Node) -> None:
-    """Broadcast to a shape. The batch can be an axis of the shape only if it is one of the value already."""
+    """Broadcast to a shape. The shape may have the batch only if the value already has it."""
     x, after = lowering.read(node), lowering.shape(node.outputs[0])
     if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
         raise NeedsFixedBatch("it expands a computed value to the batch")

@@ -1,4 +1,4 @@
-"""Pad: puts constants, mirrored or repeated elements around a value.
+"""Pad: puts constants, mirrored elements or repeated elements around a value.
 
 Negative padding removes elements.
 """

@@ -59,7 +59,7 @@ def _can_mirror(axis: WindowAxis) -> bool:
 def _undilated_max(
     plane: Value, window: Window, also: Callable[[WindowAxis], bool] = lambda axis: False
 ) -> tuple[Value, Window]:
-    """Put window elements side by side along dilated axes, and along axes for which `also` is true.
+    """Put window elements side by side along dilated axes and along axes for which `also` is true.
 
     An element of the window takes the place of its padding.
     """

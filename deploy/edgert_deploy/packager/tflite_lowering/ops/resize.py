@@ -132,7 +132,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
 
 
 def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> None:
-    """Move each axis to the end, and multiply it by its matrix; FULLY_CONNECTED is exact in INT8."""
+    """Move each axis to the end and multiply it by its matrix; FULLY_CONNECTED is exact in INT8."""
     rank = lowering.shape(node.inputs[0]).rank
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
     x = lowering.read(node, 0, layout)

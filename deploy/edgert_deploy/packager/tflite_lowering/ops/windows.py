@@ -60,7 +60,7 @@ class WindowAxis:
     def counts(self, with_padding: bool) -> NDArray[np.intp]:
         """Return the number of elements for the mean of each position.
 
-        Padding that ceil_mode adds never counts.
+        The number never includes padding that ceil_mode adds.
         """
         first, end = (-self.before, self.size + self.declared_after) if with_padding else (0, self.size)
         read = self.elements()

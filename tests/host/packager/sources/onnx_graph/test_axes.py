@@ -198,7 +198,7 @@ def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
     )
     assert shapes_of(answer, "inputs") == [[1, 8], [1, 1, 8]]
     assert answer["remarks"] == [
-        "the batch of 'state' is 1 in the model, so that of its other inputs is fixed to 1, too"
+        "the batch of 'state' is 1 in the model, so the batch of its other inputs is fixed to 1, too"
     ]
 
 
