@@ -20,7 +20,7 @@ time.sleep(9999)
 """
 
 
-def test_what_a_killed_run_left_is_removed_with_the_next_container(containers_run: None, tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_run_are_removed_with_the_next_container(containers_run: None, tmp_path: Path) -> None:
     killed = subprocess.Popen(
         [sys.executable, "-c", _MAKE, str(tmp_path / "killed")], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )

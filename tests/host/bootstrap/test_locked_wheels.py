@@ -56,6 +56,6 @@ def test_a_pin_is_chosen_by_its_marker() -> None:
 
 
 @pytest.mark.parametrize(("asked", "found"), [("numpy<2", "2.4.6"), ("scipy", "nothing")])
-def test_what_the_lock_does_not_have_is_refused(asked: str, found: str) -> None:
+def test_a_requirement_that_the_lock_lacks_is_refused(asked: str, found: str) -> None:
     with pytest.raises(ConfigInvalid, match=f"{found} where {asked} is needed"):
         read_lock(LOCK).lines([Requirement(asked)], environment("3.12"))

@@ -138,7 +138,7 @@ def test_a_runtime_that_serves_stays_and_the_one_before_is_kept(tmp_path: Path) 
     assert sorted(path.name for path in (device.home / "venvs").iterdir()) == [OLD, NEW]
 
 
-def test_one_that_answers_wrongly_goes_with_the_reason(tmp_path: Path) -> None:
+def test_a_runtime_that_answers_wrongly_is_rolled_back_with_the_reason(tmp_path: Path) -> None:
     device = place(tmp_path, failing=NEW)
     assert device.trial() == 0
     assert device.in_use() == OLD

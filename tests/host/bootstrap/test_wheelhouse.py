@@ -73,7 +73,7 @@ def test_the_whole_tree_is_looked_through(tmp_path: Path) -> None:
     assert missing([Requirement("top")], wheels, PI) == []
 
 
-def test_of_tokenizers_a_device_gets_the_package_alone(tmp_path: Path) -> None:
+def test_a_device_gets_tokenizers_without_its_requirements(tmp_path: Path) -> None:
     wheels = [a_wheel(tmp_path, "top", ["tokenizers; extra == 'text'"], ["text"])]
     asked = [Requirement("top[text]")]
     assert [str(one) for one in missing(asked, wheels, PI)] == ['tokenizers; extra == "text"']
@@ -142,7 +142,7 @@ def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch
         prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"))
 
 
-def test_what_pip_cannot_find_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_that_pip_cannot_find_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigInvalid, match="machine-of-nobody"):
         prepare(WheelTarget("3.11", "machine-of-nobody", "2.36"), ("null",))

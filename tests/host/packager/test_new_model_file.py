@@ -136,7 +136,7 @@ def test_any_file_name_makes_a_model_name(file: str, name: str) -> None:
     assert name_from(Path(file)) == name
 
 
-def test_how_the_source_was_read_is_kept_for_the_build(tmp_path: Path) -> None:
+def test_the_options_that_read_the_source_are_kept_for_the_build(tmp_path: Path) -> None:
     path = shutil.copy(MODEL, tmp_path)
     source = load_source(Path(path), Conversion(buckets=read_buckets("tokens=8,16", ["ids=1"])))
     given = {"inputs": (), "buckets": "tokens=8,16", "pads": ("ids=1",)}

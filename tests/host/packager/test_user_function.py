@@ -28,7 +28,7 @@ def test_the_given_folder_comes_before_the_working_folder(tmp_path: Path, monkey
     assert user_function("json:dumps")(1) == "1"
 
 
-def test_what_is_not_found_is_named_with_where_it_was_looked_for(
+def test_the_error_names_a_missing_function_and_the_searched_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -75,7 +75,7 @@ def test_a_dry_run_touches_nothing(bundle: Path, key: SigningKey) -> None:
 
 
 @pytest.mark.parametrize("verb", ["activate", "check", "mark-good"])
-def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: str) -> None:
+def test_a_release_that_fails_on_trial_is_rolled_back(bundle: Path, key: SigningKey, verb: str) -> None:
     device = SimulatedDevice(key, RELEASE_1, **{verb.replace("-", "_"): HealthCheckFailed("output y is off by 3")})
     outcome = roll_out(bundle, device)
     assert outcome.error is not None
@@ -108,7 +108,7 @@ def test_a_model_that_goes_in_the_middle_or_is_damaged_is_distinguished(bundle: 
     assert "the rollback failed, too [device.storage_failed]: its file is torn" in error.message
 
 
-def test_where_the_rollback_fails_too_nobody_claims_that_it_rolled_back(bundle: Path, key: SigningKey) -> None:
+def test_if_the_rollback_fails_too_the_error_does_not_claim_a_rollback(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1, check=HealthCheckFailed("off"), rollback=DeviceError("disk is gone"))
     error = roll_out(bundle, device).error
     assert error is not None
@@ -139,7 +139,7 @@ def test_a_device_that_may_not_take_a_bundle_has_refused_it(
         ("put", DeviceUnreachable("the link died")),
     ],
 )
-def test_what_fails_before_the_switch_needs_no_way_back(
+def test_a_failure_before_the_switch_needs_no_rollback(
     bundle: Path, key: SigningKey, verb: str, error: EdgeRTError
 ) -> None:
     device = SimulatedDevice(key, RELEASE_1, **{verb: error})

@@ -101,7 +101,7 @@ def test_a_release_that_a_command_took_back_is_reported_once() -> None:
     assert [one.text for one in found.drift] == ["release 7 was rolled back by a command"]
 
 
-def test_what_the_channel_of_a_device_wants_stands_before_what_a_rollout_wanted() -> None:
+def test_the_release_of_a_devices_channel_replaces_the_release_of_a_rollout() -> None:
     model = ModelStatus("m", "steady", GOOD, None, serving=READY)
     channel = ChannelStatus(
         "oci://r/x", "stable", wanted={"m": WantedRelease(8, "eight"), "n": WantedRelease(2, "two")}

@@ -137,7 +137,7 @@ def test_steps_go_on_from_where_the_slots_stand(
         ({"disk_free_bytes": SPARE_BYTES}, StorageFailed, "Nothing was sent"),
     ],
 )
-def test_what_the_device_would_refuse_is_refused_before_a_byte_is_sent(
+def test_a_bundle_that_the_device_would_refuse_is_refused_before_a_byte_is_sent(
     offer: Offer, changes: dict[str, Any], error: type[EdgeRTError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -209,7 +209,7 @@ def test_limits_add_a_step_and_one_less_where_the_device_has_the_last_word(offer
     assert make_plan(there, offer, replace(LIMITS, unattended=True)).steps == (*WHOLE_WAY[:4], Step.WATCH)
 
 
-def test_what_a_device_cannot_watch_is_refused_before_anything_is_sent(offer: Offer) -> None:
+def test_limits_that_a_device_cannot_watch_are_refused_before_anything_is_sent(offer: Offer) -> None:
     with pytest.raises(DeviceError, match="watches no limits"):
         make_plan(facts(offer, limits_format=0, temp_c=41.0), offer, LIMITS)
     with pytest.raises(TransitionRefused, match="no readable thermometer"):

@@ -56,7 +56,7 @@ def test_a_release_is_there_with_every_file(server: RegistryServer, key: Signing
         assert all(registry.has(file_blob(entry)) for entry in bundle.manifest.files)
 
 
-def test_what_is_equal_is_sent_once(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_equal_files_are_sent_once(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
     weights = bytes(range(256)) * 1000
     first = publish(server.registry(), make_null_bundle(tmp_path, key, "shared", padding=weights))
     second = publish(server.registry(), make_null_bundle(tmp_path, key, "shared", 2, padding=weights))

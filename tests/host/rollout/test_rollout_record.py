@@ -84,7 +84,7 @@ def test_two_hosts_that_continue_one_rollout_agree_and_an_abort_is_final() -> No
     )
 
 
-def test_what_a_newer_version_adds_changes_nothing() -> None:
+def test_fields_that_a_newer_version_adds_change_nothing() -> None:
     record, (head, state) = new_record(replace(ROLLOUT, by="ann@a"))
     newer = {"rollout": {**json.loads(head)["rollout"], "colour": "red"}}
     assert Record.read([json.dumps(newer), state, '{"n":2,"mood":"good"}']).rollout == record.rollout

@@ -113,7 +113,7 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     assert any("as a patch" in line for line in world.said)
 
 
-def test_what_is_there_is_not_sent_and_files_of_other_targets_neither(
+def test_files_that_the_device_has_and_files_of_other_targets_are_not_sent(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     other = make_null_bundle(

@@ -31,7 +31,7 @@ def test_every_device_is_in_one_wave(total: int, canary: int, waves: str, expect
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "101%", "10 %x", "%"])
-def test_what_is_no_share_is_refused(text: str) -> None:
+def test_a_text_that_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="share"):
         Share.parse(text)
 
@@ -52,7 +52,7 @@ def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -
     ("limit", "failed", "begun", "too_many"),
     [("0", 1, 100, True), ("2", 2, 3, False), ("5%", 1, 1, True), ("5%", 5, 100, False), ("5%", 6, 100, True)],
 )
-def test_how_many_failures_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
+def test_failures_above_the_limit_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
     assert Share.parse(limit).exceeded(failed, begun) is too_many
 
 

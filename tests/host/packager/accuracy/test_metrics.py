@@ -52,7 +52,7 @@ def test_without_labels_a_vector_that_is_no_class_scores_is_judged_by_its_values
         judge((BOXES,), [models.random(1, 5, 4)], [models.random(1, 5, 4)], None, 0.0, "top1")
 
 
-def test_of_several_outputs_the_worst_counts() -> None:
+def test_the_worst_output_determines_the_score() -> None:
     good, bad = models.random(6, 5, 4), models.random(6, 5, 4, seed=1)
     accuracy = judge((BOXES, BOXES), [good, good], [good * 1.01, bad], None, 0.5)
     assert accuracy.metric == "values"

@@ -56,7 +56,7 @@ def test_changes_of_tokens_behind_the_mask_cost_no_accuracy() -> None:
     assert judge(metric, reference, [noisy], LIMITS).accuracy.drop > LIMITS.max_drop
 
 
-def test_of_several_outputs_the_named_one_becomes_vectors_in_its_place() -> None:
+def test_the_named_output_becomes_vectors_in_its_place_among_the_others() -> None:
     scores, pooled = TensorSpec("scores", "FP32", (-1, 3)), Embed("states", "cls")
     reference = a_reference(pooled, [EYE, states()], scores, STATES).as_embeddings()
     assert [spec.name for spec in reference.specs] == ["scores", "states_embedding"]

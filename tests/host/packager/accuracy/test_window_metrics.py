@@ -87,7 +87,7 @@ def test_the_gate_shows_precision_and_recall_and_each_class() -> None:
     assert by_class == [("yes", 10, 0.9474), ("no", 10, 0.8)]
 
 
-def test_what_the_metric_needs() -> None:
+def test_an_error_names_the_missing_requirement_of_the_metric() -> None:
     with pytest.raises(CalibrationInvalid, match="needs `labels`"):
         metric_for("window_f1", reference_to(SPECS, scores_of([0]), classify=RULE))
     with pytest.raises(CalibrationInvalid, match="an array `recording`"):

@@ -50,7 +50,7 @@ def first(graph: Any, op_type: str) -> Any:
     return next(node for node in graph.graph.node if node.op_type == op_type)
 
 
-def test_what_the_builder_makes_passes_and_holds_int8_weights(jetson_graph: Any) -> None:
+def test_the_builders_graph_passes_the_audit_and_holds_int8_weights(jetson_graph: Any) -> None:
     audit(jetson_graph)
     int8 = [tensor for tensor in weights(jetson_graph).values() if tensor.data_type == 3 and len(tensor.dims) > 1]
     assert len(int8) == 3  # two convolutions and the classifier
@@ -126,7 +126,7 @@ def test_other_quantized_operators_are_refused() -> None:
         audit(proto)
 
 
-def test_what_int8_leaves_in_float_can_be_fp16_and_the_contract_stays(
+def test_layers_that_int8_leaves_in_float_can_be_fp16_and_the_contract_stays(
     digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> None:
     import onnx

@@ -65,7 +65,7 @@ def test_arrays_of_every_kind_come_back_and_those_given_stay() -> None:
     assert arrays_of(f"{HERE}:doubled", []) == []
 
 
-def test_what_is_given_again_is_written_once_and_few_files_are_kept(
+def test_a_value_that_is_given_again_is_written_once_and_few_files_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

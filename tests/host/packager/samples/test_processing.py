@@ -66,7 +66,7 @@ def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path)
         ("input = ", "not TOML"),
     ],
 )
-def test_what_does_not_fit_is_refused(text: str, says: str, tmp_path: Path) -> None:
+def test_a_rule_that_does_not_fit_the_model_is_refused(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=says):
         preprocess(tmp_path, text)
 
@@ -107,7 +107,7 @@ def source(image: tuple[int, ...], *outputs: tuple[str, tuple[int, ...]]) -> Sou
     return SourceModel(Path("m.onnx"), None, "0" * 64, 1, (TensorSpec("image", "FP32", image),), specs)
 
 
-def test_how_images_come_in_is_read_with_the_models_own_size_and_layout(tmp_path: Path) -> None:
+def test_a_rule_for_images_gets_the_models_own_size_and_layout(tmp_path: Path) -> None:
     text = 'input = "image"\ndecode = true\nframe_colour = "bgr"\n[resize]\nrule = "letterbox"\npad_value = 0'
     want = Preprocess("image", frame_colour="bgr", resize=Resize("letterbox", 8, 8, pad_value=0), decode=True)
     assert preprocess(tmp_path, text) == want
@@ -171,7 +171,7 @@ def test_the_usual_detectors_are_recognized(
     assert found == Detect("output0", labels=names, form=form, objectness=objectness)
 
 
-def test_what_comes_of_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:
+def test_the_rule_for_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:
     model = source((-1, 3, 8, 8), ("boxes", (-1, 100, 4)), ("scores", (-1, 100, 3)), ("classes", (-1, 5)))
     path = tmp_path / "post.toml"
     path.write_text(

@@ -140,7 +140,7 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
         ("no_function", "has no function 'no_function'"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(function: str, says: str, in_folder: Path) -> None:
+def test_the_error_names_the_fault_of_the_function(function: str, says: str, in_folder: Path) -> None:
     with pytest.raises(CalibrationInvalid, match=says):
         load(function)
 

@@ -84,7 +84,7 @@ def test_arrays_hold_the_models_own_tokens(tmp_path: Path, rule_file: Path) -> N
     assert load(tmp_path / "s.npz", rule_file, source(24)).raw is None
 
 
-def test_what_cannot_be_a_sample_is_refused(tmp_path: Path, rule_file: Path) -> None:
+def test_a_text_that_cannot_be_a_sample_is_refused(tmp_path: Path, rule_file: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CalibrationInvalid, match=r"has 0 texts; at least 1 are needed: give a folder with one \.txt"):
         load(tmp_path / "empty", rule_file, source(24))

@@ -63,7 +63,7 @@ def print_and_raise(
         (print_and_raise, "could not be checked: .*foresaw"),
     ],
 )
-def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], says: str) -> None:
+def test_a_failure_in_the_probe_ends_only_the_probe(function: Callable[..., Any], says: str) -> None:
     limits = Limits(2 * GIB, 1 if function is take_time else 60)
     with pytest.raises(SourceInvalid, match=says):
         run_in_child(f"{__name__}:{function.__name__}", {}, b"", limits)

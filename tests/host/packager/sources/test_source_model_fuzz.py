@@ -124,6 +124,6 @@ def test_damaged_tflite_files(forked_probe: Forked, a_tflite_file: bytes, draw: 
     judged(forked_probe, "tflite", damaged(a_tflite_file, draw))
 
 
-def test_what_is_sound_is_taken(forked_probe: Forked, a_tflite_file: bytes) -> None:
+def test_a_sound_model_is_accepted(forked_probe: Forked, a_tflite_file: bytes) -> None:
     assert judged(forked_probe, "onnx", models.cnn().SerializeToString())
     assert judged(forked_probe, "tflite", a_tflite_file)

@@ -120,7 +120,7 @@ def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
     assert [one.artifact.engine for one in candidates_of(result)] == ["tflite"]
 
 
-def test_one_that_is_quantized_already_is_kept(
+def test_a_model_that_is_already_quantized_is_kept(
     tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
 ) -> None:
     made = build("tflite", digits_source, digits_calibration, "int8", tmp_path)

@@ -38,7 +38,7 @@ def test_a_table_of_embeddings_has_a_scale_for_each_row_and_its_batch_stays_open
     assert (np.abs(got - table[rows]) <= 0.51 / 127 * largest).all()  # half a step of the scale of each row
 
 
-def test_what_is_named_stays_in_float() -> None:
+def test_a_named_operator_stays_in_float() -> None:
     case = Case("two", "h = MatMul(x, w)  y = MatMul(h, v)", {"x": (64,)}, {"w": random(64, 64), "v": random(64, 96)})
     full = lower(model_of(case))
     small, half = with_int8_weights(full), with_int8_weights(full, lambda name: name.startswith("h"))

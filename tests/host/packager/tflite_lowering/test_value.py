@@ -136,7 +136,7 @@ def test_elements_move_as_they_do_in_numpy(formula: Callable[[Value], Value], wa
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_what_is_computed_along_another_axis_is_back_in_its_place(axis: int) -> None:
+def test_an_axis_that_was_moved_for_a_computation_is_back_in_its_place(axis: int) -> None:
     assert_computes(
         lambda x: x.along_last(axis, lambda last: last.op("SOFTMAX", beta=1.0)),
         lambda x: np.exp(x) / np.exp(x).sum(axis=axis, keepdims=True),

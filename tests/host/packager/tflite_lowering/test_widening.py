@@ -30,7 +30,7 @@ def test_arithmetic_of_bytes_is_cast_and_wraps_around() -> None:
     np.testing.assert_array_equal(run_tflite(lower(model_of(case)), inputs)[0], [[200, 255, 0, 199]])
 
 
-def test_what_reads_a_result_gets_it_wrapped_around() -> None:
+def test_a_node_that_reads_a_result_gets_the_wrapped_value() -> None:
     case = bytes_case("s = Add(x, k) y = Div(s, two)")
     case = replace(case, constants={**case.constants, "two": np.uint8(2)})
     inputs = {"x": np.array([[0, 55, 56, 255]], np.uint8)}

@@ -105,7 +105,7 @@ def test_every_form_of_a_number_in_a_constant_node_is_read_with_its_type(attribu
     np.testing.assert_array_equal(found, value)
 
 
-def test_what_is_computed_given_or_text_is_no_constant() -> None:
+def test_a_computed_value_an_input_and_a_text_are_no_constants() -> None:
     proto = models.model(
         "float[N,4] x) => (float[N,4] y", 'c = Constant <value_string = "s"> ()  y = Neg (x)', {"w": models.random(3)}
     )
