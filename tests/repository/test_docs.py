@@ -135,7 +135,7 @@ def problems_of(line: str, *, complete: bool) -> list[str]:
 
 
 def follow(words: list[str]) -> tuple[click.Command, list[str], click.Context | str]:
-    """The command that `words` name, the words behind it, and its context or what is wrong."""
+    """The command that `words` name, the words behind it, and its context or the fault."""
     command: click.Command = PROGRAMS[words[0]]
     context, rest = click.Context(command, info_name=words[0], resilient_parsing=True), words[1:]
     while isinstance(command, click.Group) and rest:

@@ -1,4 +1,4 @@
-"""The tests mirror the packages, each module with logic has its test, and nothing lies about at the root."""
+"""The tests mirror the packages, each module with logic has its test, and the root has no other files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGES = {"device": ROOT / "edgert", "host": ROOT / "deploy" / "edgert_deploy"}
-# A test file that is named after no module, and why.
+# Each test file that is named after no module, with the reason.
 NAMED_AFTER_NO_MODULE = {
     "tests/device/cli/test_help.py": "the help of every command",
     "tests/host/cli/test_commands.py": "the help and the exit codes of every command",

@@ -1,4 +1,4 @@
-"""The locked requirements have all that pyproject.toml asks for (if not: make lock), and setup tells what it lacks."""
+"""The locks have all requirements of pyproject.toml (else run make lock). setup names the missing parts."""
 
 from __future__ import annotations
 

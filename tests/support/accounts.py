@@ -1,4 +1,4 @@
-"""A user without an account and without a home, such as that of `docker run --user 54321`."""
+"""A user without an account and without a home, such as a user of `docker run --user 54321`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ except Exception as error:
 
 
 def as_nobody(imported: str, function: str) -> str:
-    """Return what `function` returns or raises for that user, after the statement `imported`. Needs root."""
+    """Return the result or the error of `function` for that user, after the statement `imported`. Needs root."""
     own = ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "EDGERT_CONFIG_DIR", "EDGERT_STATE", "EDGERT_SOCKET")
     environment = {name: value for name, value in os.environ.items() if name not in own and name[:4] != "XDG_"}
     program = _PROGRAM.format(imported=imported, function=function, uid=UID)

@@ -29,7 +29,7 @@ def build(
     out: Path,
     layers: tuple[Layer, ...] = (),
 ) -> Artifact:
-    """The artifact, built in this process into `out`, which is made where it is missing."""
+    """Build the artifact in this process into the folder `out`; make a missing folder."""
     out.mkdir(exist_ok=True)
     spec = BuildSpec(engine, precision, load_profile(PROFILES[engine]), layers)
     return builder_for(engine).build(spec, source, samples, out, lambda line: None)

@@ -57,9 +57,10 @@ def make_null_bundle(
     JSON. `first` is the engine and the bytes of an artifact that is tried before it. `reference` is the program of an
     artifact to compare answers with. `golden_off_by` makes the golden outputs wrong by that much, so that the health
     check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
-    `foreign_bytes` belong to no target. `signed_at` counts where it `expires`. `receipt` is what the build found out.
-    `rules` are fields of the manifest: those of pre- and postprocessing. With a `state_id`, maybe "", the model also
-    adds the state `s`, which becomes `y` ("add"). `score` is what the source and its artifacts scored at the build.
+    `foreign_bytes` belong to no target. `signed_at` matters only if the bundle `expires`. `receipt` holds the findings
+    of the build. `rules` are fields of the manifest for pre- and postprocessing. With a `state_id` (it may be ""), the
+    model also adds the state `s`, which becomes `y` ("add"). `score` is the score of the source and of its artifacts at
+    the build.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))

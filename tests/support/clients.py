@@ -20,7 +20,7 @@ from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.devices import WAIT_S_MAX, Device, wait_until
 
-PAUSE_S = 0.004  # of each client of a load, which leaves processor time to what the load shall disturb
+PAUSE_S = 0.004  # each client waits so long, so that the load leaves processor time to the tested process
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
 
@@ -56,7 +56,7 @@ def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tupl
 
 @contextmanager
 def halted(device: Device, model: str = "echo") -> Iterator[None]:
-    """Hold the worker of `model`: no request is answered meanwhile, however slow this process is."""
+    """Stop the worker of `model` during the block, so that it answers no request."""
     pid = device.serving(model)["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -1,4 +1,4 @@
-"""`edgert` as tests call it: exit code and JSON; and the commands of a group."""
+"""Helpers that call `edgert` and return its exit code and JSON, and that list the commands of a group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgert_deploy.cli import main
 
 
 class Edgert:
-    """`edgert WORDS --json`: exit code and the object on stdout."""
+    """Run `edgert WORDS --json`; return the exit code and the object on stdout."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
@@ -28,7 +28,7 @@ class Edgert:
 
 
 def commands_of(group: click.Group) -> list[tuple[list[str], click.Command]]:
-    """The group and each command that its --help lists, with the words that call it."""
+    """Yield the group and each command that its --help lists, with the words that call the command."""
     found: list[tuple[list[str], click.Command]] = [([], group)]
     context = click.Context(group)
     for name in group.list_commands(context):

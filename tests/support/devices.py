@@ -32,11 +32,11 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
 
-WAIT_S_MAX = 120.0  # for a machine with much other work
+WAIT_S_MAX = 120.0  # long enough for a busy machine
 
 
 def as_run(command: list[str]) -> list[str]:
-    """Return what runs an `edgertd` command; the fixture `edgertd_is_forked` replaces this."""
+    """Return the function that runs an `edgertd` command; the fixture `edgertd_is_forked` replaces it."""
     return command
 
 
@@ -57,7 +57,7 @@ class Device:
         return self.state.root / "edgert.sock"
 
     def prepare(self, config: str = "") -> None:
-        """Write what a bootstrap writes; `config` is appended to config.toml."""
+        """Write the files of a bootstrap; `config` is appended to config.toml."""
         self.state.keys.mkdir(parents=True)
         (self.state.keys / "test.pem").write_bytes(self.key.public.pem())
         self.state.config.write_text(f'device = "d-test"\nprofile = "this-machine"\n{config}')
@@ -70,11 +70,11 @@ class Device:
         return dict(json.loads(done.stdout))
 
     def start(self) -> None:
-        """Do what `edgertd start` does to a stopped daemon, without a process for the command."""
+        """Start a stopped daemon as `edgertd start` does, without a process for the command."""
         self.monitors += filter(None, start_daemon(self.state)[:1])
 
     def stop(self) -> None:
-        """Do what `edgertd stop` does, without a process for the command; a busy daemon is asked again."""
+        """Stop the daemon as `edgertd stop` does, without a process for the command. Ask a busy daemon again."""
 
         def stopped() -> bool:
             try:
@@ -97,7 +97,7 @@ class Device:
         self.run("mark-good", model)
 
     def put(self, **options: Any) -> None:
-        """Do the same as `deploy`, but for the check, without a process for each command."""
+        """Do the same as `deploy` without the check, and without a process for each command."""
         self.keep(options.get("model", "echo"), self.bundle(**options))
 
     def keep(self, model: str, bundle: Path, *, checked: bool = False) -> None:
@@ -112,12 +112,12 @@ class Device:
         self.sync(model)
 
     def stage(self, **options: Any) -> SlotStore:
-        """Install a null bundle without a daemon, and return its model's slots."""
+        """Install a null bundle without a daemon; return its model's slots."""
         install(self.bundle(**options), self.state, read_config(self.state))
         return SlotStore(self.state.models / options.get("model", "echo"))
 
     def replace(self, model: str, **options: Any) -> None:
-        """Do `put` and wait until the worker before has ended: it may answer for a moment longer."""
+        """Do `put`, and wait until the previous worker has ended, because it may still answer for a moment."""
         pid = self.serving(model)["pid"]
         self.put(model=model, **options)
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the worker of the release before has ended")
@@ -131,7 +131,7 @@ class Device:
         return dict(ask(self.state.control_socket, {"op": "status"}, WAIT_S_MAX)["models"][model])
 
     def daemon_pid(self) -> int | None:
-        """Return the daemon's process id, None while none answers, without a process for the command."""
+        """Return the daemon's process id; None if no daemon answers. Starts no process for the command."""
         try:
             return ask_daemon(self.state.control_socket).pid
         except (DaemonUnreachable, DaemonBusy):
@@ -167,7 +167,7 @@ def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
 
 
 def events(device: Device, name: str = "") -> list[dict[str, Any]]:
-    """Return the events that the device sent so far; with `name`, those events alone, once there is one."""
+    """Return the events that the device sent so far. With `name`, wait for such an event; return only these."""
 
     def told() -> list[dict[str, Any]]:
         with closing(sqlite3.connect(device.state.spool)) as spool:
@@ -180,14 +180,14 @@ def events(device: Device, name: str = "") -> list[dict[str, Any]]:
 
 
 def http_port(device: Device) -> int:
-    """Return the port where the device's HTTP server listens, once it does."""
+    """Wait until the device's HTTP server listens, and return its port."""
     said = "http: listens on 127.0.0.1:"
     wait_until(lambda: said in device.log(), "the HTTP server says where it listens")
     return int(device.log().rsplit(said, 1)[1].split()[0])
 
 
 def http_pid(device: Device) -> int | None:
-    """Return the process id of the device's HTTP server, None while none runs."""
+    """Return the process id of the device's HTTP server; None if no server runs."""
     daemon = ask(device.state.control_socket, {"op": "status"}, WAIT_S_MAX)["pid"]
     for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
         with suppress(OSError):  # it has ended meanwhile
@@ -210,8 +210,8 @@ def nothing_may_be_written() -> Iterator[None]:
 def wait_until(true: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX, pause_s: float = 0.1) -> None:
     """Poll until `true()`; fail with `what` after `timeout_s`.
 
-    The pauses grow with the time waited, to `pause_s`, as what is polled often takes processor time from what is
-    waited for. Let them grow further where `true` itself is expensive.
+    The pauses grow with the waiting time, up to `pause_s`, because frequent polling takes processor time from the
+    process under test. Use a larger `pause_s` if `true` itself is expensive.
     """
     began = time.monotonic()
     while not true():

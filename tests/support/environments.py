@@ -1,4 +1,4 @@
-"""Environments of Python beside this one: with all of its packages, or with those alone that edgert requires."""
+"""Further Python environments: with all packages of this environment, or only with edgert's requirements."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.paths import ROOT
 
 
 def environment_beside(folder: Path) -> str:
-    """Make an environment that finds this one's packages, but no edgert; return its interpreter."""
+    """Make an environment that has the packages of this one, except edgert; return its interpreter."""
     paths = [path for path in sys.path if path.endswith("site-packages")]
     return _made(folder, paths)
 
 
 def environment_with(folder: Path, extra: str = "") -> str:
-    """Make an environment with this edgert and what `pip install edgert[EXTRA]` brings; return its Python."""
+    """Make an environment with the packages of `pip install edgert[EXTRA]` and this edgert; return its Python."""
     packages = folder / "packages"
     packages.mkdir(parents=True)
     for name in _required(extra):
@@ -39,7 +39,7 @@ def _made(folder: Path, paths: list[str]) -> str:
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return what this edgert requires, or what `extra` adds; an installed one may be older."""
+    """Return the requirements of this source tree, or of its `extra`. An installed edgert may be older."""
     project = read_toml(ROOT / "pyproject.toml")["project"]
     lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
     return [Requirement(line) for line in lines]

@@ -22,7 +22,7 @@ ENGINES = tuple(engine for engine, module in MODULES.items() if importlib.util.f
 
 @dataclass(frozen=True)
 class Built:
-    """A bundle with a target for each engine, called like the engine, and what the build said of each."""
+    """A bundle with a target for each engine, called like the engine, and the output of each build."""
 
     model: str
     bundle: Path
@@ -31,7 +31,7 @@ class Built:
 
 
 def built(shell: Shell, model: str, engines: Sequence[str], *build: str, out: str = "") -> Built:
-    """Run `edgert build *build` for all `engines` at once; the bundle's name is that of the model, or `out`."""
+    """Run `edgert build *build` for all `engines` at once. The bundle has the model's name, or the name `out`."""
     if not engines:
         pytest.skip("no engine is installed")
     profiles, bundle = shell.folder / "profiles", shell.folder / f"{out or model}.edgert"

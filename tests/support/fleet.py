@@ -1,4 +1,4 @@
-"""Devices that report, and what a broker, a store and an exporter make of their reports."""
+"""Devices that report, and helpers that read their reports in a broker, a store and an exporter."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pi:
         clock_synced: int = 1,
         **stages_ms: Sequence[float],
     ) -> Sent:
-        """The reports of a window; of an older device where no stage has times."""
+        """The reports of a window. If no stage has times, they are an older device's reports."""
         sketch = sketch_of(latencies_ms)
         self.sketches.append((ts_ms, sketch))
         self.seq += 1
@@ -128,7 +128,7 @@ def retained(broker: Broker) -> set[str]:
     connection = Connection(broker.settings, on_message=lambda topic, payload, _: heard.add(topic) if payload else None)
     connection.open()
     connection.subscribe(("#",), 1)
-    connection.publish("last", b"1", 1)  # what is retained comes before it
+    connection.publish("last", b"1", 1)  # the broker sends retained messages before this message
     while "last" not in heard:
         connection.pump(0.1)
     connection.close()
@@ -143,7 +143,7 @@ def record(url: str, sent: Sent, now_ms: int = NOW_MS) -> Recorder:
 
 @contextmanager
 def recording(url: str, now_ms: int = NOW_MS) -> Iterator[Callable[[Sent], Recorder]]:
-    """Open the store at `url` once, and yield what records messages there and writes them at once."""
+    """Open the store at `url`. Yield a function that records messages there and writes them at once."""
     with closing(Store(url)) as store:
         recorder = Recorder(store, lambda: now_ms)
 

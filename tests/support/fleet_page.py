@@ -1,4 +1,4 @@
-"""`edgert fleet ui` in a process of its own, and what its page says in a browser."""
+"""`edgert fleet ui` in its own process, and helpers that read its page in a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
 
 @contextmanager
 def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
-    """`edgert fleet ui` in a process of its own; what it printed on stdout."""
+    """Run `edgert fleet ui` in its own process; yield the text that it printed on stdout."""
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGERT_CONFIG_DIR": str(folder / "config")}
     env.pop("EDGERT_STORE", None)
     argv = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]

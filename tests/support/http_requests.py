@@ -46,7 +46,7 @@ def binary_body(array: NDArray[Any], **changes: Any) -> tuple[bytes, dict[str, s
 
 @contextmanager
 def sent(port: int, data: bytes) -> Iterator[BinaryIO]:
-    """Send bytes over a new connection; yield what comes back as a file."""
+    """Send bytes over a new connection; yield the answer as a file."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, sock.makefile("rb") as file:
         sock.sendall(data)
         yield file

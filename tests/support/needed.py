@@ -10,7 +10,7 @@ import pytest
 
 
 def needed(name: str) -> Any:
-    """Return the module `name`, not imported yet; skip the test file where its package is not installed."""
+    """Return the module `name` before its import. If its package is not installed, skip the test file."""
     package = name.partition(".")[0]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed", allow_module_level=True)
@@ -18,7 +18,7 @@ def needed(name: str) -> Any:
 
 
 class _Later:
-    """A module that is imported when something in it is asked for."""
+    """A module that is imported at the first access to one of its attributes."""
 
     def __init__(self, name: str) -> None:
         self._name = name

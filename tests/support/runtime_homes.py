@@ -49,7 +49,7 @@ class HomeDevice(Device):
         return {path.name for path in (self.home / "venvs").iterdir()}
 
     def install_first(self, wheel: Path) -> None:
-        """Make the runtime that a bootstrap would have made, and put it into use."""
+        """Make the runtime that a bootstrap would have made and put it into use."""
         venv = self.home / "venvs" / FIRST
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=STEP_S_MAX)
         (site,) = venv.glob("lib/python*/site-packages")
@@ -73,7 +73,7 @@ class HomeDevice(Device):
         return subprocess.run(command, capture_output=True, text=True, timeout=STEP_S_MAX)
 
     def follow(self) -> str:
-        """Make a round with the runtime in use; return what came of it."""
+        """Run one round with the runtime in use; return its result."""
         done = self.edgertd("follow")
         return done.stdout + done.stderr
 
@@ -90,7 +90,7 @@ class HomeDevice(Device):
 
 @contextmanager
 def a_device_with_home(wheel: Path, registry: str) -> Iterator[HomeDevice]:
-    """Yield a device that serves `echo` from its own HOME, and follows `stable` in `registry`."""
+    """Yield a device that serves `echo` from its own HOME and follows `stable` in `registry`."""
     device = HomeDevice(Path(tempfile.mkdtemp(prefix="edgert-")))
     try:
         device.prepare(f'[follow]\nregistry = "{registry}"\n')

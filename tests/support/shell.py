@@ -30,7 +30,7 @@ class Shell:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")]),
             "HOME": str(folder / "home"),
             "EDGERT_CONFIG_DIR": str(folder / "config"),
-            "OPENBLAS_NUM_THREADS": "1",  # why: tests/conftest.py
+            "OPENBLAS_NUM_THREADS": "1",  # tests/conftest.py has the reason
         }
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import pyte
 
 
 class Terminal:
-    """A command on its own terminal, below a line that the user wrote; `drawn` is all it drew."""
+    """A command on its own terminal, below a line that the user wrote. `drawn` is its whole output."""
 
     def __init__(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], width: int = 120, height: int = 30

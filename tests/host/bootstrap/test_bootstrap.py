@@ -53,7 +53,7 @@ def status_of(done: BootstrapResult) -> DeviceStatus:
     return done.status
 
 
-def test_twice_changes_nothing_and_a_key_more_restarts_nothing(device: Device, tmp_path: Path) -> None:
+def test_a_second_bootstrap_changes_nothing_and_a_further_key_needs_no_restart(device: Device, tmp_path: Path) -> None:
     first, second = new_key().public, new_key().public
     done = do(device, first)
     assert done.changed == [f"key {first.key_id}", "configuration"]
@@ -152,7 +152,7 @@ def test_an_engine_that_does_not_exist_is_refused_before_a_device_is_asked() -> 
         BootstrapOptions((), engines="null,warp-drive")
 
 
-def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
+def test_the_error_names_an_engine_that_does_not_load_on_the_device(device: Device) -> None:
     options = BootstrapOptions((new_key().public,), engines="tensorrt")
     with pytest.raises(EngineMissing, match="apt-get install tensorrt"):
         bootstrap(device, OTHER_ENGINE_PROFILE, options, open_transport(device))
@@ -170,7 +170,7 @@ def test_a_python_that_edgert_cannot_run_on_is_refused_before_a_wheel_is_sent(tm
             do(server.device(), new_key().public)
 
 
-def test_systemd_is_not_pretended(device: Device) -> None:
+def test_bootstrap_does_not_claim_systemd_where_it_does_not_run(device: Device) -> None:
     with pytest.raises(DeviceError, match="--service monitor"):
         do(device, new_key().public, service="systemd")
 

@@ -1,6 +1,6 @@
 """edgert's own wheel has the code that this host runs.
 
-Only its content determines the id of a runtime.
+The id of a runtime depends on the content of this wheel, not on the tool that built the wheel.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, m
     assert (tmp_path / "again" / "bin" / "edgertd").is_file()
 
 
-def test_code_that_nobody_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_names_code_that_nobody_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(edgert, "__file__", str(tmp_path / "edgert" / "__init__.py"))
     with pytest.raises(ConfigInvalid, match="not an installed package"):
         installed_distribution()
@@ -114,7 +114,7 @@ def test_a_checkout_and_an_installed_wheel_give_one_runtime_id(tmp_path: Path, m
 
 
 def test_the_content_alone_identifies_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another zlib compresses the same content to other bytes."""
+    """Another version of zlib compresses the same content to other bytes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     wheel, other = own_wheel(), tmp_path / "other.whl"
     with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(other, "w") as stored:

@@ -62,7 +62,7 @@ class Place:
         (self.folder / "shims").mkdir()
         for name in STEPS:
             real = subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip()
-            # The disk itself is tests/hil's: flushing all of it some thousand times would take hours.
+            # The tests in hil/ test the disk itself. Here, some thousand flushes would take hours.
             self.program(self.folder / "shims" / name, SHIM, NAME=name, REAL=":" if name == "sync" else real)
         self.program(self.folder / "shims/sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
         for runtime in (OLD, NEW):
@@ -81,7 +81,7 @@ class Place:
         path.chmod(0o755)
 
     def script(self, *words: str, cut: str = "0", boot: str = "b1") -> int:
-        """Run it in a session of its own, all of which is gone afterwards."""
+        """Run the script in its own session, and end all processes of this session afterwards."""
         self.log.write_text("")
         start = 'STEP_GROUP=$$; export STEP_GROUP; exec sh "$@"'
         environment = {
@@ -106,11 +106,11 @@ class Place:
         return self.home / "venvs" / runtime / "bin/edgertd"
 
     def daemons(self, runtime: str) -> list[int]:
-        """Return the stand-ins for a daemon that run."""
+        """Return the process ids of the running stand-ins for the daemon."""
         return running(self.edgertd(runtime), "--state", str(self.folder / "state"), "serve")
 
     def noted(self) -> list[int]:
-        """Return the daemon's process in its pid file."""
+        """Return the process id in the daemon's pid file."""
         path = self.folder / "state/edgertd.pid"
         return [int(word) for word in path.read_text().split()] if path.exists() else []
 
@@ -184,7 +184,7 @@ def test_a_daemon_that_ends_again_and_again_is_started_on_the_old_runtime(tmp_pa
     for _ in range(3):
         device.script("before-start")
         assert device.in_use() == NEW
-    device.script("settle")  # a host that only looks does not start anything
+    device.script("settle")  # a host that only inspects the device starts nothing
     assert device.in_use() == NEW
     device.script("before-start")
     assert device.in_use() == OLD
@@ -268,7 +268,7 @@ def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:
     assert not (device.home / "unit.before").exists()
 
 
-def test_there_is_no_way_back_to_a_runtime_that_is_not_whole(tmp_path: Path) -> None:
+def test_an_incomplete_runtime_cannot_be_restored(tmp_path: Path) -> None:
     device = place(tmp_path, failing=NEW)
     (device.home / "venvs" / OLD / ".complete").unlink()
     device.trial()

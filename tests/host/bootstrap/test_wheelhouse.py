@@ -1,4 +1,4 @@
-"""The wheels for a device depend on the device's Python, processor and glibc, not on those of this host."""
+"""The wheels for a device depend on its Python, processor and glibc, not on this host."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_device_gets_tokenizers_without_its_requirements(tmp_path: Path) -> No
 
 
 def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheels are for another processor and another Python than this host's, from the package index."""
+    """The wheels come from the package index. They are for a processor and a Python that this host lacks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     python = "3.10" if sys.version_info[:2] != (3, 10) else "3.11"
     target = WheelTarget(python, "aarch64", "2.36")
@@ -120,7 +120,9 @@ def test_a_wheel_that_the_lock_does_not_have_is_refused(tmp_path: Path, monkeypa
         prepare(target, ("null",), lock=read_lock(before + "\nother==" + after))
 
 
-def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_an_engine_without_wheels_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineMissing, match=r"Python 3\.13 on armv7l"):
         prepare(WheelTarget("3.13", "armv7l", "2.36"), ("tflite",))
@@ -129,7 +131,7 @@ def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monk
 
 
 def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines are missing by markers (tflite for this Python), in the index (onnxruntime for glibc 2.27), or never."""
+    """Markers exclude tflite for this Python, and the index has no onnxruntime for glibc 2.27."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     old = WheelTarget("3.13", "armv7l", "2.36")
     with pytest.raises(EngineMissing, match=r"tflite.*armv7l"):

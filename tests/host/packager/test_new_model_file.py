@@ -89,7 +89,7 @@ def with_rows(rows: int) -> Any:
 
 
 @pytest.mark.parametrize("rows", [16 + 4 + 1, 3 * (16 + 4 + 1)])
-def test_a_detector_gets_the_processing_of_one(rows: int, tmp_path: Path) -> None:
+def test_a_detector_gets_the_processing_of_a_detector(rows: int, tmp_path: Path) -> None:
     text = text_for(with_rows(rows), tmp_path)
     assert f"boxes FP32 [N, 7, {rows}]: boxes and scores" in text
     values = read_model_file_from(text, tmp_path)

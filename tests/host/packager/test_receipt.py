@@ -52,4 +52,4 @@ def test_a_receipt_that_is_not_one_is_refused(content: bytes) -> None:
             return content
 
     with pytest.raises(BundleError, match="receipt"):
-        read_receipt(Bundle())  # type: ignore[arg-type]  # what a bundle's receipt is read with
+        read_receipt(Bundle())  # type: ignore[arg-type]  # the method that reads a bundle's receipt

@@ -46,7 +46,7 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, mon
     (tmp_path / "user_four.py").write_text("import no_such_library")
     with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):
         user_function("user_four:answer")
-    (tmp_path / "user_script.py").write_text("raise SystemExit(3)")  # like a script that cannot be imported
+    (tmp_path / "user_script.py").write_text("raise SystemExit(3)")  # such a script cannot be imported
     with pytest.raises(
         ConfigInvalid,
         match=r"ends the program when it is imported \(exit code 3\): put the call that ends the program under if",

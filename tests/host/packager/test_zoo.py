@@ -46,7 +46,7 @@ def text_lines(count: int, seed: int) -> Array:
 
 @dataclass(frozen=True)
 class Packed:
-    """A bundle's candidates by engine, and answers to the hold-out: FP32's (`exact`), and those of each engine."""
+    """A bundle's candidates by engine; FP32's answers to the hold-out (`exact`), and each engine's answers."""
 
     chosen: dict[str, Candidate]
     exact: list[Array]
@@ -92,7 +92,7 @@ def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_k
         assert agreement >= 0.99 - 1e-9, engine
         assert agreement == pytest.approx(
             candidate.result.accuracy.artifact, abs=1 / ANGLE_LINES
-        )  # as the gate reported
+        )  # the gate reported the same
 
 
 def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKey, tmp_path: Path) -> None:

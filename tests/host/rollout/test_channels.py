@@ -122,7 +122,10 @@ def test_a_host_whose_clock_is_behind_signs_nothing(server: RegistryServer, key:
 def test_a_host_whose_clock_is_years_ahead_signs_nothing_and_what_one_signed_is_corrected(
     server: RegistryServer, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise devices would keep the time, and no host could sign the channel again before that time."""
+    """If a host signed with a future time, devices would store that time.
+
+    No other host could then sign the channel until that time.
+    """
     ahead = host(server, key, tmp_path / "ahead", NOW_S + 1e8)
     with pytest.raises(ConfigInvalid, match=r"on this host, and .* at oci.*: set the clock that is wrong"):
         ahead.change("future", one, key)

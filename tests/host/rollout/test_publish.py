@@ -151,7 +151,7 @@ def test_a_damaged_bundle_leaves_no_release(server: RegistryServer, key: Signing
         server.registry().manifest("damaged-1")
 
 
-def test_a_login_that_is_refused_is_said(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_the_error_names_a_refused_login(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
     server.write_login("wrong")
     try:
         with pytest.raises(RegistryLoginRefused, match="publisher"):

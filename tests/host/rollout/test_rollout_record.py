@@ -38,7 +38,7 @@ def ended(state: RolloutState = RolloutState.DONE, **results: str) -> Rollout:
         (ended(RolloutState.ABORTED, a="live", b="failed"), ["b", "c"], ["a"], False),
     ],
 )
-def test_a_roll_back_concerns_devices_that_took_it_and_a_resume_those_that_may_take_it(
+def test_a_rollback_is_for_devices_that_have_the_release_and_a_resume_for_devices_that_may_get_it(
     rollout: Rollout, left: list[str], changed: list[str], resumable: bool
 ) -> None:
     assert (rollout.left, rollout.changed, rollout.resumable) == (left, changed, resumable)
@@ -90,7 +90,7 @@ def test_fields_that_a_newer_version_adds_change_nothing() -> None:
     assert Record.read([json.dumps(newer), state, '{"n":2,"mood":"good"}']).rollout == record.rollout
 
 
-def test_an_outcome_that_lacks_fields_is_read_and_is_that_of_the_device_of_its_line() -> None:
+def test_an_outcome_that_lacks_fields_is_read_and_belongs_to_the_device_of_its_line() -> None:
     _, lines = new_record(ROLLOUT)
     outcome = {"device": "b", "result": "live"}
     read = Record.read([*lines, json.dumps({"n": 9, "device": "a", "outcome": outcome})]).rollout

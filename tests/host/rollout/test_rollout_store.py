@@ -62,7 +62,7 @@ def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None
             pass
 
 
-def test_the_newest_rollouts_count_and_no_file_is_removed(tmp_path: Path) -> None:
+def test_only_the_newest_rollouts_are_read_and_no_file_is_removed(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     for number in range(1, READ_MAX + 6):
         store.write(replace(ROLLOUT, id=f"echo-r2-{number}", number=number))
@@ -82,7 +82,7 @@ def test_the_beginning_of_an_id_names_a_rollout_if_it_names_one(tmp_path: Path) 
         store.find("digits")
 
 
-def test_a_line_that_a_power_cut_left_unfinished_is_not_there(tmp_path: Path) -> None:
+def test_a_line_that_a_power_cut_left_unfinished_is_ignored(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     begun = store.begin(ROLLOUT)
     with store.path(begun.id).open("ab") as file:

@@ -100,7 +100,7 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     second = bundle_of(tmp_path / "bundles", key, 2)
-    whole = world.deliver(second, delta_format=0)  # as for a device without deltas
+    whole = world.deliver(second, delta_format=0)  # a device that accepts no deltas gets the whole bundle
     by_bundle = slot(state)
     assert whole.sent_bytes == second.stat().st_size
     world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")

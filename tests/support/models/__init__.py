@@ -91,7 +91,7 @@ def two_by_two() -> Any:
 
 
 def dividing() -> Any:
-    """Return a model with which ONNX Runtime crashes (SIGFPE) where a value of `x` is cut to -4.
+    """Return a model on which ONNX Runtime crashes (SIGFPE) if a value of `x` is cut to -4.
 
     It divides the lowest INT64 by that value + 3; the result for -1 is beyond INT64, which the processor refuses.
     """

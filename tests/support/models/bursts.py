@@ -121,7 +121,7 @@ def write_model(path: Path) -> Path:
 
 
 def answers(path: Path, signal: Floats) -> tuple[Floats, Floats]:
-    """Return what the model itself answers, chunk after chunk in ONNX Runtime alone: scores, and states."""
+    """Return the model's own answers, computed chunk by chunk in ONNX Runtime alone: scores and states."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""A small model of text, made in seconds: what somebody wants from a voice assistant, with its own tokenizer."""
+"""A small model of text, made in seconds, with its own tokenizer: the intents of sentences to a voice assistant."""
 
 from __future__ import annotations
 

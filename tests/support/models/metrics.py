@@ -1,4 +1,4 @@
-"""Answers known beforehand, and what the accuracy gate says of them."""
+"""Known answers, and helpers that return the accuracy gate's result for them."""
 
 from __future__ import annotations
 

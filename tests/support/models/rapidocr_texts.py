@@ -1,4 +1,4 @@
-"""Write what rapidocr reads from the scores of its own recognizer, for the test of CTC.
+"""Write the texts that rapidocr reads from its own recognizer's scores, for the test of CTC.
 
     python -m tests.support.models.rapidocr_texts    # fetches rapidocr-onnxruntime, as bench.zoo does
 

@@ -76,7 +76,7 @@ def inputs_of(case: Case, batch: int, seed: int = 1) -> Arrays:
 
 
 def run_onnx(model: onnx.ModelProto, inputs: Arrays) -> list[NDArray[Any]]:
-    """Return ONNX Runtime's answer, or that of ONNX's reference if this release does not know the opset."""
+    """Return ONNX Runtime's answer, or the answer of ONNX's reference if this release does not know the opset."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     try:

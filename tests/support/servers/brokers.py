@@ -28,7 +28,7 @@ from tests.support.servers.ports import free_port
 USER = "pi-07"
 SERVER = "server.test"  # for clients that are not on this machine
 PASSWORD = "right horse"
-BEGUN = datetime.timedelta(minutes=5)  # how long certificates are valid already
+BEGUN = datetime.timedelta(minutes=5)  # the age of new certificates
 
 
 def mosquitto(tool: str = "mosquitto") -> str:

@@ -84,7 +84,8 @@ def chromium_path() -> str | None:
 def _unaware_of_network(folder: Path) -> dict[str, str | float | bool]:
     """Return the environment, with a library in `folder`, in which Chromium sees no change of the host's network.
 
-    It ends its requests when an interface gets an address, as those of containers in other tests do.
+    Otherwise Chromium ends its requests when an interface gets an address, for example the interface of a container in
+    another test.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:

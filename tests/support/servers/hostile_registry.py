@@ -1,6 +1,6 @@
-"""A registry of the tests' own, which answers as a test wants: what a hostile or broken registry may do.
+"""A registry for tests that answers as a test wants, for example like a hostile or broken registry.
 
-What a good registry does is tested with a real one (tests/support/servers/registries.py).
+Tests of the behaviour of a good registry use a real registry (tests/support/servers/registries.py).
 """
 
 from __future__ import annotations

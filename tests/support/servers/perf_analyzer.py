@@ -1,4 +1,4 @@
-"""NVIDIA's perf_analyzer, the load tool of Triton's users: the binary in tritonclient's wheel, with what it links."""
+"""NVIDIA's perf_analyzer, the load tool of Triton's users: the binary in tritonclient's wheel, with its libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNS_MAX = 4
 
 
 class PerfAnalyzer:
-    """Fetches the tool into `folder`. `problem` is why it cannot run here, or ""."""
+    """Fetches the tool into `folder`. `problem` is the reason why it cannot run here, or ""."""
 
     def __init__(self, folder: Path) -> None:
         pip: list[str] = [
@@ -45,7 +45,7 @@ class PerfAnalyzer:
         self.problem = f"{', '.join(lacking)} is not installed: apt-get install libb64-0d" if lacking else ""
 
     def run(self, *words: str) -> str:
-        """Run it with the options `words` and return what it prints. Fails the test if it fails.
+        """Run it with the options `words` and return its output. If it fails, the test fails.
 
         With --request-count it sometimes waits for ever, after the server has answered all requests: it is run again.
         """

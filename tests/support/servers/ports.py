@@ -1,4 +1,4 @@
-"""Ports for servers that must be told theirs before they start."""
+"""Free ports for servers that need a port number before they start."""
 
 from __future__ import annotations
 

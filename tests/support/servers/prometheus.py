@@ -1,4 +1,4 @@
-"""Real Prometheus and Alertmanager for tests, on free loopback ports, and what they scrape and call."""
+"""Real Prometheus and Alertmanager for tests, on free loopback ports, with the servers that they scrape and call."""
 
 from __future__ import annotations
 

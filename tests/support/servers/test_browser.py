@@ -1,4 +1,4 @@
-"""The browser that tests look through: it sees what is wrong with a page."""
+"""The browser that tests look through: it finds the faults of a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Started in place of `edgertd`: lets a fork of `forked_edgertd` run the command here, and ends as the fork does.
+"""Started in place of `edgertd`: a fork of `forked_edgertd` runs the command; this process ends in the same way.
 
     python -I -S edgertd_client.py SOCKET WORD...
 
@@ -14,7 +14,7 @@ import sys
 
 LENGTH_BYTES = 8
 CODE_BYTES = 4
-LIMITS = range(16)  # as Linux numbers them
+LIMITS = range(16)  # the numbers that Linux gives to the limits
 
 
 def main() -> int:

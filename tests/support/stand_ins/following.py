@@ -40,8 +40,8 @@ def following(
 ) -> ChannelFollower:
     """Return a follower of the device's configured channel: `stable` at `address`, if none yet.
 
-    `now_s` is what its clock says, which follows no time source; `answer_s` the time for a small answer,
-    `home` the folder with its runtimes.
+    `now_s` is the time of its clock, which follows no time source. `answer_s` is the time limit of a small answer, and
+    `home` is the folder with its runtimes.
     """
     if "[follow]" not in device.state.config.read_text():
         with device.state.config.open("a") as file:
@@ -56,7 +56,7 @@ def following(
 
 
 def followed(follower: ChannelFollower) -> list[str]:
-    """Make a round, and return what came of each model. Raises the round's first error."""
+    """Run one round, and return the text of each step. Raises the round's first error."""
     done = follower.round()
     if done.failure is not None:
         raise done.failure
@@ -64,7 +64,7 @@ def followed(follower: ChannelFollower) -> list[str]:
 
 
 def failure_of(follower: ChannelFollower) -> EdgeRTError:
-    """Make a round that fails, and return why."""
+    """Run one round that fails, and return its error."""
     failure = follower.round().failure
     assert failure is not None, "the round failed"
     return failure

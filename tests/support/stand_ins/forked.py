@@ -47,7 +47,7 @@ class Forked:
         self._process.wait(timeout=WAIT_S_MAX)
 
     def ask(self, function: str, request: dict[str, Any], data: bytes, limits: sandbox.Limits) -> sandbox.Answer:
-        """Return what `function` ("module:name") answers in a fork. Raises SourceInvalid for all that fails."""
+        """Return the answer of `function` ("module:name") in a fork. Every failure raises SourceInvalid."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {"call": function, "limits": asdict(limits), "with": request}

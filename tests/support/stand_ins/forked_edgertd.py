@@ -68,14 +68,14 @@ class ForkedEdgertd:
         shutil.rmtree(self._folder)
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        """Return what runs `argv` in a fork, if it is an `edgertd` that would import what the forks have."""
+        """Return a command that runs `argv` in a fork, if `argv` is an `edgertd` of this source tree; else `argv`."""
         if tuple(argv[: len(EDGERTD)]) != EDGERTD or os.environ.get("PYTHONPATH") != self._python_path:
             return list(argv)
         return [sys.executable, "-I", "-S", str(CLIENT), str(self._socket), *argv[len(EDGERTD) :]]
 
 
 class _Server:
-    """Forks for each client, and tells it how its fork ended."""
+    """Forks for each client and tells the client how its fork ended."""
 
     def __init__(self, path: str) -> None:
         self._selector = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""A device that only forwards, the real spool and forwarder without a daemon; and what a subscriber hears of it."""
+"""A device that only forwards, with the real spool and forwarder but no daemon; and a subscriber that hears it."""
 
 from __future__ import annotations
 

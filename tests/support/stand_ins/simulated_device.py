@@ -33,7 +33,7 @@ class SimulatedDevice:
         self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
         self.claims: dict[str, str] = {}
         self.hidden: set[str] = set()  # models that were removed there
-        self.damaged = ""  # why the model's slots cannot be read
+        self.damaged = ""  # the reason why the model's slots cannot be read
         self.files: set[str] = set()
         self.digest = ""
         self.closed = 0

@@ -1,4 +1,4 @@
-"""A fork runs `edgertd` as a process of its own does: same answers, exit codes, files, limits, and end."""
+"""A fork runs `edgertd` like a separate process: the same answers, exit codes, files, limits and end."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def test_it_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
 def test_other_commands_are_left_as_they_are(forked_edgertd: ForkedEdgertd, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in ([sys.executable, "-c", "pass"], ["sh", "-c", "exit 1"]):
         assert forked_edgertd.argv(argv) == argv
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")  # where other modules are
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")  # the modules there are not this tree's
     assert forked_edgertd.argv([*EDGERTD, "status"]) == [*EDGERTD, "status"]

@@ -36,7 +36,7 @@ def test_a_source_no_better_than_chance_is_a_warning() -> None:
     assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
 
 
-def test_a_gate_that_knows_only_similarity_says_so() -> None:
+def test_a_gate_that_knows_only_similarity_warns() -> None:
     (warning,) = warnings([models.random(6, 3) - 0.5], None)
     assert warning.startswith("similarity only")
     assert "--metric" in warning

@@ -49,7 +49,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert 0.92 <= held / 300 <= 0.98
 
 
-def test_the_ends_are_within_one_and_parts_of_samples_count() -> None:
+def test_the_ends_are_within_one_and_parts_of_samples_are_used() -> None:
     assert drop_interval(drops(5, 0, 5))[1] == pytest.approx(1.0)
     low, high = drop_interval(np.full(100, 0.02))
     assert low < 0.02 < high

@@ -85,7 +85,7 @@ def test_answers_that_are_not_finite_do_not_pass(name: str) -> None:
     assert judgement.score([np.full_like(reference, np.nan)], [reference]) < 0.8
 
 
-def test_small_scores_beside_large_coordinates_count() -> None:
+def test_small_scores_beside_large_coordinates_are_judged() -> None:
     """One INT8 scale of 0 to 320 destroys scores of 0 to 1, but the cosine is still .999."""
     reference = yolo()
     scale = reference.max() / 255

@@ -80,7 +80,7 @@ def test_an_output_that_is_one_vector_for_each_sample_is_taken_as_it_is_but_for_
 
 
 @pytest.mark.parametrize("samples", [0, 1, 3])
-def test_all_rows_are_those_of_the_hold_out(samples: int) -> None:
+def test_all_rows_are_the_rows_of_the_hold_out(samples: int) -> None:
     rows = reference_to((SCORES,), [EYE[:samples]]).all_rows
     assert rows.tolist() == list(range(samples))
     assert len(EYE[rows]) == samples

@@ -1,4 +1,4 @@
-"""Word and character error rates are equal to those of jiwer."""
+"""Word and character error rates equal jiwer's rates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def steps_of(texts: list[str]) -> NDArray[np.float32]:
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6))
-def test_the_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
+def test_the_rates_equal_jiwers_rates(pairs: list[tuple[str, str]]) -> None:
     truth, found = ([pair[i] for pair in pairs] for i in (0, 1))
     answers = [steps_of(found)]
     reference = reference_to(SPECS, answers, ctc=RULE, transcripts=np.array(truth))

@@ -48,7 +48,7 @@ def test_windows_are_counted_as_scikit_learn_counts_them(pairs: list[tuple[int, 
     assert got.f1 == pytest.approx(metrics.f1_score(truth, found, **options))
 
 
-def test_an_event_counts_once() -> None:
+def test_an_event_is_counted_once() -> None:
     truth = [2, 0, 0, 0, 2, 1, 1, 2]
     assert counts_of("event_f1", truth, truth) == Counts(2, 2, 2)
     assert counts_of("event_f1", [2, 0, 2, 0, 2, 2, 1, 2], truth) == Counts(2, 3, 2), "yes is answered twice"

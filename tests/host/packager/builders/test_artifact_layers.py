@@ -24,7 +24,7 @@ def test_a_model_without_weights_has_no_share() -> None:
     assert int8_share([ArtifactLayer("Relu", "fp32")]) is None
 
 
-def test_an_open_axis_counts_once() -> None:
+def test_an_open_axis_has_the_length_1() -> None:
     assert product([-1, 3, 4], [2]) == 24
     assert product([3], None) is None
 

@@ -22,7 +22,7 @@ from tests.support.builders import samples_for
 CONV_MACS, GEMM_MACS = 8 * 6 * 6 * 2 * 3 * 3, 8 * 4
 
 
-def test_multiply_accumulates_are_those_of_one_sample(tmp_path: Path) -> None:
+def test_multiply_accumulates_are_for_one_sample(tmp_path: Path) -> None:
     assert _heavy(models.write(models.cnn(), tmp_path / "m.onnx")) == [
         ArtifactLayer("Conv", "fp32", CONV_MACS),
         ArtifactLayer("Gemm", "fp32", GEMM_MACS),

@@ -66,7 +66,7 @@ def test_a_depthwise_convolution_runs_in_int8(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenVINO computes in INT8 on x86 processors")
 def test_a_graph_whose_activations_were_quantized_with_a_zero_point_runs_in_int8(tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer writes such a graph. It was reported with 0 % of the work in INT8."""
+    """ONNX Runtime's quantizer writes such a graph. Earlier code reported 0 % of the work in INT8."""
     import openvino
 
     body = """

@@ -77,7 +77,7 @@ def test_a_value_that_is_given_again_is_written_once_and_few_files_are_kept(
     for one in given:
         np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", one)[0], 2 * one[0])
     assert len(list(tmp_path.iterdir())) == STORED_MAX
-    for path in tmp_path.iterdir():  # like the removal of a build's folder
+    for path in tmp_path.iterdir():  # a build removes its folder in this way
         path.unlink()
     np.testing.assert_array_equal(arrays_of(f"{HERE}:doubled", given[-1])[0], 2 * given[-1][0])
 

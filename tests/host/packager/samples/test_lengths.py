@@ -53,11 +53,13 @@ def check(samples: CalibrationSet) -> None:
     assert samples.inputs["ids"].shape == (12, 32)
 
 
-def test_a_folder_with_a_file_for_each_sample(source: SourceModel, tmp_path: Path) -> None:
+def test_a_folder_with_a_file_for_each_sample_is_read(source: SourceModel, tmp_path: Path) -> None:
     check(load_samples(write_texts(tmp_path / "texts", ROWS), source, at_least=10))
 
 
-def test_a_function(source: SourceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_gives_samples_of_different_lengths(
+    source: SourceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "field_texts.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     check(load_samples(Path("field_texts:samples"), source, at_least=10))

@@ -251,7 +251,7 @@ def test_rules_that_fit_no_output_are_refused(tmp_path: Path, text: str, says: s
 
 
 @pytest.mark.parametrize("text", ['[detect]\nboxes = "boxes"', '[classify]\noutput = "classes"'])
-def test_labels_that_do_not_count_as_the_classes_do_are_refused(tmp_path: Path, text: str) -> None:
+def test_labels_that_differ_in_number_from_the_classes_are_refused(tmp_path: Path, text: str) -> None:
     model = source((-1, 3, 8, 8), ("boxes", (-1, 7, 100)), ("classes", (-1, 5)))
     (tmp_path / "post.toml").write_text(text)
     (tmp_path / "labels.txt").write_text("one\ntwo")

@@ -138,7 +138,7 @@ def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
 def test_a_file_with_values_that_are_not_finite_is_named(tmp_path: Path) -> None:
     good = np.random.default_rng(0).normal(0, 0.1, 2000)
     for name, values in (("a", good), ("b", np.where(np.arange(2000) == 1700, 1e300, good)), ("c", good)):
-        wavfile.write(tmp_path / f"{name}.wav", 8000, values)  # as floats of 64 bits
+        wavfile.write(tmp_path / f"{name}.wav", 8000, values)  # the file holds floats of 64 bits
         rows = "".join(f"{value!r},1\n" for value in np.where(np.abs(values) > 1, np.inf, values)[1636:].tolist())
         (tmp_path / f"{name}.csv").write_text(rows)
     with pytest.raises(CalibrationInvalid, match=r"b\.wav: the WAV file has values that are not finite"):

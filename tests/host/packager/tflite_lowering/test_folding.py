@@ -1,4 +1,4 @@
-"""The folding computes some parts of a graph before the lowering, and leaves the others."""
+"""The folding computes some parts of a graph before the lowering and leaves the other parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lowering keeps the contract of a model, and lists all unsupported parts."""
+"""The lowering keeps the contract of a model. An error lists all unsupported parts."""
 
 from __future__ import annotations
 

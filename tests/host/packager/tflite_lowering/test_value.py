@@ -100,7 +100,7 @@ def test_a_number_beside_integers_is_an_integer(dtype: np.dtype[Any]) -> None:
         (lambda x: x.reduced("REDUCE_MAX", [2], keep=False), lambda x: x.max(axis=2)),
     ],
 )
-def test_axes_are_reduced_also_the_batch_and_none(
+def test_any_axes_are_reduced_including_the_batch_and_no_axis(
     formula: Callable[[Value], Value], wanted: Callable[[Array], Array]
 ) -> None:
     assert_computes(formula, wanted)

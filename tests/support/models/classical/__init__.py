@@ -1,4 +1,4 @@
-"""Two small models of scikit-learn, and a tree ensemble written by hand, with samples that they were made for."""
+"""Two small models of scikit-learn, and a tree ensemble written by hand, with matching samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def samples(count: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.
 def tree(outputs: str = "int64[N] label, float[N,3] scores") -> Any:
     """Return a tree of two splits over `float[N,4] x`.
 
-    It gives class 0 or 1 by the second value where the first is low, else 2.
+    If the first value is low, the second value decides between class 0 and class 1. Otherwise the class is 2.
     """
     from onnx import parser
 

@@ -1,4 +1,4 @@
-"""Elements, indices, order and reductions: what ONNX's node tests leave out."""
+"""Elements, indices, order and reductions: cases that ONNX's node tests omit."""
 
 from __future__ import annotations
 

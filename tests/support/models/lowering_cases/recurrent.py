@@ -24,7 +24,7 @@ def weights_of(operator: str, directions: int = 1, inputs: int = 5, scale: float
 
 
 def case_of(operator: str, name: str, attributes: str, body: str, directions: int = 1, **more: Any) -> Case:
-    """`body` has OP(...) for the operator and its attributes, and s for its input."""
+    """Return a case. In `body`, OP(...) stands for the operator with its attributes, and `s` is the input."""
     spelled = body.replace("OP(", f"{operator}<{', '.join(filter(None, [f'hidden_size={HIDDEN}', attributes]))}>(")
     constants = weights_of(operator, directions) | more.pop("constants", {})
     return Case(f"{operator.lower()} {name}", STEPS_FIRST + spelled, SEQUENCES, constants, **more)

@@ -77,7 +77,7 @@ def test_a_branch_is_known_without_a_look_at_what_the_other_computes() -> None:
 
 
 def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() -> None:
-    """The branches of the second node have the names of the first node's branches, and read its result."""
+    """The second node's branches have the names of the first node's branches and read its result."""
     nested = """
         s2 = Shape <start = 1> (z) q2 = Equal(s2, f) c2 = Squeeze(q2)
         y = If (c2) <
@@ -93,7 +93,7 @@ def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() 
     np.testing.assert_array_equal(answers(proto, 3), answers(model("columns", nested), 3))
 
 
-def test_wrong_shapes_that_an_exporter_wrote_inside_a_branch_do_not_count(tmp_path: Path) -> None:
+def test_wrong_shapes_that_an_exporter_wrote_inside_a_branch_are_ignored(tmp_path: Path) -> None:
     """Example: PaddleOCR's SLANet has wrong shapes in a loop, and ONNX Runtime runs the model."""
     proto = model("values")
     then = next(a.g for node in proto.graph.node for a in node.attribute if a.name == "then_branch")

@@ -114,7 +114,7 @@ def test_a_computed_value_an_input_and_a_text_are_no_constants() -> None:
     assert [constants.get(name) for name in ("x", "y", "c", "none", "")] == [None] * 5
 
 
-def test_an_empty_constant_is_one() -> None:
+def test_an_empty_constant_is_a_constant() -> None:
     constants = Constants(
         models.model("float[N,4] x) => (float[N,4] y", "y = Neg (x)", {"e": np.zeros((0, 4), np.float32)})
     )

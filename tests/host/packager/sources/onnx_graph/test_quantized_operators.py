@@ -108,7 +108,7 @@ def test_a_softmax_from_before_opset_13_is_over_several_axes(opset: int, axis: s
     np.testing.assert_allclose(answer(rewritten, samples), answer(proto, samples), atol=0.004)
 
 
-def test_the_factor_of_a_quantized_gemm_counts_for_its_bias() -> None:
+def test_the_factor_of_a_quantized_gemm_scales_its_bias() -> None:
     weights, bias = np.arange(-8, 12, dtype=np.int8).reshape(5, 4), np.array([1.0, 2.0, 3.0, -1.0, -2.0])
     scales: dict[str, Any] = {"s": np.float32(0.05), "z": np.uint8(100), "t": np.float32(0.1), "v": np.uint8(120)}
     scales |= {"w": weights, "sw": np.float32(0.1), "zw": np.int8(0), "b": np.round(bias / 0.0025).astype(np.int32)}

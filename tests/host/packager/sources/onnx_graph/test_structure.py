@@ -29,7 +29,7 @@ def test_a_weight_that_is_listed_as_input_too_stays_one_input() -> None:
     assert [value.name for value in structure_of(proto).graph.input] == ["x", "w"]
 
 
-def test_the_opset_is_that_of_either_name_of_the_standard_domain() -> None:
+def test_the_opset_is_found_under_either_name_of_the_standard_domain() -> None:
     proto = models.mlp()
     assert opset_of(proto) == 17
     proto.opset_import[0].domain = "ai.onnx"

@@ -1,4 +1,4 @@
-"""Zeros that a Pad adds before a MaxPool count in the answers of the source and of each artifact."""
+"""Zeros that a Pad adds before a MaxPool take part in the maximum, in the source and in each artifact."""
 
 from __future__ import annotations
 
