@@ -1,15 +1,15 @@
-"""The gain and cost of batching: fixed caps with one run at a time, and what is learned.
+"""The gain and cost of batching: fixed caps with one run at a time, and the learned cap.
 
-Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
-connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not; the others are those of
-`bench.peers`. Each setting has a daemon, all run at once; rounds of all settings are interleaved in a rotating order,
-and a figure is the median over the rounds. The cache is off, so every request reaches the engine. All daemons have the
-same number of engine threads.
+Real ONNX Runtime models with random weights run in the real daemon and answer client processes. The model `dense`, a
+fully connected layer with 33 MB of weights, gains from batches. The model `conv`, INT8 convolutions, does not. The
+other models are the models of `bench.peers`. Each setting has its own daemon, and all daemons run at once. The rounds
+of all settings are interleaved in a rotating order, and a figure is the median over the rounds. The cache is off, so
+every request reaches the engine. All daemons have the same number of engine threads.
 
-`cpu_us` is the worker's processor time a request, which other work on the machine hardly changes, and `cpu_of_best` the
-share of it to the best fixed cap's. `of_batch_1` is the rate over that of cap 1: the median of the ratios within a
-round, because other work on the machine changes from round to round. `of_best` is the median over the best fixed cap's
-median.
+`cpu_us` is the worker's processor time per request, which other work on the machine hardly changes. `cpu_of_best` is
+this time divided by the time of the best fixed cap. `of_batch_1` is the rate divided by the rate of cap 1. It is the
+median of the ratios within each round, because other work on the machine changes from round to round. `of_best` is the
+median rate divided by the median rate of the best fixed cap.
 
     python -m bench.batching            # a table
     python -m bench.batching --json     # JSON lines

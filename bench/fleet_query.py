@@ -3,8 +3,8 @@
 The windows of a device have a log-normal latency of its own and a few hundred requests each. The answers are checked
 against each other (every grouping adds up to the same sketch). Each is timed as a new process would see it,
 connection included. The ratio compares with reading every window of the period, as a store without merged rows must.
-The cost of a million reports is that of histograms written minute by minute; `metrics` come on top (bench.fleet
---recorder).
+The cost of a million reports is the cost of histograms written minute by minute. The cost of `metrics` is not included
+(bench.fleet --recorder).
 
     python -m bench.fleet_query                                        # SQLite in a temporary folder
     python -m bench.fleet_query --postgres                             # a PostgreSQL server of its own, without fsync

@@ -1,18 +1,19 @@
 """Memory and processor time of the daemon with one small model (digits, INT8), busy and idle.
 
-- **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: without what loading
-  the engine and the model adds to a Python with NumPy, measured in processes of their own.
-- **Many models** (`--models`; copies of three in FP32, from 0.3 to 14 MB): memory of all processes, and its share of
-  that of one FastAPI process with the same artifacts, threads and requests.
-- **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items a request): memory of the worker
-  before them, after them, and once the clients are silent; a request before them, and the first after the silence.
-- **Learning** (MobileNetV2 and ResNet-50 in FP32 on ONNX Runtime): the most memory of all processes while a model is
-  loaded and measured for the first time, and 10 s after it, both above the memory 30 s later.
-- **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its
-  own.
+- **Memory** (PSS) of the supervisor and of the worker. A second figure for the worker omits the memory that the engine
+  and the model add to a Python with NumPy; separate processes measure this memory.
+- **Many models** (`--models`; copies of three models in FP32, from 0.3 to 14 MB): memory of all processes, and its
+  share of the memory of one FastAPI process with the same artifacts, threads and requests.
+- **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items per request): memory of the worker
+  before the large requests, after them, and when the clients are silent. Also the time of a request before them, and of
+  the first request after the silence.
+- **Learning** (MobileNetV2 and ResNet-50 in FP32 on ONNX Runtime): the largest memory of all processes while a model is
+  loaded and measured for the first time, and the memory 10 s later. The memory after 30 more seconds is subtracted.
+- **A further worker**: the time from its start to `ready` without the engine's load, for a fork and for a separate
+  program.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
-- **A round** of the follower that finds no news: processor time and the most memory; between two rounds nothing runs.
+- **A round** of the follower that finds no news: processor time and largest memory. Between two rounds, nothing runs.
 - **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
   engine; with and without learned settings. Other work on the machine lengthens the times, not the processor time.
 
@@ -174,7 +175,7 @@ def many_models(count: int) -> list[dict[str, Any]]:
 
 
 def large_requests() -> list[dict[str, Any]]:
-    """Measure a worker whose clients send large requests and then none, and what a request costs before and after."""
+    """Measure a worker whose clients send large requests and then none, and one request before and after."""
     print("large requests", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
@@ -218,7 +219,7 @@ def large_requests() -> list[dict[str, Any]]:
 
 
 def learning(architecture: str) -> list[dict[str, Any]]:
-    """Start a daemon that has learned nothing of its model, and measure the memory of all processes until it rests."""
+    """Start a daemon that has learned nothing yet; measure the memory of all processes until it rests."""
     print(f"learning {architecture}", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
@@ -255,7 +256,7 @@ def learning(architecture: str) -> list[dict[str, Any]]:
 
 
 def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
-    """Start workers beside the one that serves, in turns as forks and as programs of their own."""
+    """Start workers beside the serving worker, by turns as forks and as separate programs."""
     print("further workers", file=sys.stderr)
     store = SlotStore(StateDir(state).models / "digits")
     slots = store.read()
@@ -278,7 +279,7 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
 
 
 def ready_s(worker: WorkerProcess) -> float:
-    """Return when the worker was ready, less the time of its load; end it."""
+    """Return the time at which the worker was ready, minus the time of its load; end the worker."""
     worker.link.settimeout(START_S_MAX)
     while (received := link.receive(worker.link)) is not None:
         worker.handle_message(received[0], time.monotonic())

@@ -1,6 +1,6 @@
 """The growth of the cost with the number of models, of connections, and with the size of a request.
 
-- **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime, each model with a worker of its own): memory
+- **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime; each model has its own worker): memory
   of all processes, the time from the daemon's start until the first model and until each has answered, and one client's
   times.
 - **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
@@ -8,7 +8,7 @@
   pass the same bytes (`support/echo.py`); `cpu_us` is the worker's processor time a request.
 
 Times are microseconds: the median over the rounds, in which all sizes of an axis take turns where one daemon serves
-them. A kink between two neighbours is what to look for, not the figures of a noisy machine.
+them. Look for a kink between two neighbours, because the figures of a noisy machine vary.
 
     python -m bench.growth                       # a table
     python -m bench.growth --plot growth.svg     # and a page with a plot of each axis

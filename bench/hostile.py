@@ -1,11 +1,11 @@
-"""The cost of hostile clients for a good one: its p99 under each attack over the quiet p99.
+"""The cost of hostile clients for a good client: its p99 under each attack, divided by its quiet p99.
 
 The good client sends requests to digits (INT8 on ONNX Runtime), the cache off. Each attack (`support/attacks.py`) runs
 in its own process at a low priority, on the same model. `strikes_per_s` shows how much an attack achieved on a loaded
-machine, `us_a_strike` the daemon's processor time per strike without other load. Quiet rounds and attacks alternate;
-figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is the growth of the daemon's
-memory (RssAnon) from before the first to after the last round, `descriptors_left` that of its descriptors. A failed
-request of the good client ends the benchmark with exit status 1.
+machine, and `us_a_strike` is the daemon's processor time per strike without other load. Quiet rounds and attacks
+alternate; figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is the growth of the
+daemon's memory (RssAnon) from before the first to after the last round, `descriptors_left` is the growth of its
+descriptors. A failed request of the good client ends the benchmark with exit status 1.
 
     python -m bench.hostile            # a table
     python -m bench.hostile --json     # JSON lines

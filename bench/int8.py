@@ -4,9 +4,9 @@ Our own builders make both artifacts of an engine, and our own sessions run them
 in turn, so that noise affects both. A figure is the median of all runs. The usual published claim is shown beside: 2x
 to 4x faster, 4x smaller, under 1 % of accuracy lost.
 
-Digits is a trained model; its accuracy is top-1 on held-out samples. The others have the usual architectures and
-random weights, so that no download is needed: times and sizes are real, but accuracy only shows how similar INT8 and
-FP32 answer. Trained networks forgive more noise than networks that learnt nothing. `cosine` is that of the answers
+Digits is a trained model; its accuracy is top-1 on held-out samples. The others have the usual architectures and random
+weights, so that no download is needed: times and sizes are real, but accuracy only shows how similar INT8 and FP32
+answer. Trained networks forgive more noise than networks that learnt nothing. `cosine` is the cosine of the answers
 without the mean answer (`support/architectures.py`).
 
     python -m bench.int8                                  # a table

@@ -5,7 +5,7 @@ outputs at the test's tolerances. `support/node_cases.py` decides which tests ar
 are not.
 
     expected      tests of operators that the lowering supports; `passed` of them pass
-    unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
+    unsupported   the rest; each must be refused with a reason or pass; it must never give a wrong answer
 
 The tests run in processes of their own, so that an abort of the interpreter fails one test only.
 
@@ -43,7 +43,7 @@ PASSED, REFUSED, WRONG, CRASHED = "passed", "refused", "wrong", "crashed"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one test. `outside` is why it is not expected to pass, or None."""
+    """The result of one test. `outside` is the reason why it is not expected to pass, or None."""
 
     name: str
     operators: tuple[str, ...]

@@ -5,16 +5,17 @@ MLServer. Each of the last three gets its own environment, made at first use bel
 installed or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as
 possible: one kept connection each, heads made beforehand, binary bodies sent without a copy where the peer accepts
 them. EdgeRT is used through its own client without tuning, over HTTP with binary tensors (`EdgeRT HTTP`), and, for
-models with small inputs, by a client like the peers', with frames made beforehand (`EdgeRT frames`): this compares only
-the servers. Its cache is off. Each request of a client has another input than the one before.
+models with small inputs, by a client like the peers', with frames made beforehand (`EdgeRT frames`). The last way
+compares only the servers. Its cache is off. Each request of a client has another input than the one before.
 
 The models, all on ONNX Runtime: digits (INT8, trained) and three in FP32 with random weights, from microseconds to
-milliseconds. Each server serves all of them at once, but LitServe and MLServer, which get digits alone.
+milliseconds. Each server serves all models at once, except LitServe and MLServer, which serve only digits.
 
 Every client is its own process; rounds of all servers are interleaved, and a figure is the median over the rounds.
-`over_us` is the p50 of one client minus that of `Session.run` in its own process; `cpu_us` is the processor time of all
-the server's processes a request. Memory is the sum of the server's processes (PSS), after all rounds of a placement.
-All servers are started anew on one core and on all of them, as EdgeRT learns at load how to run a model there.
+`over_us` is the p50 of one client minus the p50 of `Session.run` in its own process. `cpu_us` is the processor time per
+request of all the server's processes. Memory is the sum of the server's processes (PSS), after all rounds of a
+placement. All servers are started anew on one core and on all of them, as EdgeRT learns at load how to run a model
+there.
 
     python -m bench.peers                                    # a table, and the ratios
     python -m bench.peers --models mlp --peers minimal,fastapi-unix --json
@@ -58,14 +59,14 @@ from tests.support.servers.ports import free_port
 OURS, HTTP, FRAMES, RAW = "EdgeRT", "EdgeRT HTTP", "EdgeRT frames", "Session.run"
 NO_PEERS = frozenset((OURS, HTTP, FRAMES))  # EdgeRT itself, by each way to it
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
-INPUTS = 16  # that each client sends in turn
+INPUTS = 16  # each client sends so many inputs in turn
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
 ALL_CORES = os.sched_getaffinity(0)
 COLUMNS = (
     "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
     "memory_mb",
 )  # fmt: skip
-# What EdgeRT aims at in each cell: the limit, and whether it is the most or the least.
+# EdgeRT's aim in each cell: the limit, and whether it is a maximum (True) or a minimum.
 AIMS = {
     "requests": (1.0, False), "frames": (1.0, False), "p99": (1.2, True), "p999": (1.2, True), "more_cpu_us": (20.0, True),
     "times_fastapi": (4.0, False), "http_requests": (1.0, False), "http_p99": (1.0, True), "memory": (1.2, True),

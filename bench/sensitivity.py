@@ -3,7 +3,7 @@
 Digits with outlier channels, which INT8 breaks. Each measure sorts the layers on the same calibration samples:
 "alone" (that layer in INT8, the others in float, as the packager does) and "all but one" (that layer in float, the
 others in INT8). Then the worst 1, 2, ... return to float until top-1 on the hold-out is within 0.01 of FP32's. Fewer
-is better; the time is that of the measurement, relative to the first.
+is better; the time is the time of the measurement, divided by the time of the first measure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Silero VAD as a session beside its package's own loop: difference of answers, cost of a chunk.
 
-The loop is that of the package's `OnnxWrapper`, which needs PyTorch, in NumPy: 64 samples of the chunk before, 512 of
-this one, and the state, through ONNX Runtime with one thread. The device serves artifacts of the same model, each built
-from speech with the state carried along; `same` is the share of chunks with the same decision. Rounds take turns.
+The package's `OnnxWrapper` needs PyTorch, so this loop does the same in NumPy. It passes 64 samples of the previous
+chunk, the 512 samples of this chunk and the state to ONNX Runtime with one thread. The device serves artifacts of the
+same model, each built from speech with the state carried along; `same` is the share of chunks with the same decision.
+Rounds take turns.
 
     python -m bench.streams            # a table; needs the models of `make zoo`
     python -m bench.streams --json     # JSON lines
@@ -78,7 +79,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def package_loop(path: Path) -> Score:
-    """Return what scores a chunk as the package does, from one chunk to the next."""
+    """Return a function that scores chunk after chunk as the package does."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()

@@ -2,11 +2,11 @@
 
 The model is 26 MB of realistic INT8 weights (normally distributed, 7 bits of entropy each). In release 2 the last
 fiftieth of them is new; in release 3 a twentieth of all differ by one. The device is a real sshd behind a link of
-packets (`support/link.py`), by default 5 Mbit/s, 50 ms round trip, 2 % loss. Bytes are those of the link, both ways,
-lost ones included. `edgert deploy` is the whole command: facts, delta, transfer, install, trial, check, mark-good.
-scp and rsync only copy the bundle (rsync -z over the release before); compare them with `send_seconds`, the time that
-deploy takes to ask for facts, make the delta and send it. The kernel's congestion control matters and is printed: bbr
-does not take losses for a full link, cubic does.
+packets (`support/link.py`), by default 5 Mbit/s, 50 ms round trip, 2 % loss. Bytes are counted on the link in both
+directions, including lost packets. `edgert deploy` is the whole command: facts, delta, transfer, install, trial, check,
+mark-good. scp and rsync only copy the bundle (rsync -z over the release before); compare them with `send_seconds`, the
+time that deploy takes to ask for facts, make the delta and send it. The kernel's congestion control matters and is
+printed: bbr does not take losses for a full link, cubic does.
 
     python -m bench.transfer
     python -m bench.transfer --size-mb 4 --json

@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def connecting(rounds: int) -> list[dict[str, Any]]:
-    """Return what a connection for one request costs EdgeRT, and the same of the minimal loop."""
+    """Return the cost of a connection for one request, for EdgeRT and for the minimal loop."""
     (item,) = DIGITS_MODEL.items(1)
     with digits_device() as (state, path):
         status = edgertd(state, "status")

@@ -1,4 +1,4 @@
-"""Every point at which a slot operation can be interrupted, and the state that is left.
+"""Every point at which a slot operation can be interrupted, and the state after the interruption.
 
     python -m hil.crash_points              # try them all, and print the table of docs/reliability.md
     python -m hil.crash_points --list       # every single one
@@ -11,7 +11,7 @@ old version or the new one with every byte; an error must be one of ours; and th
 
 The operation installs a bundle, or a delta with a patch, a compressed file, an unchanged file, and files that the
 device already has; or the device itself follows a channel, from the question to the beginning of the trial. Of a
-runtime that a channel names, the points are those until its environment is whole: hil/runtime_cuts.py has its trial.
+runtime that a channel names, the points end when its environment is complete: hil/runtime_cuts.py has its trial.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The new release: `sent` goes to the device, `bundle` follows where that is not enough.
+    """The new release: `sent` goes to the device. If this is not enough, `bundle` follows.
 
-    With `registry`, the address of one, the device itself fetches the release from there; with `runtime`, a runtime.
+    With `registry`, an address, the device itself fetches the release from this registry; with `runtime`, a runtime.
     """
 
     bundle: Path
@@ -92,7 +92,7 @@ Act = Callable[[Device, Delivery], object]
 
 
 def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> list[Point]:
-    """Try every point of every operation, or of `only` one, with every fault. Raises ConfigInvalid."""
+    """Try every point of every operation (or of the operation `only`) with every fault. Raises ConfigInvalid."""
     # No data has to last here, and on a busy disk the flushes alone would take minutes.
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
@@ -216,7 +216,7 @@ def recover(device: Device, new: Delivery) -> None:
 
 
 def _followed_again(device: Device, new: Delivery) -> None:
-    """Let the device follow its channel again, and check that nothing is left of what it fetched."""
+    """Let the device follow its channel again, and check that no fetched file is left."""
     shutil.rmtree(device.state.root / "claims", ignore_errors=True)  # the claim of a killed round ends by itself
     followed(following(device, new.registry))
     if _store(device).read().state in ON_TRIAL:
@@ -331,7 +331,7 @@ def _delta(device: Device, _: HostileRegistry) -> Delivery:
 
 
 def _channel(device: Device, registry: HostileRegistry) -> Delivery:
-    """Publish a release that shares nothing but the program with the old one, and let the device follow."""
+    """Publish a release that shares only the program with the old release; let the device follow."""
     # Small, so that each file comes in one piece, and every run makes the same calls.
     bundle = device.bundle(release=NEW, padding=_weights(NEW)[:4096])
     registry.put_channel(device.key, 1, registry.put_release(bundle))
@@ -435,7 +435,7 @@ def _ended(act: Callable[[], object], arm: Callable[[], object], faults: _Faults
 
 
 def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
-    """Do the same in a fork, which the fault kills: the code is -SIGKILL then."""
+    """Do the same in a fork. If the fault kills the fork, the code is -SIGKILL."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -453,7 +453,7 @@ def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Fau
 
 
 def _copy(template: Device, at: Path) -> Device:
-    """Copy what an operation changes, but neither the bundles nor the host's cache."""
+    """Copy the files that an operation changes, but neither the bundles nor the host's cache."""
     shutil.rmtree(at, ignore_errors=True)
     for folder in (template.state.root, template.folder / "home"):
         if folder.exists():
@@ -476,7 +476,7 @@ def table(points: list[Point]) -> str:
 
 
 def summary(points: list[Point]) -> str:
-    """Return Markdown: a row per operation, and how many of its runs left which release live."""
+    """Return Markdown: a row per operation, with the number of runs that left each release live."""
     lines = [
         "| operation | points | runs | old version live | new version live | failed |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Power cuts: a device loses its power at random moments of slot operations, and starts again.
+"""Power cuts: a device loses its power at random moments of slot operations and starts again.
 
     make hil-power CUTS=200 SEED=7                     # an emulated machine
     python -m hil.power_cuts --on local --cuts 1000    # this machine's kernel: fast
@@ -97,7 +97,7 @@ class Rig:
         self._settle(agent)
 
     def again(self, agent: Agent) -> str:
-        """Make the round of the follower that comes after a cut; return what went wrong, or ""."""
+        """Run the follower's round after a cut; return the fault, or ""."""
         assert self.registry is not None
         answer = agent.ask("operate", operation="channel", registry=self.registry.address)
         self._settle(agent)
@@ -109,7 +109,7 @@ class Rig:
             time.sleep(0.1)
 
     def _words(self, agent: Agent, operation: str, release: int, number: int) -> dict[str, str]:
-        """Prepare an operation; return what the agent is told. A channel gets its release as a new attempt."""
+        """Prepare an operation; return the command for the agent. A channel gets its release as a new attempt."""
         if operation not in ("install", "channel"):
             return {"operation": operation}
         bundle = str(agent.must("make", release=release)["bundle"])
@@ -133,7 +133,7 @@ class Rig:
             self.undisturbed(agent, "activate")
         if operation == "collect":  # collect removes a version that failed its trial
             self.undisturbed(agent, "rollback")
-        # A boot ends a trial, so only these operations change the live release; the daemon may end that of a channel.
+        # A boot ends a trial, so only these operations change the live release; the daemon may end a channel's trial.
         after = {"mark-good": new, "rollback": int(back[0]), "channel": new}.get(operation, active)
         at, ended = self._interrupted(agent, operation, new, number)
         self.device.off()
@@ -143,7 +143,7 @@ class Rig:
         return Cut(number, operation, at, ended, lost, allowed, new if operation == "install" and ended else None)
 
     def _interrupted(self, agent: Agent, operation: str, new: int, number: int) -> tuple[str, bool]:
-        """Start the operation and wait for the moment to cut; return it, and if it was acknowledged."""
+        """Start the operation and wait for the moment to cut; return it, and whether it was acknowledged."""
         words = self._words(agent, operation, new, number)
         took = self.seconds.get(operation, 0.2)
         if self.chance.random() < 0.5:
@@ -160,7 +160,7 @@ class Rig:
         until = time.monotonic() + within_s
         while not self.device.disk.struck.is_set():
             answer = agent.answer(0.02 if within_s else 0.0)
-            if answer is not None:  # an acknowledgement without power does not count
+            if answer is not None:  # an acknowledgement after the cut is ignored
                 return "error" not in answer and not self.device.disk.struck.is_set()
             if time.monotonic() >= until:
                 return False
@@ -281,7 +281,7 @@ class Log:
 
 
 def _opened_log(asked: argparse.Namespace) -> tuple[Log, list[Cut]]:
-    """Return the log of the run to continue, or that of a new run."""
+    """Return the log of the run to continue, or the log of a new run."""
     if asked.resume is not None:
         return Log.read(asked.resume)
     seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed

@@ -1,4 +1,4 @@
-"""Power cuts while a runtime is installed and on trial: the old or the new one must be in use, every byte of it.
+"""Power cuts while a runtime is installed and on trial: a complete runtime, old or new, must be in use.
 
     python -m hil.runtime_cuts --cuts 60 --seed 1      # as root; on this machine's kernel
 
@@ -41,7 +41,7 @@ exec sh "$1/runtime.sh" trial monitor "$5" 60 "$2" echo
 
 
 class Rig:
-    """A device's HOME, new for each cut; without `sync` nothing is flushed, which must show."""
+    """A device's HOME, new for each cut. Without `sync`, nothing is flushed, and the test must notice this."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self._folder = folder
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _make_runtime(folder: Path, name: str) -> None:
-    """Make an environment of a realistic shape: files large and small, and the script's commands."""
+    """Make an environment of a realistic form: large and small files, and the commands that the script calls."""
     chance = random.Random(name)
     (folder / "bin").mkdir(parents=True)
     (folder / "lib").mkdir()

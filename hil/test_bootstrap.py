@@ -56,7 +56,7 @@ class World:
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:
-        """Ask by the daemon's socket on the container's disk, and in the end over SSH, which takes far longer."""
+        """Ask through the daemon's socket on the container's disk, then once over SSH, which takes far longer."""
         wait_until(lambda: self.is_ready() and self.serves(), "it serves without an operator", pause_s=0.5)
 
     def is_ready(self) -> bool:
@@ -125,7 +125,7 @@ def test_an_upgrade_goes_on_trial_is_kept_and_sends_only_changed_wheels(world: W
     newer = world.another("newer", "edgert/config.py", setting, f"{setting}    of_tomorrow: float = 0.0\n")
     before = world.in_use()
     (kept,) = newer.edgert("bootstrap", NAME, "--engines", "null")["devices"]
-    assert (kept["runtime"]["action"], kept["changed"]) == ("keep", [])  # only with --upgrade
+    assert (kept["runtime"]["action"], kept["changed"]) == ("keep", [])  # only --upgrade replaces the runtime
     config = world.sh("sha256sum /var/lib/edgert/config.toml")
     told = newer.edgert("bootstrap", NAME, "--engines", "null", "--set", "serving.of_tomorrow=1.0", code=4)
     assert "--upgrade" in told["error"]["message"]  # the device's runtime does not know the setting
@@ -156,7 +156,7 @@ def test_a_runtime_that_fails_its_self_test_is_never_used(world: World) -> None:
 
 
 def test_a_runtime_whose_daemon_does_not_start_is_rolled_back_by_the_device(world: World) -> None:
-    """The self-test passes, so only the trial can find it."""
+    """The self-test passes, so only the trial can find the fault."""
     broken = world.another(
         "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.daemon"
     )

@@ -33,7 +33,7 @@ def test_the_remains_of_a_killed_run_are_removed_with_the_next_container(contain
     assert f" {name} " in mounts.read_text(), "a container of a living process stays"
     killed.kill()
     killed.communicate()
-    (tmp_path / "killed").rename(tmp_path / "moved")  # as pytest does before it removes a folder
+    (tmp_path / "killed").rename(tmp_path / "moved")  # pytest renames a folder in this way before it removes it
     Container(tmp_path / "next").remove()
     beside.remove()
     assert f" {name} " not in mounts.read_text()

@@ -30,7 +30,7 @@ from tests.support.paths import DIGITS, ROOT
 
 DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/container.toml"))
 COMMAND_S_MAX = 3600
-BACK_S_MAX = 900.0  # for the boot of a board, also an emulated one
+BACK_S_MAX = 900.0  # for the boot of a board, which may be emulated
 TRIAL_S = 900  # a command takes minutes on an emulated processor of a busy machine
 ACCURACY_MIN = 0.98
 
@@ -145,7 +145,7 @@ def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
 
 
 def test_a_second_release_becomes_live_and_a_rollback_restores_the_first(device: UnderTest) -> None:
-    """With limits that every board holds, which the daemon measures within its sandbox."""
+    """Every board meets these limits, which the daemon measures within its sandbox."""
     told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_share=0", "--watch", "3s")
     assert told["devices"][0]["watched"]["readings"]["golden"] > 0
     assert device.live()["live"]["release"] == 2

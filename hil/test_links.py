@@ -1,6 +1,6 @@
 """Bad links: cut at any byte, slow, or dead without an error.
 
-tests/host/devices/test_transports.py tests the transport itself; here are whole files, devices and fleets.
+tests/host/devices/test_transports.py tests the transport itself. This file tests whole files, devices and fleets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_a_transfer_that_is_cut_at_random_bytes_arrives_complete_or_not_at_all(s
 
 
 def _files_over_a_cut_link(sshd: SshDevice, folder: Path, link: int) -> int:
-    """Send files until every connection that is to be cut was; return how many arrived."""
+    """Send files until all planned cuts have happened; return the number of files that arrived."""
     chance = random.Random(SEED + link)
     source, there = folder / "source", folder / "far" / "file"
     there.parent.mkdir(parents=True)

@@ -115,7 +115,7 @@ def test_a_release_that_breaks_a_limit_goes_back_without_a_host(world: World) ->
 
 
 def test_a_slow_link_that_loses_packets_and_breaks_ends_with_the_release(world: World) -> None:
-    """1 Mbit/s, 2 % loss and broken connections: no byte twice, but those of a broken record."""
+    """1 Mbit/s, 2 % loss and broken connections: no byte arrives twice, except the bytes of a broken TLS record."""
     world.container.spoil(1000, 0.02)
     port = world.relay.port
     world.relay.close()

@@ -277,7 +277,7 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world
 
 
 def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> None:
-    """New clients are refused until there are; a worker that ended meanwhile is started then."""
+    """Until there are free processes, new clients are refused. Then a worker that ended meanwhile is started."""
     host = world.host
     daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
     ask = f'{ASK}c = [Client("/run/edgert/edgert.sock", timeout_s=%d) for _ in range(20)]; x = np.ones((1, 4), np.float32)\n'
@@ -288,7 +288,7 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
         world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
-        # An event tells before the third attempt, after which the next one waits for 30 s; a status comes after a
+        # An event reports this before the third attempt; the next attempt then waits for 30 s. A status comes after a
         # second.
         wait_until(
             lambda: any(event.fields.get("reason") == fault for event in heard.events), "it says what is missing"
@@ -380,7 +380,7 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
 
 
 def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -> None:
-    """Let the user's device follow a channel with another edgert, and wait until that is in use."""
+    """Let the user's device follow a channel with another edgert; wait until the other edgert is in use."""
 
     def in_use() -> str:
         return host.on("mine", "sh", "-c", f"basename $(readlink {host.device('mine').home}/venv)").stdout.strip()
@@ -393,14 +393,14 @@ def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -
         (runtime,) = another.edgert("publish-runtime", 1, "--registry", registry.address, *chosen)["release"][
             "runtimes"
         ]
-        soon = ("--set", "follow.interval_s=2")  # also the longest wait for the first round
+        soon = ("--set", "follow.interval_s=2")  # this is the longest wait for the first round, too
         host.edgert("bootstrap", "mine", "--engines", "null", "--follow", registry.address, *soon)
         wait_until(lambda: in_use() == runtime != before, "the device changed its runtime by itself", pause_s=1.0)
         wait_until(lambda: "is live" in _steps(host), "its follower says that the new runtime stays", pause_s=2.0)
 
 
 def _steps(host: Host) -> str:
-    """Return what came of the last round of the device."""
+    """Return the result of the device's last round."""
     return " ".join(host.edgertd("mine", "status")["channel"]["steps"])
 
 
@@ -411,10 +411,10 @@ def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World)
     world.wait_until_it_serves(pid)
 
     def known() -> set[str]:
-        """The last parts of what is retained."""
+        """The last parts of the retained topics."""
         return {topic.rpartition("/")[2] for topic in retained(world.broker)}
 
-    wait_until(lambda: known() == {"status", "info", "deploy", "config"}, "it is known, also to Home Assistant")
+    wait_until(lambda: known() == {"status", "info", "deploy", "config"}, "it is known, including to Home Assistant")
     (shown,) = world.host.edgert("uninstall", NAME, "--dry-run")["devices"]
     # The next test needs no second installation.
     world.sh("mkdir /root/edgert && cp -al /opt/edgert/venvs /opt/edgert/runtime.sh /root/edgert/")

@@ -1,4 +1,4 @@
-"""The least that a request costs in Python: the same bytes there and back, and nothing else.
+"""The minimum cost of a request in Python: the same bytes there and back, and nothing else.
 
 Two processes with blocking sockets. Over the socket the payload is sent and received. Over shared memory it is copied
 in and out, because a server that hashes or runs it must not see it change, and 64 bytes announce it. The answer is as

@@ -1,6 +1,6 @@
 """Simulated devices: each with its own connection and the MQTT 3.1.1 that a device needs, from one thread.
 
-A real client library would cost more than the measured broker and exporter. The messages are those of a device:
+A real client library would cost more than the measured broker and exporter. The messages are like a device's messages:
 `info` and `status` retained, then `metrics`, `hist` and `sys` of each window, spread over the window.
 """
 

@@ -1,4 +1,4 @@
-"""A minimal client of the local socket, like those of the peers: it sends prepared frames."""
+"""A minimal client of the local socket, like the peers' clients: it sends prepared frames."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Quality:
 
 
 def why_not() -> str:
-    """Return why no link can be made here, or "" if one can."""
+    """Return the reason why no link can be made here, or "" if a link can be made."""
     if os.geteuid() != 0:
         return "needs root, for a network namespace"
     return "" if Path("/dev/net/tun").exists() else "needs /dev/net/tun"

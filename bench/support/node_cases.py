@@ -100,7 +100,7 @@ class NodeTest:
 
     @property
     def subject(self) -> str:
-        """Return the tested operator: that of the one node, or all operators of an expanded function."""
+        """Return the tested operator: the operator of the only node, or all operators of an expanded function."""
         return self.operators[0] if len(self.model.graph.node) == 1 else "expanded function"
 
 
@@ -141,7 +141,7 @@ def _is_refused_by_onnx_runtime(test: NodeTest) -> bool:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1  # it never runs
     model, _ = bound(test)
-    model.ir_version = min(model.ir_version, IR_MAX)  # as a build writes it
+    model.ir_version = min(model.ir_version, IR_MAX)  # a build writes this version
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception:
@@ -179,7 +179,7 @@ OUTSIDE = (
 
 
 def reason_outside(test: NodeTest) -> str | None:
-    """Return why `test` is not expected to pass, or None if it is."""
+    """Return the reason why `test` is not expected to pass; None if it is expected to pass."""
     unknown = [name for name in test.operators if name not in COVERED]
     if unknown:
         return f"no lowering for {', '.join(unknown)}"

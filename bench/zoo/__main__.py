@@ -5,9 +5,9 @@ our artifact, and of the best vendor recipe, on the same held-out data; how much
 than the same engine's FP32. Artifacts run in the vendor's runtime, without our code. TensorRT's graph is judged in
 ONNX Runtime and not timed: no GPU is needed.
 
-Each row is appended to a file (`--results`) as soon as it is known. A later run takes the rows from there and makes the
-missing ones. `--again` makes those that are asked for anew, and keeps the vendors' figures, which our code does not
-change. `--only-print` makes none. The tables of bench/README.md and README.md are printed as Markdown.
+Each row is appended to a file (`--results`) as soon as it is known. A later run takes the rows from this file and makes
+the missing rows. `--again` makes the requested rows again, but keeps the vendors' figures, which our code does not
+change. `--only-print` makes no rows. The tables of bench/README.md and README.md are printed as Markdown.
 
     python -m bench.zoo                                         # the tables; about two hours
     python -m bench.zoo --only-print                            # the tables of what is measured
@@ -72,7 +72,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Results:
-    """The rows so far, one line of JSON each in `path`: the last of a cell counts."""
+    """The rows so far, one line of JSON each in `path`. The last line of a cell is used."""
 
     path: Path
 
@@ -174,14 +174,14 @@ class Subject:
         ranks: Mapping[str, int],
         labels: Mapping[str, NDArray[Any]] | None = None,
     ) -> list[Sample]:
-        """Write the samples as `edgert build` takes them, and return them as its artifacts take them."""
+        """Write the samples in the form for `edgert build`; return them in the form for its artifacts."""
         ours = {name: _batch_first(array, ranks[name]) for name, array in data.items()}
         np.savez(self.folder / f"{name}.npz", allow_pickle=False, **ours, **(labels or {}))
         return samples_of(ours, {name: array.ndim for name, array in ours.items()})
 
 
 def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
-    """Run `edgert build` for one engine, and take the bundle apart."""
+    """Run `edgert build` for one engine and unpack the bundle."""
     bundle, key = folder / "model.edgert", folder / "keys/default.key.pem"
     _edgert("keys", "new", "--dir", str(key.parent))
     words = ["build", str(model.path), "--calibration", str(folder.parent / "calibration.npz")]

@@ -26,12 +26,12 @@ WHEELS = {
 }
 # MediaPipe's wheels differ only in native code, which is not unpacked: any one of them has the models.
 PLATFORM = ("--python-version", "3.11", "--platform", "manylinux_2_17_x86_64", "--platform", "manylinux_2_28_x86_64")
-# What `pip install -e '.[zoo]'` brings: data, trees and the vendors' recipes.
+# The modules that `pip install -e '.[zoo]'` installs: data, trees and the vendors' recipes.
 MODULES = ("ai_edge_quantizer", "lightgbm", "onnxmltools", "skimage", "sklearn", "skl2onnx", "xgboost")
 
 
 def missing_modules() -> list[str]:
-    """Return those of MODULES that are not installed."""
+    """Return the modules of MODULES that are not installed."""
     return [name for name in MODULES if importlib.util.find_spec(name) is None]
 
 

@@ -4,8 +4,8 @@ It speaks NBD (the NBD project's doc/proto.md) on a Unix socket, which qemu uses
 write is acknowledged at once and kept apart; a flush makes all earlier writes last. `cut` keeps everything that was
 flushed. Of the rest it keeps or drops each sector by chance, so neither order nor whole writes survive.
 
-One unit stays whole: the superblock of an ext4, two such sectors with one checksum. With half of it written, ext4 does
-not mount and `e2fsck -p` fails, because ext4 expects a disk to write both together, as flash with its pages does.
+One unit stays whole: the superblock of an ext4, two such sectors with one checksum. If only half of it is written, ext4
+does not mount and `e2fsck -p` fails, because ext4 expects a disk to write both together, as flash with its pages does.
 """
 
 from __future__ import annotations

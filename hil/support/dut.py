@@ -51,7 +51,7 @@ class Dut:
 
 @dataclass(frozen=True)
 class Bench:
-    """A device under test that answers over SSH; `switch` cuts its power, if that is possible."""
+    """A device under test that answers over SSH. If possible, `switch` cuts its power."""
 
     dut: Dut
     switch: PowerSwitch | None

@@ -77,7 +77,7 @@ class Host:
         return Inventory(self.folder / "inventory.toml").device(name)
 
     def digits(self, profile: str, release: int) -> Path:
-        """Build the example's bundle for `profile` once, and return its path."""
+        """Build the example's bundle for `profile` once; return its path."""
         out = self.folder / f"digits-{profile}-{release}.edgert"
         if not out.exists():
             self.edgert(
@@ -107,7 +107,7 @@ class Host:
         return self.over(device, lambda transport: RemoteDaemon(transport, there).call(*words, timeout_s=300))
 
     def over(self, device: str, work: Callable[[Transport], T]) -> T:
-        """Do `work` over the connection that is kept, and over a new one if that was lost since, as by a reboot."""
+        """Do `work` over the kept connection. If it was lost, for example by a reboot, use a new connection."""
         there = self.device(device)
         kept = self._kept.pop(there, None)
         transport = kept or open_transport(there)

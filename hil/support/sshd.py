@@ -69,7 +69,7 @@ class SshDevice(HasKeys):
         return (self.folder / "log").read_text()
 
     def device(self, name: str = "board", port: int | None = None, host_key: str = "") -> Device:
-        """Return this server as an inventory entry; `port` is that of a relay in front of it."""
+        """Return this server as an inventory entry; `port` is the port of a relay in front of it."""
         return Device(
             name=name,
             transport="ssh",

@@ -36,7 +36,7 @@ WAIT_S_MAX = 120.0  # long enough for a busy machine
 
 
 def as_run(command: list[str]) -> list[str]:
-    """Return the function that runs an `edgertd` command; the fixture `edgertd_is_forked` replaces it."""
+    """Return `command`, an `edgertd` command, unchanged; the fixture `edgertd_is_forked` replaces this function."""
     return command
 
 
