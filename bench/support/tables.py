@@ -20,7 +20,7 @@ def emit(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool) 
 
 
 def emit_figures(figures: Mapping[str, Any], as_json: bool) -> None:
-    """Print named figures as one JSON object, or one a line."""
+    """Print named figures as one JSON object, or one figure per line."""
     if as_json:
         print(json.dumps(figures), flush=True)
         return

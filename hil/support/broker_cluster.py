@@ -38,7 +38,7 @@ _SHIPPED = ROOT / "examples" / "telemetry" / "cluster"
 
 
 def why_not() -> str:
-    """Return why no such cluster can run here, or "" if one can."""
+    """Return the reason why no such cluster can run here, or "" if one can."""
     missing = [name for name, there in (("rabbitmq-server", _SERVER.exists()), ("haproxy", _haproxy())) if not there]
     return f"not installed: apt-get install {' '.join(missing)}" if missing else ""
 

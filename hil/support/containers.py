@@ -45,7 +45,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
-    """Return why no container can run here, or "" if one can."""
+    """Return the reason why no container can run here, or "" if one can."""
     if reason := rootfs.why_not(_arch()):
         return reason
     for program, package in PROGRAMS.items():
@@ -75,7 +75,7 @@ _LIMITS = {
 
 
 class Container(HasKeys):
-    """One device, also its own power switch; `below` are overlays of ended containers to start from.
+    """One device, which is its own power switch. It starts from the overlays `below` of ended containers.
 
     `folder` holds everything that it writes; `client_key` may log in as root and as `pi`.
     """

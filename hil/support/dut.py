@@ -75,7 +75,7 @@ def read_dut(path: Path) -> Dut:
 
 
 def why_not(dut: Dut) -> str:
-    """Return why this device cannot be made here, or "" if it can or already exists."""
+    """Return the reason why this device cannot be made here, or "" if it can or already exists."""
     if dut.virtual == "container":
         return containers.why_not()
     return machines.why_not(_arch(dut)) if dut.virtual.startswith("machine-") else ""

@@ -71,7 +71,7 @@ class Image:
 
 
 def why_not(arch: str) -> str:
-    """Return why no image can be made here, or "" if one can."""
+    """Return the reason why no image can be made here, or "" if one can."""
     if reason := rootfs.why_not(arch):
         return reason
     for program, package in PROGRAMS.items():

@@ -39,7 +39,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not(arch: str) -> str:
-    """Return why no such machine can run here, or "" if one can."""
+    """Return the reason why no such machine can run here, or "" if one can."""
     program, package, _, _ = EMULATORS[arch]
     for name, where in ((program, package), ("qemu-img", "qemu-utils")):
         if shutil.which(name) is None:

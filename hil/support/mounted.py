@@ -52,7 +52,7 @@ class MountedDisk:
 
 
 def why_not() -> str:
-    """Return why no such disk can be mounted here, or "" if one can."""
+    """Return the reason why no such disk can be mounted here, or "" if one can."""
     if os.geteuid() != 0:
         return "only root can mount file systems"
     for program, package in PROGRAMS.items():

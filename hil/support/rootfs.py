@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def why_not(arch: str = "amd64") -> str:
-    """Return why no root filesystem can be built here, or "" if one exists or can be built."""
+    """Return the reason why no root filesystem can be built here, or "" if one exists or can be built."""
     if os.geteuid() != 0:
         return "only root can make root filesystems"
     if _folder("rootfs", arch, PACKAGES).is_dir():
@@ -140,7 +140,7 @@ def _folder(what: str, arch: str, packages: tuple[str, ...]) -> Path:
 
 
 def _why_not_foreign(arch: str) -> str:
-    """Return why packages of another processor cannot be installed here.
+    """Return the reason why packages of another processor cannot be installed here.
 
     Their scripts need its user-mode emulator, registered with the kernel.
     """

@@ -83,7 +83,7 @@ def test_a_link_that_breaks_in_the_middle_of_a_file_costs_that_attempt_only(
         release = publish(through([300_000, 100_000]), path, lambda sent, total: counts.append((sent, total)))
         with open_bundle(path, None) as bundle:
             assert all(plain.registry().has(file_blob(entry)) for entry in bundle.manifest.files)
-    assert counts[-1] == (release.sent_bytes, release.sent_bytes), "what was sent in vain does not count"
+    assert counts[-1] == (release.sent_bytes, release.sent_bytes), "bytes that were sent in vain are not counted"
     assert max(sent for sent, _ in counts) == release.sent_bytes
 
 

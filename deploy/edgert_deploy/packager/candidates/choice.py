@@ -294,7 +294,7 @@ class _EngineBuild:
         return tried
 
     def _int8_candidates(self, spec: BuildSpec) -> Iterator[Candidate]:
-        """Build INT8 by its recipes. If no recipe passes, also build it with the most harmful layers in float."""
+        """Build INT8 by its recipes. If no recipe passes, build it with the most harmful layers in float, too."""
         builder, target = self.findings.builder, self.findings.target
         best, others = best_recipe(builder, spec, target.recipe, self.findings.not_built)
         yield from (best, *others)

@@ -63,7 +63,7 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
         )
     if spec.datatype != "FP32" and not (len(spec.shape) == 4 and spec.datatype in ("FP16", "UINT8", "INT8")):
         raise ConfigInvalid(
-            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32 or, for images, also FP16, UINT8 or INT8"
+            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32 or, only for images, FP16, UINT8 or INT8"
         )
     layout = values.get("model_layout", _model_layout(spec))
     colour = "gray" if _channels(spec, layout) == 1 else "rgb"
