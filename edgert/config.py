@@ -149,7 +149,7 @@ class HttpConfig(Closed):
 
 @dataclass(frozen=True)
 class AlarmConfig(Closed):
-    """`[alarms]`: a window with a value above its limit raises an event (docs/telemetry.md); 0: no alarm.
+    """`[alarms]`: the limits of the alarms (docs/telemetry.md). 0 turns an alarm off, if nothing else is stated.
 
     Attributes:
         p99_ms: The limit of the p99; 0 for twice the model's `p95_ms`, if this target is set.
@@ -180,7 +180,7 @@ class AlarmConfig(Closed):
 class ModelConfig(Closed):
     """`[models.NAME]`. A pinned model loads when the daemon starts, and is never unloaded for others.
 
-    Every other setting is off at 0 (docs/serving.md).
+    All settings except `pinned`: 0 turns the setting off (docs/serving.md).
 
     Attributes:
         pinned: Whether the model is pinned.

@@ -75,7 +75,8 @@ class CacheStatus:
 class NearCacheStatus:
     """The near cache.
 
-    `agreement` is the share of sampled hits whose computed answer agreed; None before the first sample.
+    `agreement` is the share of sampled hits whose kept answer agreed with the engine's answer; None before the first
+    sample.
     """
 
     on: bool

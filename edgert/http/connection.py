@@ -183,7 +183,7 @@ class HttpConnection:
             count = self._sock.recv_into(buffer)
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
-        if self._place.end_reason:  # the server then answers only a completely received request
+        if self._place.end_reason:  # this connection must end: the server answers only completely received requests
             raise busy(self._place.end_reason)
         if not count:
             raise ConnectionError("the client closed the connection inside a request")

@@ -236,7 +236,10 @@ class FrameBuffer:
                 raise ProtocolError(f"tensor {i} has datatype code {code} and rank {rank}, which are not known")
             shape = tuple(dims[:rank])
             if prod(shape) * ITEM_BYTES[datatype] != nbytes:
-                raise ProtocolError(f"tensor {i} states {nbytes} bytes for {datatype} of shape {list(shape)}")
+                expected = prod(shape) * ITEM_BYTES[datatype]
+                raise ProtocolError(
+                    f"tensor {i} states {nbytes} bytes, but {datatype} {list(shape)} has {expected} bytes"
+                )
             if data + nbytes > size:
                 raise ProtocolError(f"tensor {i} reaches beyond its frame")
             tensors.append(WireTensor(number, datatype, shape, self._view[data : data + nbytes]))

@@ -40,9 +40,10 @@ REFUSED_RETRY_S = 300.0
 LOOK_S = 1.0  # the pause between two checks of the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
-PUBLISH_BYTES = 16  # the most bytes of a packet besides its topic and payload
+PUBLISH_BYTES = 16  # the maximum number of bytes of a packet besides its topic and payload
 # After this time, a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`.
-# The broker publishes `lost` late if the cut connection had another client id, as in older versions.
+# Older versions of EdgeRT used another client id. For their cut connection, the broker publishes `lost` only when the
+# keepalive expires.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4

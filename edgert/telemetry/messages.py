@@ -244,7 +244,7 @@ class HistMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Read a message. Raises ProtocolError, also for latencies that cannot be merged with others."""
+        """Read a message. Raises ProtocolError, even for latencies that cannot be merged with other latencies."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):

@@ -100,7 +100,10 @@ def post(server: Server, body: bytes, **headers: str) -> int:
 
 @contextmanager
 def attacked(server: Server, attack: Callable[[], None]) -> Iterator[None]:
-    """Some threads attack again and again; the server's memory grows by little."""
+    """Attack from several threads during the block.
+
+    Then check that the server's memory grew by less than GROWTH_BYTES_MAX.
+    """
     stop, ended = threading.Event(), list[str]()
 
     def again_and_again() -> None:

@@ -1,4 +1,4 @@
-"""Another user tries to hold the locks and to change the files, also where all ran with umask 000."""
+"""Another user tries to take the locks and to change the files, even if every process ran with umask 000."""
 
 from __future__ import annotations
 

@@ -155,7 +155,9 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
         assert device.run("trial", "echo")["state"] in ("watching", "loading")
         device.run("rollback", "echo")
         install(device.bundle(release=release), device.state, read_config(device.state))
-        device.run("activate", "echo", *limits, "--watch", "10s")  # twenty answers are compared, also on a busy machine
+        device.run(
+            "activate", "echo", *limits, "--watch", "10s"
+        )  # enough time to compare twenty answers, even on a busy machine
         found = device.run("trial", "echo", "--wait")
     assert (found["state"], found["release"], found["readings"]["failed"]) == ("held", release, 0)
     assert found["readings"]["agreed"] == found["readings"]["compared"] >= COMPARED_MIN

@@ -166,7 +166,7 @@ class SignalPreprocessor:
         return resample(samples, rate_hz, rule.rate_hz)
 
     def _cut(self, signal: Floats, lead: int) -> Floats:
-        """Return the windows of one signal, after `lead` zeros, as [windows, length(, channels)]."""
+        """Put `lead` zeros before a signal, and return its windows as [windows, length(, channels)]."""
         rule = self._rule
         count = self._count(len(signal), lead)
         if lead:

@@ -82,7 +82,9 @@ def fill_missing(values: Values, rule: str) -> Values:
     if rule == "zero":
         return np.asarray(np.where(missing, 0.0, values))
     if missing.all(axis=2).any():
-        raise RequestError("the series has a channel without any value in a window: send at least one")
+        raise RequestError(
+            "in a window, a channel has only missing values: send at least one value for each channel and window"
+        )
     filled: Values = values.copy()
     at = np.arange(values.shape[2])
     for row, gone in zip(filled.reshape(-1, len(at)), missing.reshape(-1, len(at)), strict=True):

@@ -109,7 +109,9 @@ class OwnThread:
                 return request
 
     def _wait_until_readable(self) -> None:
-        """Sleep until bytes arrive or the client closes. The socket's own time-out is for pauses in a frame.
+        """Sleep until bytes arrive or the client closes.
+
+        It polls, because the socket's own time-out applies only to pauses within a frame.
 
         Raises SessionLost if a session's client sent nothing for too long.
         """

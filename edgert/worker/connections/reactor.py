@@ -214,7 +214,7 @@ class Reactor:
                 self._alone = -1
             elif self._is_lone(ready[0]) and not more:
                 self._leave(ready[0], Departure())
-            ready, turn = [], []  # while the thread sleeps, these must not keep a client that has left
+            ready, turn = [], []  # a sleeping thread must not hold a reference to a client that has left
 
     def _serve_one_by_one(self) -> None:
         """Serve requests that each have a run of their own. Several threads run this."""
@@ -227,7 +227,7 @@ class Reactor:
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
                 self._log(f"{type(error).__name__} between requests: {error}")
                 self._leave(client, Departure(error=error))
-            del client  # while the thread sleeps, this must not keep a client that has left
+            del client  # a sleeping thread must not hold a reference to a client that has left
 
     def _next(self) -> _Client:
         """Return the client whose request has waited longest; sleep until a request arrives."""

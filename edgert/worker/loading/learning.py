@@ -45,7 +45,7 @@ BATCH_GAIN_MAX = (
     1.5  # with more gain from batches, runs do not overlap: several runs at once would make batches smaller
 )
 QUICK_US_MAX = 100.0  # a slower item would delay the answers of other clients too long
-REACTOR_US_MAX = 1000.0  # the longest run for one item of a model whose requests the reactor runs one by one
+REACTOR_US_MAX = 1000.0  # the reactor runs requests one by one only if the run of an item takes at most this time
 MORE_RUNS_GAIN = 0.10  # if runs of one thread gain less than this, the reactor gets no session of its own
 MORE_INSTANCES_GAIN = 0.10
 RATE_S = 0.2
@@ -260,9 +260,9 @@ class _Learner:
     def _learn_batch_cap(self) -> int:
         """Return the largest batch that is cheaper per item than all smaller batches.
 
-        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest run of each size counts,
-        because longer runs measure the device's other work. The measurement ends soon after its time is up, and before
-        a size that is expected to take LEARN_MB_MAX more memory than the first size.
+        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest run of each size is used,
+        because longer runs measure the device's other work. The measurement ends soon after its time is up. It omits
+        sizes that are expected to need over LEARN_MB_MAX more memory than the first size.
         """
         session = self.sessions[-1]
         if not batchable((*session.inputs, *session.outputs)):
