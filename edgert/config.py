@@ -56,7 +56,7 @@ class BrokerLogin(Closed):
 
     @property
     def login(self) -> dict[str, Any]:
-        """The fields of this class, by name, without those of subclasses."""
+        """The fields of this class, by name, without the fields of subclasses."""
         return {field.name: getattr(self, field.name) for field in fields(BrokerLogin)}
 
 
@@ -84,7 +84,7 @@ class ServingConfig(Closed):
 
     Attributes:
         optimize_for: The aim of measured threads and instances: "latency" for the fastest answer, "throughput" for
-            the most answers.
+            the highest rate of answers.
         threads: The number of engine threads; 0 to measure the best number.
         instances: The number of parallel engine runs; 0 to measure the best number. If threads cannot share an engine's
             session, each run has its own weights.

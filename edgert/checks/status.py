@@ -277,7 +277,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class DaemonState:
-    """Whether the daemon runs, and whether its storage is read-only."""
+    """Whether the daemon runs and whether its storage is read-only."""
 
     running: bool
     pid: int | None = None

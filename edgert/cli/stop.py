@@ -48,7 +48,7 @@ def stop(state: StateDir, as_json: bool) -> None:
 
 
 def stop_daemon(state: StateDir) -> int | None:
-    """Stop the daemon and wait for its end; return its process id, or None without a daemon."""
+    """Stop the daemon and wait for its end; return its process id, or None if no daemon runs."""
     try:
         pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:

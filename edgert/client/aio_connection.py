@@ -301,7 +301,7 @@ class Connection:
             self.close()
 
     def _fail(self, error: Exception) -> None:
-        """Close the connection, and end the request in progress with `error`."""
+        """Close the connection and end the request in progress with `error`."""
         self.close()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(error)

@@ -1,7 +1,7 @@
 """Updates of the runtime by a channel: fetch and create a new runtime, test it, and start its trial.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
-those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
+the same as in `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
 stays. After an interrupted round, a later round repeats the steps. If an environment is incomplete, the later round
 creates it again. The files of the script show whether a trial started, and its result.
 
@@ -213,7 +213,10 @@ class RuntimeFollower:
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid without HOME, or, with `check`, if this user cannot change HOME."""
+        """Return HOME. Raises ConfigInvalid if there is no HOME.
+
+        With `check`, also raises ConfigInvalid if this user cannot change HOME.
+        """
         if self._home is None:
             raise ConfigInvalid(
                 f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update this environment by hand"

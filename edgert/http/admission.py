@@ -35,7 +35,7 @@ class Place:
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address
         self.due_s: float | None = now_s
-        self.end_reason = ""  # why the connection must end; "" while it may continue
+        self.end_reason = ""  # the reason why the connection must end; "" while it may continue
         self.was_answered = False
         self.is_sending = False
         self.body_bytes = 0

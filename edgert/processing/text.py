@@ -1,7 +1,7 @@
 """Computes the model's token ids from a request's text, with the library `tokenizers`.
 
 A request may contain text instead of the inputs that the rule computes: UINT8 [N, bytes], with one UTF-8 text in each
-row. Shorter texts are padded with zeros, so zeros at the end of a text do not count.
+row. Shorter texts are padded with zeros, so zeros at the end of a text are ignored.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class FrameBuffer:
       moves the bytes to the front. Receive nothing before this call.
 
     Every request passes through this code, at both ends. So `feed` does not check a frame again that arrives whole, if
-    kind, lengths and descriptors equal those of the last frame.
+    its kind, lengths and descriptors are the same as in the last frame.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class FrameBuffer:
         self._filled, self.room = filled, self._view[filled:]
 
     def _grow(self, size: int, filled: int) -> None:
-        """Grow the buffer to at least `size` bytes, and keep its first `filled` bytes."""
+        """Grow the buffer to at least `size` bytes and keep its first `filled` bytes."""
         if size > len(self._view):
             old, new_bytes = self._view, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             self._resizing(len(old), new_bytes)
@@ -207,7 +207,7 @@ class FrameBuffer:
             self._view[:filled] = old[:filled]
 
     def _copy_shared(self, size: int, filled: int) -> int:
-        """Copy the body out of the shared memory, and return the new number of bytes in the buffer.
+        """Copy the body out of the shared memory and return the new number of bytes in the buffer.
 
         After the copy, the other end cannot change the checked data. If bytes followed the header on the socket (such
         as a MOVED after an answer), this function copies the bytes behind the body.

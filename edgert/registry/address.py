@@ -1,6 +1,6 @@
 """Names in a registry: `oci://HOST[:PORT]/REPOSITORY`, tags and digests.
 
-The rules are those of the OCI distribution specification:
+The OCI distribution specification defines the rules:
 https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests
 """
 

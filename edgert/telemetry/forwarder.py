@@ -82,7 +82,7 @@ class ForwarderSettings:
 
 
 class Forwarder:
-    """Sends one device's reports from the spool to the broker, and updates the device's `status` message.
+    """Sends one device's reports from the spool to the broker and updates the device's `status` message.
 
     An unreachable broker is no error. `run` tries again until it must stop, after a growing pause with jitter, and logs
     each change once.
@@ -321,7 +321,7 @@ class Forwarder:
         return messages.dump({**common, **values})
 
     def _note(self, state: str, text: str) -> None:
-        """Log a change of the connection's state, and store the state for `edgertd status`."""
+        """Log a change of the connection's state and store the state for `edgertd status`."""
         if state != self._state:
             self._state = state
             write_broker_connection(self._spool.path.parent, state, text)

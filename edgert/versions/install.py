@@ -136,7 +136,7 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
         path = fetched_path(state, manifest.model, entry.sha256)
         if (
             path.is_file() and path.stat().st_size == entry.size_bytes
-        ):  # otherwise, the follower is still fetching the file
+        ):  # not while the follower is still fetching the file
             present[entry.sha256] = path
     return present
 

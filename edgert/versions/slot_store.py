@@ -229,7 +229,7 @@ class SlotStore:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def put_staged(self, version: Version) -> Slots:
-        """Move the finished `stage/` into the spare slot, and record its version. The caller holds the lock."""
+        """Move the finished `stage/` into the spare slot and record its version. The caller holds the lock."""
         before = self.read()
         staged = step(before, SlotEvent.INSTALL, version=version)
         with storing(f"cannot fill slot {before.spare_slot} in {self.folder}"):

@@ -37,7 +37,7 @@ class Server:
     pid: int
 
     def begin_measuring(self) -> int:
-        """Return the resident bytes, and let the peak begin anew."""
+        """Return the resident bytes and let the peak begin anew."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return self._status("VmRSS")
 

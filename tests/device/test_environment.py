@@ -42,7 +42,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Result:
 
 
 def environment(home: Path, python: str, *, exactly: bool = False) -> Environment:
-    """Copy the runtime in use, and replace its Python by a script."""
+    """Copy the runtime in use and replace its Python by a script."""
     stand_in_home(home)
     (home / "venvs" / FIRST / "bin/python").write_text(f"#!/bin/sh\n{python}\n")
     base = {"edgert-0-py3-none-any.whl": "0", "gone-1-py3-none-any.whl": "9"}

@@ -254,7 +254,7 @@ def swap_under_load(device: Device, swaps: int) -> None:
 
 
 class Clock:
-    """Real time, and what the test adds to it."""
+    """Real time and what the test adds to it."""
 
     def __init__(self) -> None:
         self.added = 0.0

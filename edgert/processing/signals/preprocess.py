@@ -47,7 +47,7 @@ class SignalPreprocessor:
         self._rule = rule
         self._spec = spec
         self.step = rule.step
-        self.held_max = rule.length  # the most values that a session keeps between requests
+        self.held_max = rule.length  # the maximum number of values that a session keeps between requests
         self.files: TensorSpec | None = None
         if isinstance(rule, Sound):
             shape: tuple[int, ...] = (-1, -1)
@@ -121,7 +121,7 @@ class SignalPreprocessor:
         if len(values) < rule.length:
             return np.empty((0, rule.length, *rest.shape[1:]), np.float32), values, max(0, skip - len(signal))
         windows = self._bounded(self._cut(values, 0))
-        begin = len(windows) * rule.step  # where the next window starts
+        begin = len(windows) * rule.step  # the start of the next window
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
@@ -166,7 +166,7 @@ class SignalPreprocessor:
         return resample(samples, rate_hz, rule.rate_hz)
 
     def _cut(self, signal: Floats, lead: int) -> Floats:
-        """Put `lead` zeros before a signal, and return its windows as [windows, length(, channels)]."""
+        """Put `lead` zeros before a signal and return its windows as [windows, length(, channels)]."""
         rule = self._rule
         count = self._count(len(signal), lead)
         if lead:

@@ -12,7 +12,7 @@ connections to the reactor if there are many. The reactor has two forms, which `
   answers the request just after the run.
 
 While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
-that time counts as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
+that time is taken as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
 the other connections are silent. It also moves when its client stops inside a frame, does not read an answer, breaks
@@ -53,7 +53,7 @@ class Departure(NamedTuple):
 
 
 class RunLimits(NamedTuple):
-    """How many requests share a run of the engine.
+    """The number of requests that share a run of the engine.
 
     Attributes:
         least: The smallest number of requests that share a run; fewer requests run one by one.
@@ -71,9 +71,9 @@ class _Client:
 
     Attributes:
         arrived_ns: The estimated arrival of the request.
-        received_ns: When the request was received from the kernel.
-        read_ns: When the request was decoded.
-        deadline_s: When the request's time-out passes, on time.monotonic.
+        received_ns: The time when the request was received from the kernel.
+        read_ns: The time when the request was decoded.
+        deadline_s: The time at which the request's time-out passes, on time.monotonic.
     """
 
     __slots__ = (
@@ -139,7 +139,7 @@ class Reactor:
 
     Args:
         pipeline: The model that answers the requests.
-        limits: How many requests share a run, and how many threads run them.
+        limits: The number of requests that share a run, and the number of threads that run them.
         switch: Tells whether there are still many connections.
         on_departure: Called in the reactor's thread with each connection that leaves; it must not block.
         log: The receiver of lines about internal faults.
@@ -164,7 +164,7 @@ class Reactor:
         self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # one entry for each thread that waits for requests
-        self._polled_ns = time.perf_counter_ns()  # when a thread polled last
+        self._polled_ns = time.perf_counter_ns()  # the time of the last poll by any thread
         self._alone, self._turns = -1, 0  # the descriptor of the last client, and its number of requests in a row
 
     def start(self) -> None:
@@ -273,7 +273,7 @@ class Reactor:
         return True
 
     def _turn(self, clients: Sequence[_Client]) -> None:
-        """Read each client once, and answer the clients that have sent a request."""
+        """Read each client once and answer the clients that have sent a request."""
         together: list[_Client] = []
         items = 0  # the number of items in `together`
         enough = len(clients) >= self._least

@@ -16,7 +16,7 @@ class ReactorSwitch:
     """Tells when connections should move to the reactor: there are `many`, and they take turns.
 
     A connection takes turns if another connection got the `last` answer before the connection's request. Connections
-    that ended after a few requests do not count.
+    that ended after a few requests are ignored.
     """
 
     __slots__ = ("last", "many")

@@ -15,7 +15,7 @@ of several threads.
 Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the earlier figures
 decide. The result is kept in the device's state, so the next load measures nothing. The result is valid for the same
 artifact, engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX
-- 1 loads measure again, and the least disturbed result counts.
+- 1 loads measure again, and the least disturbed result is used.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class _Learner:
         return best
 
     def _choose_instances(self, threads: int) -> tuple[int, int]:
-        """Return the threads of each session, and the number of parallel runs that answers the most items.
+        """Return the threads of each session, and the number of parallel runs with the highest throughput.
 
         Afterwards, the sessions for these runs are open. A configured number of runs is not measured.
         """

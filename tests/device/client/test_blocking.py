@@ -31,7 +31,7 @@ def quick() -> Iterator[Device]:
 
 
 def wrong_answers(client: Client, number: int) -> int:
-    """Send many requests, and return the number of answers that belong to another request."""
+    """Send many requests and return the number of answers that belong to another request."""
     values = [np.full((1, 4), number * 1000 + i, np.float32) for i in range(200)]
     return sum(not np.array_equal(client.infer("echo", value, cache=False)["y"], value) for value in values)
 
