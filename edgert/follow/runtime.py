@@ -1,9 +1,9 @@
 """Updates of the runtime by a channel: fetch and create a new runtime, test it, and start its trial.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
-the same as in `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
-stays. After an interrupted round, a later round repeats the steps. If an environment is incomplete, the later round
-creates it again. The files of the script show whether a trial started, and its result.
+the same as in `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which
+runtime stays. After an interrupted round, a later round repeats the steps. If an environment is incomplete, the later
+round creates it again. The files of the script show whether a trial started, and its result.
 
 The follower runs as the daemon's user. So it can change only a runtime that belongs to this user, and refuses to change
 a runtime that root installed.

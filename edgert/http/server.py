@@ -104,7 +104,7 @@ class HttpServer:
 
 
 def _answer_and_close(sock: socket.socket, error: HttpError) -> None:
-    """Send the error without waiting for the client and close the connection."""
+    """Send the error without waiting for the client, and close the connection."""
     response = error.response()
     with contextlib.suppress(OSError):
         sock.send(b"".join((response.head(keep_alive=False), *response.parts)), socket.MSG_DONTWAIT)

@@ -240,7 +240,7 @@ def test_truncated_files_are_continued_and_never_installed_as_they_are(
     assert sum(digest in path for path in registry.asked) == 10
 
 
-def test_what_was_fetched_stays_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_fetched_bytes_stay_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     registry.put_channel(device.key, 1, entry)
     digest, weights = max(registry.blobs.items(), key=lambda item: len(item[1]))
 

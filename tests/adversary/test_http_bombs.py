@@ -188,7 +188,7 @@ def test_lengths_that_are_only_stated(server: Server) -> None:
     ],
     ids=["field", "name", "address", "trailer", "extension", "blank lines"],
 )
-def test_what_has_no_end(server: Server, begins: bytes) -> None:
+def test_heads_and_fields_without_an_end_need_little_memory(server: Server, begins: bytes) -> None:
     filler = (b"\r\n" if begins.endswith(b"\r\n\r\n") else b"aa") * 32_768
 
     def attack() -> None:

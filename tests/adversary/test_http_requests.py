@@ -127,7 +127,7 @@ def test_a_page_of_another_site_runs_no_inference(port: int, lines: list[str], k
 @pytest.mark.parametrize(
     "kind", ["text/plain", "text/plain;charset=UTF-8", "Text/Plain", "multipart/form-data; boundary=x"]
 )
-def test_what_a_form_sends_is_no_request(port: int, kind: str) -> None:
+def test_the_content_types_of_forms_are_refused(port: int, kind: str) -> None:
     answer = ask(port, f"Content-Type: {kind}")
     assert answer.status == 415
     assert "application/json" in answer.json["error"]

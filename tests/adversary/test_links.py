@@ -181,7 +181,7 @@ def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked)
     assert attacked.unharmed()
 
 
-def test_what_arrives_belongs_to_the_owner_of_the_folder(attacked: Attacked, bundle: Path) -> None:
+def test_a_transferred_file_belongs_to_the_owner_of_the_folder(attacked: Attacked, bundle: Path) -> None:
     there = attacked.state / "incoming" / "deeper" / bundle.name
     attacked.transport.put(bundle, str(there), PutOptions(resumable=True))
     assert there.read_bytes() == bundle.read_bytes()
@@ -200,7 +200,7 @@ def test_a_local_device_follows_no_link_either(attacked: Attacked, bundle: Path)
     assert attacked.unharmed()
 
 
-def test_what_root_reads_there_reaches_nobody(attacked: Attacked) -> None:
+def test_files_that_root_reads_through_a_link_do_not_reach_the_daemons_user(attacked: Attacked) -> None:
     """A copy of another file of root's, as the configuration, would be readable by the daemon's user."""
     config = attacked.state / "config.toml"
     attacked.victim.chmod(0o755)

@@ -49,7 +49,7 @@ def test_an_event_that_breaks_its_schema_is_refused_and_counted(fields: dict[str
 
 
 @pytest.mark.parametrize("kind", ["info", "sys", "deploy", "m/digits/metrics"])
-def test_so_is_a_message_of_another_kind(kind: str) -> None:
+def test_a_message_of_another_kind_is_refused_and_counted(kind: str) -> None:
     wrong: dict[str, dict[str, Any]] = {"info": {"edgert": 5}, "sys": {"temp_c": "hot"}, "deploy": {"digits_active": 7}}
     state, pi = LivePercentiles(), Pi("pi-1")
     fields = {"v": 1, "ts": 1, "boot": "b1", **wrong.get(kind, {})}

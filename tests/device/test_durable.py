@@ -76,7 +76,7 @@ def test_a_fault_of_the_disk_is_one_error_and_a_held_lock_another(tmp_path: Path
             locked(tmp_path / "lock", 0.0)
 
 
-def test_what_a_power_cut_left_beside_it_is_taken_by_the_next(tmp_path: Path) -> None:
+def test_the_next_write_replaces_a_file_that_a_power_cut_left_behind(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     (tmp_path / ".state.json.new").write_bytes(b"half of something long")
     replace_file(path, b"new", mode=0o640)

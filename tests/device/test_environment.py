@@ -119,7 +119,7 @@ def test_an_engine_gets_byte_code_also_where_a_follower_inherits_that_the_daemon
     assert Path(cache_from_source(str(code / "sdk.py"))).exists()
 
 
-def test_what_pip_refuses_is_never_complete(tmp_path: Path) -> None:
+def test_an_environment_whose_wheels_pip_refuses_is_never_complete(tmp_path: Path) -> None:
     new = environment(tmp_path / "a", 'case "$*" in *" install "*) echo "hashes do not match" >&2; exit 1 ;; esac')
     with pytest.raises(DeviceError, match="hashes do not match"):
         make_environment(run, new)

@@ -97,7 +97,7 @@ def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two:
         use(device, "late")  # nobody asks the other any more
 
 
-def test_what_is_larger_than_the_whole_budget_is_refused_once_that_is_known() -> None:
+def test_a_model_larger_than_the_whole_budget_is_refused_once_its_size_is_known() -> None:
     with a_device("[serving]\nmemory_mb = 10\n") as device:
         device.put()  # an estimate refuses nothing
         with device.client() as client:

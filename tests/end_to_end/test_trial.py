@@ -182,7 +182,7 @@ def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -
     assert device.run("status")["claims"] == []
 
 
-def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) -> None:
+def test_a_limit_that_this_device_can_never_measure_is_refused_at_once(device: Device) -> None:
     release = next(_releases)
     install(device.bundle(release=release, item_shape=(4,)), device.state, read_config(device.state))
     if device.run("status")["temp_c"] is None:
@@ -256,7 +256,7 @@ def test_a_watch_that_ends_while_the_device_is_asked_tells_its_last_figures(devi
 
 
 @pytest.mark.parametrize("limits", [("--watch", "1m"), ()], ids=["watched", "ran-out"])
-def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, ...]) -> None:
+def test_without_a_daemon_the_command_trial_ends_the_trial(limits: tuple[str, ...]) -> None:
     with a_device() as device:
         device.put()
         install(device.bundle(release=2), device.state, read_config(device.state))
@@ -275,7 +275,7 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
 
 
 @pytest.mark.parametrize("rebooted", [False, True], ids=["daemon-killed", "power-cut"])
-def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_that_was_cut_off_ends_in_a_rollback(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_device() as device:
         device.put()
         store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0, unattended=True))

@@ -216,7 +216,7 @@ def test_a_refused_hello_is_repeated_only_if_the_daemon_says_when(
     ],
     ids=["refused", "overloaded", "stopping", "broken", "other request", "moved", "other answer"],
 )
-def test_what_a_frame_means_for_a_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
+def test_each_frame_has_a_meaning_for_the_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
     talk = a_conversation([3])
     talk.request(np.zeros(3, np.float32), 0, 1)
     assert type(talk.received(frame)) is event

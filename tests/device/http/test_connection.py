@@ -218,7 +218,7 @@ def test_bytes_that_drip_end_at_the_deadline(sent: bytes) -> None:
     ],
     ids=["field", "name", "address", "trailer", "extension"],
 )
-def test_what_does_not_end_is_counted_while_it_comes(sent: bytes) -> None:
+def test_the_bytes_of_an_endless_field_are_counted_while_they_arrive(sent: bytes) -> None:
     with served(Limits(body_bytes_max=1000, connections_max=8)) as sock:
         sock.sendall(sent)
         with suppress(OSError):

@@ -391,7 +391,7 @@ def test_a_body_that_unpacks_too_large(site: Site) -> None:
         (b"GET /v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     ],
 )
-def test_what_is_not_http_ends_the_connection_with_its_reason(site: Site, sent: bytes, status: int) -> None:
+def test_bytes_that_are_not_http_end_the_connection_with_the_reason(site: Site, sent: bytes, status: int) -> None:
     with site.connect() as sock, sock.makefile("rb") as file:
         sock.sendall(sent)
         assert read_answer(file).status == status

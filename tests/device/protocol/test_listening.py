@@ -61,7 +61,7 @@ def test_a_socket_in_use_a_file_and_an_unknown_group_are_refused(tmp_path: Path)
         pass
 
 
-def test_what_replaced_the_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_replaced_the_socket_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with listening(path, 0o600):
         path.unlink()

@@ -37,7 +37,7 @@ def test_a_message_that_another_connection_brought_is_not_blamed() -> None:
         assert ended(held, first, 20) is None
 
 
-def test_what_was_held_back_is_tried_again_a_day_later() -> None:
+def test_a_held_back_message_is_tried_again_a_day_later() -> None:
     held = HeldBack()
     held.connected(100.0)
     held.add(7)

@@ -116,7 +116,7 @@ def test_threads_and_processes_append_at_once_without_losing_or_repeating_a_seq(
     assert sorted(seqs(ours.take(1000))) == list(range(1, 241))
 
 
-def test_what_was_appended_survives_the_kill_of_its_process(path: Path) -> None:
+def test_appended_messages_survive_the_kill_of_their_process(path: Path) -> None:
     appender = subprocess.Popen([sys.executable, "-c", APPENDER, str(path)], stdout=subprocess.PIPE)
     assert appender.stdout is not None
     reported = [int(appender.stdout.readline()) for _ in range(40)]
