@@ -149,7 +149,9 @@ class HttpConfig(Closed):
 
 @dataclass(frozen=True)
 class AlarmConfig(Closed):
-    """`[alarms]`: the limits of the alarms (docs/telemetry.md). 0 turns an alarm off, if nothing else is stated.
+    """`[alarms]`: the limits of the alarms (docs/telemetry.md).
+
+    0 turns an alarm off, if nothing else is stated.
 
     Attributes:
         p99_ms: The limit of the p99; 0 for twice the model's `p95_ms`, if this target is set.

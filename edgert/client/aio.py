@@ -32,8 +32,8 @@ class AsyncClient(BaseClient):
     Args:
         path: As for `Client`.
         timeout_s: As for `Client`.
-        connections_max: The largest number of requests in progress for one model. Further requests wait; this wait
-            counts towards their time-out.
+        connections_max: The largest number of requests in progress for one model. Further requests wait; their
+            time-out includes this wait.
         transport: As for `Client`.
     """
 
@@ -72,7 +72,7 @@ class AsyncClient(BaseClient):
         priority: Priority = "normal",
         trace: bool = False,
     ) -> Outputs | InferResponse:
-        """Send one batch and return the answer. Arguments, result and errors are the same as for `Client.infer`.
+        """Send one batch and return the answer. Arguments, result and errors are as for `Client.infer`.
 
         Do not change the inputs before the call returns.
         """

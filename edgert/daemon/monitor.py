@@ -79,7 +79,7 @@ class Monitor:
             shorten_log()
 
     def _pause(self, pause_s: float) -> None:
-        """Wait for `pause_s` or a signal. An earlier SIGCONT is ignored; after an earlier SIGTERM, do not wait."""
+        """Wait for `pause_s` or a signal. Ignore an earlier SIGCONT; do not wait after an earlier SIGTERM."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._awake.get_nowait()

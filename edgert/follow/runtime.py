@@ -157,7 +157,7 @@ class RuntimeFollower:
         return decision
 
     def _note_end(self, home: Path, entry: Entry, runtime: str, runtimes: InstalledRuntimes) -> None:
-        """Record and report that the runtime of `entry` is in use, or that the runtime failed its trial."""
+        """Record and report that the runtime of `entry` is in use, or that it failed its trial."""
         record = self._records.read()
         tried, last = record.attempt_of(entry), runtimes.outcome
         if runtimes.in_use == runtime and record.runtime < entry.release:

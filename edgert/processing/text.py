@@ -92,7 +92,9 @@ def texts_of(array: NDArray[Any]) -> list[str]:
     for i, row in enumerate(array):
         text = row.tobytes().rstrip(b"\0")
         if len(text) > TEXT_BYTES_MAX:
-            raise RequestError(f"text {i} of the request has {len(text)} bytes, at most {TEXT_BYTES_MAX}: shorten it")
+            raise RequestError(
+                f"text {i} of the request has {len(text)} bytes, at most {TEXT_BYTES_MAX} are allowed: shorten it"
+            )
         try:
             texts.append(text.decode())
         except UnicodeDecodeError as error:

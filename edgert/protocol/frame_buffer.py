@@ -135,7 +135,7 @@ class FrameBuffer:
             self._allocate(self._small_bytes)
 
     def missing(self) -> int:
-        """Return the least number of missing bytes of the current frame; 0 between frames."""
+        """Return the smallest possible number of missing bytes of the current frame; 0 between frames."""
         if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:

@@ -33,7 +33,7 @@ FILE_TYPE = "application/vnd.edgert.file.v1"
 RUNTIME_TYPE = "application/vnd.edgert.runtime.v1"
 CHANNEL_TYPE = "application/vnd.edgert.channel.v1"
 STATEMENT_TYPE = "application/vnd.edgert.statement.v1+json"
-EMPTY = b"{}"  # stands for the configuration of an artifact that has none
+EMPTY = b"{}"  # the configuration of an artifact without a configuration
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _TITLE = "org.opencontainers.image.title"
 

@@ -277,7 +277,7 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:
-        """Keep a rollback that could not be written because of `error`. Raises `error` if this fails."""
+        """Keep a rollback that could not be written because of `error`. Raises `error` if this also fails."""
         before = self._read()
         removed = False
         if before.on_trial:

@@ -221,7 +221,7 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the broken limits. Before the end of the watch, only values that are certain can break a limit.
+    """Return the broken limits. Before the end of the watch, only certain values can break a limit.
 
     At the end, a limit that could not be measured is also broken.
     """

@@ -117,7 +117,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is memory `now`. If not, `unload` names the models to unload; if it is empty, wait."""
+    """Whether there is memory `now`. Otherwise, `unload` names the models to unload. If it is empty, wait."""
 
     now: bool
     unload: tuple[str, ...] = ()

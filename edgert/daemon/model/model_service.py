@@ -347,7 +347,7 @@ class ModelService:
     # --- failures -----------------------------------------------------------------------------
 
     def _crashed(self, version: Version, fault: EdgeRTError, *, served_s: float = 0.0, blamed: bool = True) -> None:
-        """Restart a version whose worker ended, or roll back from it. Do not roll back unless it is `blamed`."""
+        """Restart a version whose worker ended, or roll back. Roll back only if the version is `blamed`."""
         self._restarts.note_crash(version.digest, served_s)
         self.fault = fault
         fields = {"release": version.release, "reason": fault.message, "crashes": self._restarts.crashes}

@@ -90,7 +90,9 @@ class SignalPreprocessor:
         rule = self._rule
         cut = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, cut)) > WINDOWS_MAX:
-            raise RequestError(f"the request has {sum(map(len, cut))} windows, at most {WINDOWS_MAX}: split it")
+            raise RequestError(
+                f"the request has {sum(map(len, cut))} windows, at most {WINDOWS_MAX} are allowed: split it"
+            )
         counts = [len(part) for part in cut]
         return self._bounded(cut[0] if len(cut) == 1 else np.concatenate(cut)), counts
 
@@ -193,7 +195,9 @@ class SignalPreprocessor:
             )
         count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
         if count > WINDOWS_MAX:
-            raise RequestError(f"the signal has {count} windows, at most {WINDOWS_MAX} a request: split it")
+            raise RequestError(
+                f"the signal has {count} windows, at most {WINDOWS_MAX} are allowed per request: split it"
+            )
         return count
 
 

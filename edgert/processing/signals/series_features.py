@@ -25,8 +25,8 @@ class SeriesFeatures:
         hz = np.fft.rfftfreq(n, 1.0 / rule.rate_hz)
         bands = np.asarray(rule.bands, np.float64).reshape(-1, 2)
         within = (hz >= bands[:, :1]) & (hz < bands[:, 1:])
-        # The spectrum is one-sided, so bins between 0 and half the rate count twice. A bin's power is density times
-        # width.
+        # The spectrum is one-sided, so the power of bins between 0 and half the rate is doubled. A bin's power is its
+        # density times its width.
         twice = np.full(len(hz), 2.0)
         twice[0] = 1.0
         if n % 2 == 0:

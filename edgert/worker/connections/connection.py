@@ -37,7 +37,7 @@ class Connection:
         pipeline: The model that answers the requests.
         recorder: The recorder that counts the requests.
         frame_bytes_max: The largest frame of a request or an answer.
-        budget: The limit of all buffers; the connection's buffers count towards this limit until `close`.
+        budget: The limit of all buffers. It includes the connection's buffers until `close`.
         log: The receiver of lines about internal faults.
         spare: The buffers of a connection that has ended; None to create buffers.
     """

@@ -219,7 +219,7 @@ class _Learner:
     def _runs_at_once(self, threads: int) -> int:
         """Return how many parallel runs use all processors; 1 for a quick model, which has a reactor.
 
-        Returns 1 also if several runs would take more than LEARN_MB_MAX, or if no time is left to measure their memory.
+        Also returns 1 if several runs would take more than LEARN_MB_MAX, or if no time is left to measure their memory.
         """
         count, item_us = max(2, self._cpus // threads), self._item_us(threads)
         if self._cpus == 1 or item_us <= QUICK_US_MAX or self._left_s() < RATE_S + 2 * count * item_us / 1e6:

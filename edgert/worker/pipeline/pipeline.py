@@ -115,7 +115,7 @@ class Pipeline:
         self._numbers = self.tensors.numbers
 
     def release_memory(self) -> None:
-        """Release memory that requests of many items took. Call this when clients are silent, and once per window."""
+        """Release memory that requests of many items took. Call this for idle clients and once per window."""
         if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
