@@ -109,7 +109,7 @@ def test_a_change_is_written_through_where_it_is_to_be_durable(
 def test_a_lock_has_one_holder_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not is_locked(path)
-    assert not path.exists()  # a look leaves no trace
+    assert not path.exists()  # the check creates no file
     with locked(path):
         assert is_locked(path)
         with pytest.raises(BlockingIOError):

@@ -150,7 +150,7 @@ def test_the_release_of_an_environment_is_that_of_the_channel(tmp_path: Path) ->
 def test_the_trial_of_a_runtime_begins_on_a_system_without_nohup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """busybox may lack nohup: the host once waited ten minutes for a script that had not started."""
+    """busybox may lack nohup: an earlier version then waited ten minutes for a script that had not started."""
     (tmp_path / "bin").mkdir()
     for name in ("sh", "rm", "sleep"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")

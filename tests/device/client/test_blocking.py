@@ -45,7 +45,7 @@ def test_processes_that_are_forked_from_one_get_their_own_answers(quick: Device)
             assert asked.get(120) == [0] * 6
 
 
-KEPT: list[Client] = []  # of a child
+KEPT: list[Client] = []  # the clients of a child process
 
 
 def wrong_answers_of_kept(number: int) -> int:

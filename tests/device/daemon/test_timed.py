@@ -1,4 +1,4 @@
-"""A regular part is due again after its period; of several parts, the earliest due time counts."""
+"""A regular part is due again after its period; of several parts, the earliest due time is used."""
 
 from __future__ import annotations
 

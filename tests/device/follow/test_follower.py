@@ -206,7 +206,7 @@ def test_the_wanted_release_is_kept_until_a_deployment_replaces_it(device: Devic
     assert kept(device).wanted == {"echo": WantedRelease(2, entry.digest)}
     until_kept(device)
     followed(follower)
-    late = following(device, registry.address, now_s=4102444800.0)  # the channel expired
+    late = following(device, registry.address, now_s=4102444800.0)  # the channel has expired
     followed(late)
     assert kept(device).wanted["echo"].release == 2
     device.put(release=3)

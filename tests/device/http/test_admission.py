@@ -1,4 +1,4 @@
-"""A new connection takes the place of the right client, by an injected clock."""
+"""A new connection takes the place of the right client. The tests set the clock."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_requests_sent_together_are_answered_in_their_order() -> None:
 
 
 def test_a_client_of_http_1_0_is_told_that_the_connection_stays() -> None:
-    """Without the field, `ab -k` waits for the end of the connection."""
+    """Without the field `Connection`, `ab -k` waits for the end of the connection."""
     asked = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok"
     with served() as sock:
         sock.sendall(asked + asked)

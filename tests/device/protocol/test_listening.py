@@ -36,7 +36,7 @@ def test_a_client_can_send_no_descriptors_where_the_kernel_refuses_them(tmp_path
             else:
                 with pytest.raises(PermissionError):
                     socket.send_fds(client, [b"x"], [client.fileno()])
-            socket.send_fds(accepted, [b"x"], [client.fileno()])  # shared memory goes this way
+            socket.send_fds(accepted, [b"x"], [client.fileno()])  # shared memory is sent in this way
 
 
 def test_the_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:

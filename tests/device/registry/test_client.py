@@ -152,7 +152,7 @@ def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_pat
         (tmp_path / "part-0").write_bytes(CONTENT[:100_000])
         mirror.registry().download(BLOB, tmp_path / "part-0")  # continues
         assert (tmp_path / "part-0").read_bytes() == CONTENT
-        # The requests of the mirror, each perhaps with a first one without the login.
+        # The requests of the mirror. Each may follow a first request without the login.
         assert len([line for line in server.requests[before:] if "/blobs/" in line]) == 1
         assert len([line for line in server.requests[before:] if "/manifests/" in line]) <= 2
         with pytest.raises(RegistryError):
@@ -175,7 +175,7 @@ def test_a_limit_of_a_proxy_is_named(tmp_path: Path) -> None:
             proxy.registry().upload(Blob(digest_of(large), len(large)), large)
 
 
-# --- hostile ones ---------------------------------------------------------------------------
+# --- hostile registries ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

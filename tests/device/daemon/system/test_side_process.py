@@ -18,7 +18,7 @@ STAYS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 
 
 class Loop:
-    """A small loop like that of the supervisor, with an own clock."""
+    """A small loop like the supervisor's loop, with a clock of its own."""
 
     def __init__(self, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         self.now_s = 1000.0

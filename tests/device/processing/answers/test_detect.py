@@ -1,4 +1,4 @@
-"""Detections equal those of a plain reference, in pixels of the sent image."""
+"""Detections equal the results of a plain reference, in pixels of the sent image."""
 
 from __future__ import annotations
 

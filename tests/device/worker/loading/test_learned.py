@@ -1,4 +1,4 @@
-"""Learned settings are kept for equal circumstances; a damaged file counts as a missing file."""
+"""Learned settings are kept for equal circumstances; a damaged file is treated like a missing file."""
 
 from __future__ import annotations
 

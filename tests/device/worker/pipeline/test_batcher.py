@@ -203,7 +203,7 @@ def test_many_threads_each_get_their_own_answer() -> None:
     assert sum(batcher.close_reasons.values()) == len(session.sizes)
 
 
-# --- two classes --------------------------------------------------------------------------------
+# --- two priorities --------------------------------------------------------------------------------
 
 
 def test_the_high_ones_are_taken_first_each_class_in_order() -> None:
@@ -260,7 +260,7 @@ def test_a_queue_full_of_low_ones_still_takes_high_ones() -> None:
         [future.result(WAIT_S_MAX) for future in (first, *rest)]
 
 
-# --- why batches close --------------------------------------------------------------------------
+# --- the reasons that close a batch --------------------------------------------------------------------------
 
 
 class Patience:
