@@ -53,7 +53,7 @@ from edgert.worker_link.load_order import LoadOrder
 
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # the longest time until the follower's first round
-HINT_PAUSE_S = 60.0  # the least time between two rounds for hints
+HINT_PAUSE_S = 60.0  # the shortest time between two rounds for hints
 HINT_S_MAX = 10.0  # the longest time from a hint to its round, random because all devices get the hint at once
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
 STATE_CHECK_S = 30.0  # the time between two checks that the state folder exists

@@ -290,7 +290,7 @@ struct edgert_client {
     unsigned char *shared;          /* memory shared with the daemon; NULL for none. The client writes the first half */
     size_t half;                    /* bytes of each half */
     int greeted;                    /* whether the first bytes, with the shared memory, have arrived */
-    int session;                    /* 0 without a session; else EDGERT__BEGINS, then EDGERT__LIVES */
+    int session;                    /* 0 for no session; else EDGERT__BEGINS, then EDGERT__LIVES */
     int moved;                      /* whether the session continues in another worker */
     unsigned char *resume;          /* the frame with the session's memory for that worker, or NULL */
     size_t resume_bytes;

@@ -121,7 +121,7 @@ def statement_blob(data: bytes) -> Blob:
             return blob
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryCorrupt(f"its manifest cannot be read: {type(error).__name__}") from error
-    raise RegistryCorrupt("its manifest is not that of a channel: another program wrote this tag")
+    raise RegistryCorrupt("its manifest is not a channel's manifest: another program wrote this tag")
 
 
 def _layer(blob: Blob, media_type: str, title: str) -> dict[str, Any]:

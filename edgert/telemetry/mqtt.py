@@ -179,7 +179,7 @@ class Connection:
                 return
 
     def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
-        """Send a message; return the id that the broker will acknowledge; None if it acknowledges no message."""
+        """Send a message; return the id that the broker will acknowledge, or None if it will acknowledge none."""
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:

@@ -71,8 +71,8 @@ class Retained:
 class SpoolStats:
     """The number of waiting messages, and of messages lost since the file was created, by kind.
 
-    A full spool drops messages of the kinds metrics, hist and event. An earlier file that was lost counts as one
-    message of the kind LOST_WITH_FILE.
+    A full spool drops messages of the kinds metrics, hist and event. An earlier file that was lost is counted as
+    one message of the kind LOST_WITH_FILE.
     """
 
     rows: int

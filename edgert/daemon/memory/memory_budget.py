@@ -41,7 +41,7 @@ class MemoryBudget:
     def admit(self, service: ModelService, slots: Slots) -> bool:
         """Return whether `service` may load its live version now. If not, start to unload other models.
 
-        The memory of the model's old version does not count, because the old version serves until the new version is
+        The memory of the model's old version is ignored, because the old version serves until the new version is
         ready. Raises Unavailable if the version needs more memory than the pinned models leave of the budget.
         """
         version = slots.live

@@ -27,7 +27,7 @@ from edgert.worker.pipeline.pipeline import Pipeline
 
 # The pause before the error frame, so that a client cannot break the protocol more than 40 times a second.
 PROTOCOL_ERROR_PAUSE_S = 0.025
-MANY_MIN = 2  # the least number of connections that are "many" (decision 17)
+MANY_MIN = 2  # the smallest number of connections that are "many" (decision 17)
 DRAIN_STEP_S = 0.002
 DESCRIPTORS_KEPT = 4  # reserved for the worker: without a free descriptor, the kernel drops a connection
 MOVED = wire.json_frame(wire.MOVED, {})

@@ -326,7 +326,7 @@ class Reactor:
                 client.waited_ns,
                 in_reactor=True,
             )
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
             self._fail(client, error)
         else:
             self._deliver(client, answer)
@@ -341,7 +341,7 @@ class Reactor:
         deadline_s = max(deadlines_s) if len(deadlines_s) == len(clients) else None
         try:
             answers = self._pipeline.infer_together([client.inputs for client in clients], times_ns, deadline_s)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
             for client in clients:
                 self._fail(client, error)
         else:
@@ -359,7 +359,7 @@ class Reactor:
         connection, began_ns = client.connection, time.perf_counter_ns()
         try:
             parts = connection.encode(answer, client.request, wire.FLAG_MANY)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
             self._fail(client, error)
             return
         departure = client.send(parts, connection.reply.sent_bytes)

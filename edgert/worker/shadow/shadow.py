@@ -36,7 +36,7 @@ from edgert.worker_link.load_order import LoadOrder
 
 QUEUE_MAX = 1
 WINDOW = 50
-ALARM_MIN = 20  # the least number of comparisons for an alarm
+ALARM_MIN = 20  # the smallest number of comparisons for an alarm
 RESTART_S = 60.0
 FRAME_BYTES_MAX = 1024**3
 
