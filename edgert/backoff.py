@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-STABLE_S = 60.0  # after a run this long, earlier failures no longer count
+STABLE_S = 60.0  # after a run this long, earlier failures are forgotten
 
 
 def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
@@ -20,7 +20,7 @@ def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
 class Backoff:
     """Counts failures in a row. Each failure selects the next pause of `pauses_s`; the last pause repeats.
 
-    After an attempt that lasted longer than `stable_s`, earlier failures no longer count.
+    After an attempt that lasted longer than `stable_s`, earlier failures are forgotten.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class BrokerLogin(Closed):
 
     @property
     def login(self) -> dict[str, Any]:
-        """The fields of this class, by name, without those of subclasses."""
+        """The fields of this class, by name, without the fields of subclasses."""
         return {field.name: getattr(self, field.name) for field in fields(BrokerLogin)}
 
 
@@ -84,7 +84,7 @@ class ServingConfig(Closed):
 
     Attributes:
         optimize_for: The aim of measured threads and instances: "latency" for the fastest answer, "throughput" for
-            the most answers.
+            the highest rate of answers.
         threads: The number of engine threads; 0 to measure the best number.
         instances: The number of parallel engine runs; 0 to measure the best number. If threads cannot share an engine's
             session, each run has its own weights.
@@ -149,7 +149,9 @@ class HttpConfig(Closed):
 
 @dataclass(frozen=True)
 class AlarmConfig(Closed):
-    """`[alarms]`: a window with a value above its limit raises an event (docs/telemetry.md); 0: no alarm.
+    """`[alarms]`: the limits of the alarms (docs/telemetry.md).
+
+    0 turns an alarm off, if nothing else is stated.
 
     Attributes:
         p99_ms: The limit of the p99; 0 for twice the model's `p95_ms`, if this target is set.
@@ -180,7 +182,7 @@ class AlarmConfig(Closed):
 class ModelConfig(Closed):
     """`[models.NAME]`. A pinned model loads when the daemon starts, and is never unloaded for others.
 
-    Every other setting is off at 0 (docs/serving.md).
+    All settings except `pinned`: 0 turns the setting off (docs/serving.md).
 
     Attributes:
         pinned: Whether the model is pinned.

@@ -17,7 +17,7 @@ def duration_s(text: str) -> float:
         return 0.0
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise ConfigInvalid(f"{text[:40]!r} is not a duration: write a number and s, m, h or d, such as 90s, 10m or 2h")
+        raise ConfigInvalid(f"{text[:40]!r} is not a duration: give a number and s, m, h or d, such as 90s, 10m or 2h")
     return round(float(match[1]) * UNITS_S[match[2]], 6)
 
 

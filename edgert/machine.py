@@ -46,7 +46,10 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def in_home(path: str, advice: str) -> Path:
-    """Return the full path of `path`, which starts with ~/. Raises ConfigInvalid without a home."""
+    """Return the full path of `path`, which starts with ~/.
+
+    Raises ConfigInvalid if this user has no home folder.
+    """
     expanded = Path(os.path.expanduser(path))
     if expanded.is_absolute():
         return expanded
@@ -76,7 +79,7 @@ def prefer_for_oom(score: int) -> None:
 
 
 def process_mb(pid: int) -> float | None:
-    """Return the process's PSS in MB (10^6 bytes), its RSS on older kernels, None once it has ended."""
+    """Return the process's PSS in MB (10^6 bytes); its RSS on older kernels; None if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -142,8 +142,8 @@ def _fields(cls: Any) -> dict[str, tuple[Reader, bool, Any]]:
 def _has(kind: Any, entries: Mapping[str, Any], own: Container[str]) -> bool:
     """Return whether `entries` has a value for a required field of the optional dataclass `kind`.
 
-    `own` are the fields of the outer dataclass. A field with a name in `own` does not count, because the value belongs
-    to the outer dataclass.
+    `own` are the fields of the outer dataclass. The function ignores fields with a name in `own`, because their values
+    belong to the outer dataclass.
     """
     (cls,) = (each for each in get_args(kind) if each is not type(None))
     return any(required and name in entries and name not in own for name, (_, required, _) in _fields(cls).items())

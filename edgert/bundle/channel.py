@@ -151,7 +151,9 @@ def sign_statement(statement: Statement, key: SigningKey) -> bytes:
         raise ChannelInvalid(f"key {key.public.key_id} cannot revoke itself: sign with another trusted key")
     envelope = sign(statement.to_bytes(), key, CHANNEL_PAYLOAD_TYPE)
     if len(envelope) > STATEMENT_BYTES_MAX:
-        raise ChannelInvalid(f"the channel takes {len(envelope)} bytes; at most {STATEMENT_BYTES_MAX}: remove entries")
+        raise ChannelInvalid(
+            f"the channel takes {len(envelope)} bytes; at most {STATEMENT_BYTES_MAX} are allowed: remove entries"
+        )
     return envelope
 
 

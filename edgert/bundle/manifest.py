@@ -19,7 +19,7 @@ from edgert.tensors import TensorSpec
 FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
 FILE_PATH_LENGTH_MAX = 100  # the limit of a USTAR header
 FILES_MAX = 512
-FILE_BYTES_MAX = 8 * 1024**3 - 1  # also the limit of a USTAR header
+FILE_BYTES_MAX = 8 * 1024**3 - 1  # the limit of a USTAR header
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 class Sound(Closed):
     """The rule that computes features of mono sound.
 
-    The names and definitions are those of librosa, except for these:
+    Names and definitions are the same as in librosa, except for these:
 
     Attributes:
         input: The name of the model's input.

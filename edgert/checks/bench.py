@@ -5,7 +5,7 @@ A work folder has `bench.json`, the artifacts, and one `.npy` file with one samp
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
-A caller may add other artifacts to those of a work folder, such as the live version.
+A caller may measure other artifacts together with a work folder's, such as the live version.
 
 Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then the artifacts alternate
 in rounds, so that other work of the machine affects all of them equally. A figure is the median of the rounds' medians.

@@ -11,7 +11,7 @@ from edgert.typed_json import FLAT, OMITTED
 
 
 class BenchMode(str, Enum):
-    """How artifacts were run."""
+    """The way in which artifacts were run."""
 
     ENGINE = "engine"  # the engine alone
     AS_SERVED = "as-served"  # the live version, through the socket
@@ -36,7 +36,10 @@ class Temperatures:
 
 @dataclass(frozen=True)
 class BenchTimes:
-    """Percentiles of the time of single runs or answers, their rate `per_s`, and their number `runs`."""
+    """Percentiles of the time of one run or answer.
+
+    `runs` is the number of measured runs or answers, and `per_s` is their rate.
+    """
 
     p50_ms: float
     p90_ms: float

@@ -39,7 +39,7 @@ class ChannelStatus:
         asked_at: The time of the registry's last answer, in seconds since 1970; 0 before the first answer.
         begun_at: The start of the first round, in seconds since 1970.
         error: The reason why the last request failed; "" if it succeeded.
-        stale: The reason of the alarm channel_stale; "" without this alarm.
+        stale: The reason of the alarm channel_stale; "" if the alarm is not raised.
         steps: The result for each model, as text.
         wanted: The channel's release of each model, unless a later deployment made another release live.
     """

@@ -82,7 +82,7 @@ def check(
 def load_checked(
     version: InstalledVersion, artifact: ArtifactEntry, options: EngineOptions
 ) -> tuple[Session, list[float]]:
-    """Load an artifact, and check its files and its golden answers.
+    """Load an artifact and check its files and its golden answers.
 
     Returns the engine session and the result of `check`. Raises BundleCorrupt, EngineMissing, EngineFailed and
     HealthCheckFailed.

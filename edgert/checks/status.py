@@ -75,7 +75,8 @@ class CacheStatus:
 class NearCacheStatus:
     """The near cache.
 
-    `agreement` is the share of sampled hits whose computed answer agreed; None before the first sample.
+    `agreement` is the share of sampled hits whose kept answer agreed with the engine's answer; None before the first
+    sample.
     """
 
     on: bool
@@ -276,7 +277,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class DaemonState:
-    """Whether the daemon runs, and whether its storage is read-only."""
+    """Whether the daemon runs and whether its storage is read-only."""
 
     running: bool
     pid: int | None = None

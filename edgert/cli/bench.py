@@ -74,11 +74,11 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
-    """Raise TransitionRefused while trial limits are watched: the requests would count as apps' requests."""
+    """Raise TransitionRefused while trial limits are watched: the requests would be counted as apps' requests."""
     slots = store.read()
     if slots.on_trial and slots.limits is not None and not slots.limits.passed:
         raise TransitionRefused(
-            f"the limits of {model}'s trial are watched, and a benchmark's requests would count as those of apps: "
+            f"the limits of {model}'s trial are watched, and a benchmark's requests would be counted as requests of apps: "
             f"wait for the end of the trial (edgertd trial {model} --wait), then measure"
         )
 

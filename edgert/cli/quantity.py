@@ -30,7 +30,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
             self.fail(error.message, param, ctx)
         if not self._least <= number <= self._most:
             most = f" and at most {self._text(self._most)}" if self._most < float("inf") else ""
-            self.fail(f"{value!r} is out of range: write at least {self._text(self._least)}{most}", param, ctx)
+            self.fail(f"{value!r} is out of range: give at least {self._text(self._least)}{most}", param, ctx)
         return number
 
 

@@ -25,7 +25,7 @@ POLL_S = 0.05
 @json_option
 @click.pass_obj
 def stop(state: StateDir, as_json: bool) -> None:
-    """Stop the daemon; do nothing if no daemon runs. The state folder must be that of a device.
+    """Stop the daemon; do nothing if no daemon runs. The state folder must belong to a device.
 
     The daemon answers the requests that have arrived and refuses new requests. If a systemd unit runs the daemon,
     systemd would restart the daemon: this command then fails and prints the command to use.
@@ -48,7 +48,7 @@ def stop(state: StateDir, as_json: bool) -> None:
 
 
 def stop_daemon(state: StateDir) -> int | None:
-    """Stop the daemon and wait for its end; return its process id, or None without a daemon."""
+    """Stop the daemon and wait for its end; return its process id, or None if no daemon runs."""
     try:
         pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:

@@ -49,8 +49,8 @@ DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS
 def top(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
     """Show the models live: rates, percentiles, batches and their ends, stages, caches, shadow.
 
-    Rates are those of the last interval. Percentiles and stages are those of the current window, or of the last window
-    while the current window has no answers. Ctrl-C ends the command.
+    Rates are from the last interval. Percentiles and stages are from the current window, or from the last window while
+    the current window has no answers. Ctrl-C ends the command.
 
     \b
     Examples:

@@ -32,8 +32,8 @@ class AsyncClient(BaseClient):
     Args:
         path: As for `Client`.
         timeout_s: As for `Client`.
-        connections_max: The largest number of requests in progress for one model. Further requests wait; this wait
-            counts towards their time-out.
+        connections_max: The largest number of requests in progress for one model. Further requests wait; their
+            time-out includes this wait.
         transport: As for `Client`.
     """
 
@@ -72,7 +72,7 @@ class AsyncClient(BaseClient):
         priority: Priority = "normal",
         trace: bool = False,
     ) -> Outputs | InferResponse:
-        """Send one batch and return the answer. Arguments, result and errors are those of `Client.infer`.
+        """Send one batch and return the answer. Arguments, result and errors are as for `Client.infer`.
 
         Do not change the inputs before the call returns.
         """
@@ -188,7 +188,7 @@ class AsyncSession:
     async def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Send the next chunk and return the answer. Arguments and errors are those of `Session.infer`."""
+        """Send the next chunk and return the answer. Arguments and errors are as for `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + self._client.timeout_of(timeout_s)
         connection = self._connection

@@ -127,7 +127,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
-        # The reason why the connection ended, if no request received this error.
+        # The error that ended the connection, unless a request already received the error.
         self.end_error: Exception = session_ended(SESSION_UNANSWERED)
         self._sock = sock
         self.conversation = conversation
@@ -263,7 +263,7 @@ class Connection:
         self._loop.add_writer(self._sock.fileno(), writable)
 
     def _on_readable(self) -> None:
-        """Receive bytes from the daemon. The event loop calls this method, also without a request in progress."""
+        """Receive bytes from the daemon. The event loop calls this method, even if no request is in progress."""
         conversation, frames = self.conversation, self.conversation.frames
         try:
             count = self._receive(frames.room)
@@ -301,7 +301,7 @@ class Connection:
             self.close()
 
     def _fail(self, error: Exception) -> None:
-        """Close the connection, and end the request in progress with `error`."""
+        """Close the connection and end the request in progress with `error`."""
         self.close()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(error)

@@ -44,7 +44,7 @@ class BaseClient:
         self._closed = False
 
     def __reduce__(self) -> tuple[Callable[..., BaseClient], tuple[Any, ...]]:
-        """Pickle only the settings: a copy of the client opens its own connections, also in another process."""
+        """Pickle only the settings. A copy of the client opens its own connections, in any process."""
         return _with_settings, (type(self), self._settings())
 
     def _settings(self) -> dict[str, Any]:

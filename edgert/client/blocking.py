@@ -172,7 +172,7 @@ class Client(BaseClient):
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the idle connections, and free the memory of these connections. Later requests connect again."""
+        """Close the idle connections and free the memory of these connections. Later requests connect again."""
         for connections in list(self._idle.values()):
             while connections:
                 connections.pop().close()
@@ -228,7 +228,7 @@ class Session:
         self._client = client
         self._connection = connection
         self._model = model
-        self._end_reason = ""  # why this client has ended the session; "" while the session may continue
+        self._end_reason = ""  # the reason why this client has ended the session; "" while the session may continue
         _open.add(self)
 
     @overload
@@ -242,7 +242,7 @@ class Session:
     ) -> Outputs | InferResponse:
         """Send the next chunk; return arrays by output name, one item for each window that is now complete.
 
-        Inputs and options are the same as those of `Client.infer`. After an error of the daemon, the session continues
+        Inputs and options are the same as for `Client.infer`. After an error of the daemon, the session continues
         without this chunk. Raises SessionLost if the session cannot continue: start a new session.
         """
         flags = request_flags(True, priority)

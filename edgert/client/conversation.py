@@ -68,10 +68,10 @@ class Conversation:
     Args:
         model: The name of the model; None for the daemon.
         share: Whether to request shared memory.
-        may_share: Whether a conversation without shared memory becomes `outgrown` at a frame that is large enough for
-            shared memory.
-        probe: Whether the requests are those of a check or a benchmark, not of an app.
-        session: Whether the requests continue each other.
+        may_share: Whether the first frame that is large enough for shared memory makes the conversation `outgrown`. Has
+            no effect with `share`.
+        probe: Whether a check or a benchmark sends the requests, not an app.
+        session: Whether each request continues the previous request.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Conversation:
         given: tuple[NDArray[Any], ...]
         signature: tuple[Any, ...]
         if type(inputs) is np.ndarray:
-            given, signature = (inputs,), (inputs.shape, inputs.dtype)  # as `signature_of`
+            given, signature = (inputs,), (inputs.shape, inputs.dtype)  # the same as `signature_of` returns, but faster
         else:
             given = self._arrays_by_name(inputs)
             signature = signature_of(given)

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 class Monitor:
-    """Keeps one daemon running. After a run longer than `stable_s`, earlier failures no longer count."""
+    """Keeps one daemon running. After a run longer than `stable_s`, earlier failures are forgotten."""
 
     def __init__(self, state: str, stable_s: float = STABLE_S) -> None:
         self._state = state
@@ -79,7 +79,7 @@ class Monitor:
             shorten_log()
 
     def _pause(self, pause_s: float) -> None:
-        """Wait for `pause_s` or a signal. An earlier SIGCONT does not count; an earlier SIGTERM does."""
+        """Wait for `pause_s` or a signal. Ignore an earlier SIGCONT; do not wait after an earlier SIGTERM."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._awake.get_nowait()

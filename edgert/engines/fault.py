@@ -7,9 +7,9 @@ the null engine's JSON with two more optional keys:
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
 The fault `load` happens when the artifact is loaded. A fault of `runs` happens at every run after the first `after`
-runs; runs at load count. With `value`, the fault happens only if an element of an input equals the value. `while` names
-a file; if this file is missing, the fault does not happen. If an input contains a value of MAGIC, the fault of this
-value happens.
+runs, including runs during the load. With `value`, the fault happens only if an element of an input equals the value.
+`while` names a file; if this file is missing, the fault does not happen. If an input contains a value of MAGIC, the
+fault of this value happens.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ONNXRuntimeSession(Session):
         self._output_names = [spec.name for spec in outputs]
         self._session = session  # keep it, because the inner session alone does not own the model
         self._run = getattr(session, "_sess", session).run
-        self._shrinking = sdk().RunOptions()  # otherwise the arena keeps the size of the largest run
+        self._shrinking = sdk().RunOptions()  # without this, the arena keeps the size of the largest run
         self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def run(self, tensors: Sequence[NDArray[Any]], options: Any = None) -> list[NDArray[Any]]:

@@ -90,7 +90,7 @@ class PaddedSession(Session):
 
 
 def in_pieces(session: Session, tensors: Sequence[NDArray[Any]], most: int) -> Arrays:
-    """Run a batch of more than `most` items in several runs, and return the joined outputs."""
+    """Run a batch of more than `most` items in several runs and return the joined outputs."""
     count = len(tensors[0])
     pieces = [session.run([array[i : i + most] for array in tensors]) for i in range(0, count, most)]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]

@@ -21,7 +21,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """An action and its reason. `wanted` is false if the channel's release need not be live here."""
+    """An action and its reason. `wanted` tells whether the channel's release should be live here."""
 
     action: Action
     text: str

@@ -151,7 +151,7 @@ class ChannelFollower:
         return Round(error, tuple(steps))
 
     def query_registry(self) -> None:
-        """Read the channel from the registry, and store a new statement.
+        """Read the channel from the registry and store a new statement.
 
         Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed. After an error,
         the stored statement stays.
@@ -201,7 +201,7 @@ class ChannelFollower:
             yield
 
     def _try_to_query(self) -> EdgeRTError | None:
-        """Query the registry, and store the result in the status; return the error of a failed query."""
+        """Query the registry and store the result in the status; return the error of a failed query."""
         try:
             self.query_registry()
         except EdgeRTError as error:
@@ -350,7 +350,7 @@ class ChannelFollower:
         """Record that this release cannot be installed here. The next attempt follows when its entry changes."""
         record = self._records.read()
         tried = record.attempt_of(entry)
-        if tried is None or not tried.reason:  # otherwise it was already reported
+        if tried is None or not tried.reason:  # it was not reported yet
             self._records.write(record.with_attempt(entry, error.message))
             fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
             self._report("refused", entry.model, fields)

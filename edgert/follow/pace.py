@@ -18,7 +18,7 @@ class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retr
 
 
 class Pace:
-    """Counts fetched bytes, and limits the hours and the rate of downloads.
+    """Counts fetched bytes and limits the hours and the rate of downloads.
 
     Args:
         config: The hours and the rate.

@@ -24,7 +24,7 @@ from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.slots import REASON_LENGTH_MAX
 
-CHANNELS_MAX = 64  # the most channels whose counters are kept
+CHANNELS_MAX = 64  # the maximum number of channels whose counters are kept
 
 
 @dataclass(frozen=True)

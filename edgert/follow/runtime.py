@@ -1,9 +1,9 @@
 """Updates of the runtime by a channel: fetch and create a new runtime, test it, and start its trial.
 
 Theory of operation: the follower fetches the wheels to STATE/incoming, like the files of a model. The next steps are
-those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
-stays. After an interrupted round, a later round repeats the steps. Only a complete environment counts. The files of the
-script show whether a trial started, and its result.
+the same as in `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which
+runtime stays. After an interrupted round, a later round repeats the steps. If an environment is incomplete, the later
+round creates it again. The files of the script show whether a trial started, and its result.
 
 The follower runs as the daemon's user. So it can change only a runtime that belongs to this user, and refuses to change
 a runtime that root installed.
@@ -157,7 +157,7 @@ class RuntimeFollower:
         return decision
 
     def _note_end(self, home: Path, entry: Entry, runtime: str, runtimes: InstalledRuntimes) -> None:
-        """Record and report that the runtime of `entry` is in use, or that the runtime failed its trial."""
+        """Record and report that the runtime of `entry` is in use, or that it failed its trial."""
         record = self._records.read()
         tried, last = record.attempt_of(entry), runtimes.outcome
         if runtimes.in_use == runtime and record.runtime < entry.release:
@@ -213,7 +213,10 @@ class RuntimeFollower:
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid without HOME, or, with `check`, if this user cannot change HOME."""
+        """Return HOME. Raises ConfigInvalid if there is no HOME.
+
+        With `check`, also raises ConfigInvalid if this user cannot change HOME.
+        """
         if self._home is None:
             raise ConfigInvalid(
                 f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update this environment by hand"

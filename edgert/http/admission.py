@@ -6,7 +6,7 @@ client whose body or answer moves at BODY_BYTES_PER_S_MIN is never late, and fas
 STILL_S_MAX. A new connection takes the place of a late client. The server first selects the address with the most
 places, and then the client at this address that is late for longest. Earlier answers give a client no advantage,
 because an attacker also gets answers. So slow heads and bodies of an attacker end before a good request, even if the
-attacker sends many. Only received bytes count as memory, never the length that a request states.
+attacker sends many. The server counts only received bytes as memory, never the length that a request states.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address
         self.due_s: float | None = now_s
-        self.end_reason = ""  # why the connection must end; "" while it may continue
+        self.end_reason = ""  # the reason why the connection must end; "" while it may continue
         self.was_answered = False
         self.is_sending = False
         self.body_bytes = 0

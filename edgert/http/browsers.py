@@ -14,7 +14,7 @@ READING = ("GET", "HEAD")
 
 
 def from_another_site(method: str, headers: Mapping[str, str]) -> bool:
-    """Return whether another site's page made this request. A click on a link is allowed."""
+    """Return whether another site's page made this request, except by a click on a link."""
     if method in READING and headers.get("sec-fetch-mode") == "navigate":
         return False
     origin = headers.get("origin")

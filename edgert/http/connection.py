@@ -122,7 +122,7 @@ class HttpConnection:
         except HttpError as error:
             response = error.response()
         keep_alive = request.keep_alive and not (self._place.end_reason or response.stream or response.closes)
-        if keep_alive and request.version == "1.0":  # otherwise its client waits for the end of the connection
+        if keep_alive and request.version == "1.0":  # without the field, its client waits for the end of the connection
             response = response._replace(headers=(*response.headers, ("Connection", "keep-alive")))
         self._send(response, keep_alive, with_body=request.method != "HEAD")
         return keep_alive
@@ -168,7 +168,7 @@ class HttpConnection:
     def _chunked_body(self, request: ParsedRequest) -> memoryview:
         until_s = self._clock() + self._limits.body_s_max(self._limits.body_bytes_max)
         self._add_checked(request.body_bytes)
-        # The request stays in the parser's queue, so that the bytes of its trailers also count.
+        # The request stays in the parser's queue, so that the bytes of its trailers are counted too.
         self._parser.requests.appendleft(request)
         while not request.complete:
             before = request.body_bytes
@@ -183,7 +183,7 @@ class HttpConnection:
             count = self._sock.recv_into(buffer)
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
-        if self._place.end_reason:  # the server then answers only a completely received request
+        if self._place.end_reason:  # this connection must end: the server answers only completely received requests
             raise busy(self._place.end_reason)
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
@@ -258,7 +258,7 @@ class HttpConnection:
         """Send `parts` without the first `sent` bytes, at the rate at which the client reads."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
-        place.due_s, place.is_sending = began_s, True  # bytes in the kernel's buffer do not count as read by the client
+        place.due_s, place.is_sending = began_s, True  # the client has not yet read bytes in the kernel's buffer
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:

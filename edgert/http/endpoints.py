@@ -80,12 +80,12 @@ class Endpoints:
         }
 
     def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request, also a wrong request. Many threads may call this at once."""
+        """Answer one request, even an invalid request. Many threads may call this at once."""
         try:
             if self._host_checked and not is_local_name(request.headers.get("host", "")):
                 raise HttpError(
                     HTTPStatus.MISDIRECTED_REQUEST,
-                    "this server answers to localhost and addresses only: send such a Host, also from a proxy",
+                    "this server answers only to localhost and to addresses: send such a Host, even through a proxy",
                 )
             if from_another_site(request.method, request.headers):
                 raise HttpError(

@@ -41,10 +41,10 @@ CACHED_JSON_BYTES_MAX, CACHED_MAX = 2048, 64  # the longest cached JSON, and the
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
-# Files are rows of one array, padded to the longest. The array may have this many bytes, or this multiple of the bytes
-# that were sent.
+# Files become rows of one array, padded to the longest file. The array may have this number of bytes, or this multiple
+# of the sent bytes.
 PADDED_BYTES_MIN, PADDED_TIMES_MAX = 1024**2, 8
-VALUES_MAX = 2**32  # the values of a shape; an axis of 0 counts as 1
+VALUES_MAX = 2**32  # the limit of the values of a shape; an axis of 0 is counted as 1
 # The limits of long JSON. Lists and strings are counted before JSON is parsed, because each becomes an object.
 LISTS_MAX = 256 * 1024
 STRINGS_MAX = 2048

@@ -1,8 +1,8 @@
 """The daemon's status of a model in the form of Triton's statistics extension.
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md: durations are
-nanoseconds. An inference is one item of a batch, an execution is one run of the engine; a cache hit counts as neither.
-The queue also counts hits; the three stages of computing do not.
+nanoseconds. An inference is one item of a batch, an execution is one run of the engine; a cache hit is neither.
+The figures of the queue include cache hits; the figures of the three stages of computing do not.
 """
 
 from __future__ import annotations

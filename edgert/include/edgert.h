@@ -1,11 +1,12 @@
 /* edgert.h: the C client of EdgeRT's local protocol (docs/protocol.md), in one header.
  *
- * In one source file of the program:
+ * Write this in one source file of the program:
  *
  *     #define EDGERT_IMPLEMENTATION
  *     #include "edgert.h"             // before other headers, or compile with -D_POSIX_C_SOURCE=200809L
  *
- * and in all others only the include. C99 (or C++11), libc and POSIX; nothing to link. To find the file:
+ * In all other files, write only the include. The header needs C99 (or C++11), libc and POSIX, and no library to link.
+ * To find the file:
  *
  *     python3 -c "import edgert; print(edgert.include_dir())"
  *
@@ -31,8 +32,9 @@
  *   - Outputs are in the client's own buffer, each aligned to 64 bytes, until the next call with this client.
  *   - The result of edgert_describe is valid until the next call with this client: a call may reconnect to a new
  *     release of the model.
- *   - Memory is allocated when the client connects or reconnects, and for an answer longer than any before; otherwise
- *     edgert_infer allocates nothing. EDGERT_MALLOC, EDGERT_FREE and EDGERT_FRAME_BYTES_MAX may be defined first.
+ *   - The client allocates memory when it connects or reconnects, and for an answer that is longer than all earlier
+ *     answers. Otherwise, edgert_infer allocates nothing. You may define EDGERT_MALLOC, EDGERT_FREE and
+ *     EDGERT_FRAME_BYTES_MAX before the include.
  *
  * Requests that are repeated
  *   - If the daemon moves the model to a new release (MOVED), or closes the connection before it has the whole
@@ -84,7 +86,7 @@ enum {
     EDGERT_UNREACHABLE = 23,       /* no daemon answers on the socket */
     EDGERT_SHUTTING_DOWN = 24,     /* the daemon stops */
     EDGERT_ENGINE_FAILED = 42,     /* the engine failed in this run */
-    EDGERT_OUT_OF_MEMORY = 100     /* of this program, not of the daemon */
+    EDGERT_OUT_OF_MEMORY = 100     /* this program has no memory left */
 };
 
 /* Open Inference Protocol's names; BOOL is one byte. */
@@ -109,10 +111,10 @@ typedef struct edgert_error {
     int code;                           /* EDGERT_OK, or the code of the failure */
     int retryable;                      /* whether the same call may succeed later, unchanged */
     uint32_t retry_after_ms;            /* the daemon's advice; 0 for none */
-    char message[EDGERT_MESSAGE_BYTES]; /* for people; UTF-8, cut if it is longer */
+    char message[EDGERT_MESSAGE_BYTES]; /* for people, in UTF-8; a longer message is cut */
 } edgert_error;
 
-/* One input or output of a model. -1 in `shape`: any length. */
+/* One input or output of a model. -1 in `shape` means any length. */
 typedef struct edgert_spec {
     const char *name;
     int datatype;
@@ -129,15 +131,15 @@ typedef struct edgert_model {
     size_t input_count;
     const edgert_spec *outputs;
     size_t output_count;
-    const edgert_spec *preprocess; /* the UINT8 tensor that the input of that name also accepts; NULL: none */
-    const edgert_spec *files;      /* the same for image files (JPEG, PNG), each a row padded with zeros */
+    const edgert_spec *preprocess; /* the UINT8 tensor that the input of this name also accepts; NULL for none */
+    const edgert_spec *files;      /* the same for image files (JPEG, PNG): one file per row, padded with zeros */
     const char *const *labels;     /* names of the classes; NULL if the model has none */
     size_t label_count;
 } edgert_model;
 
 /* An input or output tensor: C order, little-endian. */
 typedef struct edgert_tensor {
-    const char *name; /* of an input: NULL, or the model's name for it; of an output: the model's */
+    const char *name; /* the model's name; may be NULL for an input */
     int datatype;
     int rank;
     uint32_t shape[EDGERT_RANK_MAX];
@@ -146,18 +148,18 @@ typedef struct edgert_tensor {
 } edgert_tensor;
 
 typedef struct edgert_options {
-    uint32_t timeout_ms; /* time-out of this request, including the time to reconnect; 0: the client's */
+    uint32_t timeout_ms; /* time-out of this request and of reconnecting; 0 for the client's time-out */
     int no_cache;        /* the engine answers, not the cache */
-    int high_priority;   /* overtakes others that wait for the engine */
+    int high_priority;   /* the request overtakes other requests that wait for the engine */
 } edgert_options;
 
 typedef struct edgert_response {
     const edgert_tensor *outputs;
     size_t output_count;
     int64_t release;      /* the release that answered */
-    uint32_t batch;       /* items of the engine run that answered; 0 for the cache */
+    uint32_t batch;       /* the number of items in the engine run; 0 if the cache answered */
     int cache_hit;
-    int near_hit;         /* the cached answer is that of a nearly equal input */
+    int near_hit;         /* the cached answer belongs to a nearly equal input */
     uint32_t stage_us[6]; /* decode, preprocess, cache, queue, engine, postprocess */
 } edgert_response;
 
@@ -167,17 +169,17 @@ typedef struct edgert_response {
  * call. */
 edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
 
-/* The same for a session of the model. */
+/* Do the same for a session of the model. */
 edgert_client *edgert_session(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
 
-/* Return the description of the model, as of the last time the client connected. Never NULL. */
+/* Return the description of the model that the client received when it last connected. Never NULL. */
 const edgert_model *edgert_describe(const edgert_client *client);
 
 /* Answer one request; `inputs` are in the model's order. Returns EDGERT_OK or a code, the same as error->code. */
 int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t input_count,
                  const edgert_options *options, edgert_response *response, edgert_error *error);
 
-/* Check that the model's worker answers. Returns EDGERT_OK or a code. `timeout_ms` 0: the client's. */
+/* Check that the model's worker answers. Returns EDGERT_OK or a code. A time-out of 0 means the client's. */
 int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error);
 
 /* Close the connection and free the client; NULL is allowed. */
@@ -229,7 +231,7 @@ extern "C" {
 #define EDGERT_FREE free
 #endif
 #ifndef EDGERT_FRAME_BYTES_MAX
-#define EDGERT_FRAME_BYTES_MAX (64u * 1024u * 1024u) /* of an answer */
+#define EDGERT_FRAME_BYTES_MAX (64u * 1024u * 1024u) /* the limit of an answer */
 #endif
 #define EDGERT__META_BYTES_MAX (1024u * 1024u)
 #define EDGERT__HELLO_BYTES_MAX 4096u
@@ -237,7 +239,7 @@ extern "C" {
 #define EDGERT__RETRY_PAUSE_MS 50u
 #define EDGERT__SEND_BUFFER_BYTES (1024 * 1024) /* a large request then takes one system call */
 #ifndef EDGERT_SHARE_BYTES_MIN
-#define EDGERT_SHARE_BYTES_MIN (16u * 1024u) /* for smaller frames, the socket's copies cost less */
+#define EDGERT_SHARE_BYTES_MIN (16u * 1024u) /* the socket is cheaper for smaller frames */
 #endif
 #define EDGERT__GET_SEALS 1034              /* F_GET_SEALS, and F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
 #define EDGERT__SEALS 7
@@ -277,20 +279,20 @@ typedef struct edgert__frame {
 
 struct edgert_client {
     int fd;                 /* -1 while not connected */
-    uint32_t timeout_ms;    /* of a request without its own */
+    uint32_t timeout_ms;    /* for requests without their own time-out */
     int64_t kernel_wait_ms; /* the present time-out of the socket */
     uint64_t request_id;
     uint32_t model_id;
-    char *name; /* of the model */
+    char *name; /* the name of the model */
     char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
     unsigned char *memory, *buffer; /* `buffer` is the first multiple of 64 in `memory` */
-    size_t capacity, filled, taken; /* of `buffer`: its size, bytes received, bytes of the frame returned last */
-    unsigned char *shared;          /* memory shared with the daemon, NULL for none; the client writes its first half */
+    size_t capacity, filled, taken; /* of `buffer`: size, received bytes, bytes of the last frame */
+    unsigned char *shared;          /* memory shared with the daemon; NULL for none. The client writes the first half */
     size_t half;                    /* bytes of each half */
-    int greeted;                    /* whether the first bytes, which carry that memory, have arrived */
-    int session;                    /* whether this is one: EDGERT__BEGINS, then EDGERT__LIVES */
-    int moved;                      /* whether it goes on in another worker: with `resume`, if that is not NULL */
-    unsigned char *resume;          /* the frame that takes its memory there */
+    int greeted;                    /* whether the first bytes, with the shared memory, have arrived */
+    int session;                    /* 0 for no session; else EDGERT__BEGINS, then EDGERT__LIVES */
+    int moved;                      /* whether the session continues in another worker */
+    unsigned char *resume;          /* the frame with the session's memory for that worker, or NULL */
     size_t resume_bytes;
     char *text;                     /* WELCOME's JSON, with the strings of `model` */
     const char **labels;
@@ -367,7 +369,7 @@ static int edgert__datatype_of(const char *name) {
     return 0;
 }
 
-/* Return the bytes of a tensor, or UINT64_MAX for more than any frame holds. */
+/* Return the bytes of a tensor, or UINT64_MAX if they are too many for any frame. */
 static uint64_t edgert__tensor_bytes(int datatype, const uint32_t *shape, int rank) {
     uint64_t bytes = edgert_datatype_bytes(datatype);
     int i;
@@ -385,7 +387,7 @@ int edgert_tensor_set(edgert_tensor *tensor, int datatype, const uint32_t *shape
     memset(tensor, 0, sizeof *tensor);
     if (!edgert_datatype_bytes(datatype) || rank < 0 || rank > EDGERT_RANK_MAX || (rank && !shape)) return EDGERT_INVALID;
     bytes = edgert__tensor_bytes(datatype, shape, rank);
-    if (bytes > SIZE_MAX / 2) return EDGERT_INVALID; /* more than any object of a program has */
+    if (bytes > SIZE_MAX / 2) return EDGERT_INVALID; /* no object of a program is this large */
     if (rank) memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
     tensor->datatype = datatype;
     tensor->rank = rank;
@@ -648,8 +650,8 @@ static int edgert__json_skip(edgert__json *json, int depth) {
     }
 }
 
-/* Read the next key of an object and its colon; *first is 1 before the first. Returns 0 at the end (*bad 0) or if it
- * is not JSON. */
+/* Read the next key of an object and its colon; *first is 1 before the first key. Returns 0 at the end (*bad is
+ * 0), or if the text is not JSON. */
 static int edgert__json_key(edgert__json *json, int *first, char **key, int *bad) {
     *bad = 0;
     if (edgert__json_next(json, '}')) return 0;
@@ -728,7 +730,7 @@ static int edgert__json_preprocess(edgert__json *json, edgert_client *client) {
     return !bad;
 }
 
-/* Read a list of strings: count them first, to allocate exactly their pointers. Returns 0 also without memory. */
+/* Read a list of strings: count them first, to allocate exactly their pointers. Also returns 0 if memory is short. */
 static int edgert__json_labels(edgert__json *json, const char ***labels, size_t *count) {
     edgert__json ahead;
     size_t commas = 0, i = 0;
@@ -872,7 +874,7 @@ static void edgert__map(edgert_client *client, int descriptor) {
     (void)close(descriptor);
 }
 
-/* As recv, for the connection's first bytes, which may carry the daemon's memory. */
+/* Like recv, for the connection's first bytes, which may come with the daemon's shared memory. */
 static ssize_t edgert__receive_first(edgert_client *client, unsigned char *out, size_t size) {
     union {
         struct cmsghdr header; /* aligns it */
@@ -905,8 +907,8 @@ static ssize_t edgert__receive_first(edgert_client *client, unsigned char *out, 
     return got;
 }
 
-/* Copy the body of the frame in `parts` to this end's half, if it fits and pays; then only the header is sent. Returns
- * the number of parts to send. */
+/* Copy the body of the frame in `parts` to this end's half of the shared memory, if it fits and is large enough. Then
+ * only the header is sent. Returns the number of parts to send. */
 static size_t edgert__share(edgert_client *client, struct iovec *parts, size_t count, const edgert__frame *frame) {
     unsigned char *head = (unsigned char *)parts[0].iov_base, *at;
     size_t i;
@@ -951,7 +953,7 @@ static void edgert__hang_up(edgert_client *client) {
     client->kernel_wait_ms = -1;
 }
 
-/* Let the kernel limit each call, which is cheaper than a poll. Requests with one time-out set it only once. */
+/* Let the kernel limit each call, which is cheaper than a poll. Requests with the same time-out set it only once. */
 static int edgert__bound(edgert_client *client, int64_t deadline_us) {
     int64_t left_ms = (deadline_us - edgert__now_us() + 999) / 1000;
     struct timeval value;
@@ -970,7 +972,7 @@ static int edgert__late(edgert_error *error, const char *what) {
     return edgert__fail(error, EDGERT_DEADLINE_EXCEEDED, "%s; give a longer time-out or check edgertd status", what);
 }
 
-/* Send every byte of `parts`. Returns EDGERT_OK, EDGERT__AGAIN if the daemon closed before it had all, or a code. */
+/* Send every byte of `parts`. Returns EDGERT_OK, a code, or EDGERT__AGAIN if the daemon closed too early. */
 static int edgert__send(edgert_client *client, struct iovec *parts, size_t count, int64_t deadline_us,
                         edgert_error *error) {
     while (count) {
@@ -980,7 +982,7 @@ static int edgert__send(edgert_client *client, struct iovec *parts, size_t count
             return edgert__late(error, "the daemon did not take the request in time");
         memset(&message, 0, sizeof message);
         message.msg_iov = parts;
-        message.msg_iovlen = (unsigned char)count; /* at most 65; an int in some C libraries, a size_t in others */
+        message.msg_iovlen = (unsigned char)count; /* at most 65; an int or a size_t, by the C library */
         sent = sendmsg(client->fd, &message, MSG_NOSIGNAL);
         if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue; /* edgert__bound checks the deadline */
         if (sent < 0) return EDGERT__AGAIN;
@@ -1012,7 +1014,7 @@ static int edgert__make_room(edgert_client *client, size_t size) {
     return 1;
 }
 
-/* Receive the next frame to the start of the buffer. EDGERT_WORKER_LOST at the end of the connection. */
+/* Receive the next frame to the start of the buffer. Returns EDGERT_WORKER_LOST if the connection ends. */
 static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t deadline_us, edgert_error *error) {
     size_t rest = client->filled - client->taken;
     if (rest && client->taken) memmove(client->buffer, client->buffer + client->taken, rest);
@@ -1027,7 +1029,7 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
                 return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes",
                                     (unsigned long)frame->size);
             if (frame->flags & EDGERT__FLAG_SHARED) {
-                /* Copy it out before anything is checked; bytes after the header (maybe a MOVED) go behind it. */
+                /* Copy the body before any check. Bytes after the header, such as a MOVED, go behind the body. */
                 size_t more = client->filled - 64;
                 if (!client->shared || frame->size > client->half)
                     return edgert__fail(error, EDGERT_PROTOCOL,
@@ -1125,7 +1127,7 @@ static int edgert__dial(edgert_client *client, int64_t deadline_us, edgert_error
     return edgert__fail(error, EDGERT_UNREACHABLE, "cannot connect to the daemon at %s: %s", path, strerror(errno));
 }
 
-/* Connect and read the WELCOME. EDGERT__AGAIN, with the error set, if the daemon asks to try later. */
+/* Connect and read the WELCOME. Returns EDGERT__AGAIN, with the error set, if the daemon says: try later. */
 static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     unsigned char hello[64 + EDGERT__HELLO_BYTES_MAX];
     edgert__frame frame;
@@ -1167,7 +1169,8 @@ static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_erro
 
 /* --- requests ---------------------------------------------------------------------------------------------- */
 
-/* Make the buffers of one INFER frame; `head` has 64 bytes for the header and for each input, and must outlive it. */
+/* Make the buffers of one INFER frame. `head` has 64 bytes for the header and 64 for each input; keep it until the
+ * frame is sent. */
 static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, edgert__frame *frame,
                                     const edgert_tensor *inputs, size_t count) {
     static unsigned char padding[64];
@@ -1192,7 +1195,7 @@ static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, ed
     return used;
 }
 
-/* Keep the memory in a MOVED frame as the RESUME frame that continues the session. Without memory, it is lost. */
+/* Keep the memory in a MOVED frame as the RESUME frame. If allocation fails, the session is lost. */
 static void edgert__keep(edgert_client *client, const edgert__frame *moved) {
     unsigned char *copy = client->session && moved->tensors ? (unsigned char *)EDGERT_MALLOC(moved->size) : NULL;
     client->moved = copy || !moved->tensors;
@@ -1216,10 +1219,10 @@ static int edgert__continue(edgert_client *client, int64_t deadline_us, edgert_e
     part.iov_base = client->resume;
     part.iov_len = client->resume_bytes;
     code = edgert__send(client, &part, 1, deadline_us, error);
-    return code == EDGERT__AGAIN ? EDGERT_OK : code; /* the next request finds the reason */
+    return code == EDGERT__AGAIN ? EDGERT_OK : code; /* the next request reports the reason */
 }
 
-/* Send one request over the open connection. EDGERT__AGAIN if no engine saw it. */
+/* Send one request over the open connection. Returns EDGERT__AGAIN if no engine saw the request. */
 static int edgert__ask(edgert_client *client, edgert__frame *request, const edgert_tensor *inputs, size_t count,
                        int64_t deadline_us, edgert__frame *answer, edgert_error *error) {
     unsigned char head[64 + 64 * EDGERT_TENSORS_MAX];
@@ -1237,7 +1240,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     count = edgert__share(client, parts, count, request);
     code = edgert__send(client, parts, count, deadline_us, error);
     if (code == EDGERT__AGAIN) {
-        /* It closed before it had the whole request; it may have sent an error. */
+        /* The daemon closed before it had the whole request. It may have sent an error. */
         int64_t soon_us = edgert__now_us() + EDGERT__RETRY_PAUSE_MS * 1000;
         code = edgert__receive(client, answer, client->session ? deadline_us : soon_us, error);
         if (!code && answer->kind == EDGERT__MOVED) edgert__keep(client, answer);
@@ -1255,18 +1258,18 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     }
     if (!code && answer->kind == EDGERT__ERROR) {
         if (answer->request_id == request->request_id) return edgert__read_error(answer, error);
-        code = edgert__read_error(answer, error); /* it concerns the connection, which ends */
+        code = edgert__read_error(answer, error); /* the error is about the connection, which ends */
     } else if (!code && answer->kind == (request->kind == EDGERT__PING ? EDGERT__PONG : EDGERT__RESULT) &&
                answer->request_id == request->request_id) {
         return EDGERT_OK;
     } else if (!code) {
         code = edgert__fail(error, EDGERT_PROTOCOL, "the daemon answered with frame %u", answer->kind);
     }
-    edgert__hang_up(client); /* a late answer must not meet the next request */
+    edgert__hang_up(client); /* the next request must not receive a late answer */
     return code;
 }
 
-/* Wait for the pause that the daemon requested. Returns 0 if it ends after the deadline. */
+/* Wait for the pause that the daemon requested. Returns 0 if the pause would end after the deadline. */
 static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
     int64_t wait_us = (int64_t)again->retry_after_ms * 1000;
     struct timespec pause;
@@ -1278,7 +1281,7 @@ static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
     return 1;
 }
 
-/* Connect if there is no connection; repeat while the daemon asks to try later. */
+/* Connect if there is no connection; repeat while the daemon says: try later. */
 static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     while (client->fd < 0) {
         int code;
@@ -1323,7 +1326,7 @@ static int edgert__check_inputs(const edgert_client *client, const edgert_tensor
             return edgert__fail(error, EDGERT_INVALID,
                                 "input %lu has no data, or its bytes do not match its shape: use edgert_tensor_set",
                                 (unsigned long)i);
-        if (tensor->bytes > model->frame_bytes_max) /* the sum of all is checked when they are sent */
+        if (tensor->bytes > model->frame_bytes_max) /* the sum of all inputs is checked when they are sent */
             return edgert__fail(error, EDGERT_INVALID, "input %lu has %lu bytes, at most %lu are allowed: split it",
                                 (unsigned long)i, (unsigned long)tensor->bytes, (unsigned long)model->frame_bytes_max);
     }
@@ -1389,7 +1392,7 @@ int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error)
 
 /* Find the default socket. Returns 0 if its path is too long. */
 static int edgert__find_socket(char *out, size_t size, const char *path) {
-    /* The same places in the same order as `default_socket` of edgert/state_dir.py. */
+    /* These are the same places, in the same order, as in `default_socket` of edgert/state_dir.py. */
     const char *folders[4], *ends[4];
     int i, count = 0, length;
     if (!path || !*path) path = getenv("EDGERT_SOCKET");
@@ -1406,7 +1409,7 @@ static int edgert__find_socket(char *out, size_t size, const char *path) {
         length = snprintf(out, size, "%s%s", folders[i], ends[i]);
         if (length > 0 && (size_t)length < size && access(out, F_OK) == 0) return 1;
     }
-    i = folders[0] && *folders[0] ? 0 : 1; /* there is none: the error names the first */
+    i = folders[0] && *folders[0] ? 0 : 1; /* no socket exists: the error names the first place */
     length = snprintf(out, size, "%s%s", folders[i], ends[i]);
     return length > 0 && (size_t)length < size;
 }

@@ -1,7 +1,7 @@
 """Computes the model's token ids from a request's text, with the library `tokenizers`.
 
 A request may contain text instead of the inputs that the rule computes: UINT8 [N, bytes], with one UTF-8 text in each
-row. Shorter texts are padded with zeros, so zeros at the end of a text do not count.
+row. Shorter texts are padded with zeros, so zeros at the end of a text are ignored.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def texts_of(array: NDArray[Any]) -> list[str]:
     for i, row in enumerate(array):
         text = row.tobytes().rstrip(b"\0")
         if len(text) > TEXT_BYTES_MAX:
-            raise RequestError(f"text {i} of the request has {len(text)} bytes, at most {TEXT_BYTES_MAX}: shorten it")
+            raise RequestError(
+                f"text {i} of the request has {len(text)} bytes, at most {TEXT_BYTES_MAX} are allowed: shorten it"
+            )
         try:
             texts.append(text.decode())
         except UnicodeDecodeError as error:

@@ -53,7 +53,7 @@ def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
 
 
 def signature_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
-    """Return the shapes and dtypes of arrays, to compare them with those of other arrays."""
+    """Return the shapes and dtypes of arrays, to compare them with other arrays."""
     if len(arrays) == 1:
         return arrays[0].shape, arrays[0].dtype
     return tuple((array.shape, array.dtype) for array in arrays)

@@ -67,7 +67,7 @@ class FrameBuffer:
       moves the bytes to the front. Receive nothing before this call.
 
     Every request passes through this code, at both ends. So `feed` does not check a frame again that arrives whole, if
-    kind, lengths and descriptors equal those of the last frame.
+    its kind, lengths and descriptors are the same as in the last frame.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class FrameBuffer:
             self._allocate(self._small_bytes)
 
     def missing(self) -> int:
-        """Return the least number of missing bytes of the current frame; 0 between frames."""
+        """Return the smallest possible number of missing bytes of the current frame; 0 between frames."""
         if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:
@@ -199,7 +199,7 @@ class FrameBuffer:
         self._filled, self.room = filled, self._view[filled:]
 
     def _grow(self, size: int, filled: int) -> None:
-        """Grow the buffer to at least `size` bytes, and keep its first `filled` bytes."""
+        """Grow the buffer to at least `size` bytes and keep its first `filled` bytes."""
         if size > len(self._view):
             old, new_bytes = self._view, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             self._resizing(len(old), new_bytes)
@@ -207,7 +207,7 @@ class FrameBuffer:
             self._view[:filled] = old[:filled]
 
     def _copy_shared(self, size: int, filled: int) -> int:
-        """Copy the body out of the shared memory, and return the new number of bytes in the buffer.
+        """Copy the body out of the shared memory and return the new number of bytes in the buffer.
 
         After the copy, the other end cannot change the checked data. If bytes followed the header on the socket (such
         as a MOVED after an answer), this function copies the bytes behind the body.
@@ -236,7 +236,10 @@ class FrameBuffer:
                 raise ProtocolError(f"tensor {i} has datatype code {code} and rank {rank}, which are not known")
             shape = tuple(dims[:rank])
             if prod(shape) * ITEM_BYTES[datatype] != nbytes:
-                raise ProtocolError(f"tensor {i} states {nbytes} bytes for {datatype} of shape {list(shape)}")
+                expected = prod(shape) * ITEM_BYTES[datatype]
+                raise ProtocolError(
+                    f"tensor {i} states {nbytes} bytes, but {datatype} {list(shape)} has {expected} bytes"
+                )
             if data + nbytes > size:
                 raise ProtocolError(f"tensor {i} reaches beyond its frame")
             tensors.append(WireTensor(number, datatype, shape, self._view[data : data + nbytes]))

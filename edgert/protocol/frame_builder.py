@@ -66,7 +66,7 @@ class FrameBuilder:
             _write_stages(head, wire.STAGES_OFFSET, *stages)
         if self._targets is None:
             return self._with_arrays(arrays)
-        for target, array in zip(self._targets, arrays):  # noqa: B905  # as many targets as arrays
+        for target, array in zip(self._targets, arrays):  # noqa: B905  # both have the same length
             target[...] = array
         return (head,)
 

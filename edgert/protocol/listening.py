@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 
-BACKLOG = 4096  # beyond it, a non-blocking connect fails at once; the kernel may allow fewer
+BACKLOG = 4096  # with more waiting connections, a non-blocking connect fails at once; the kernel may allow fewer
 PROBE_S_MAX = 1.0
 SO_PASSRIGHTS = 83  # Linux 6.16 and newer; Python has no name for it yet
 

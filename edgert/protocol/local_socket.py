@@ -13,7 +13,7 @@ from edgert.errors import DaemonUnreachable
 from edgert.protocol import wire
 
 WAIT_S_MAX = 24 * 86400.0  # the longest time-out of `poll`; longer waits are reduced to it
-SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
+SEND_BUFFER_BYTES = 1024**2  # with this size, a large frame is sent in one system call
 # A 32-bit Python with 64-bit times (Debian 13) uses the newer of two socket options, which needs two 64-bit numbers.
 _TIMEVAL = "qq" if socket.SO_RCVTIMEO == 66 else "ll"
 

@@ -56,7 +56,7 @@ class SharedArea:
 
     @classmethod
     def open(cls, descriptor: int) -> SharedArea | None:
-        """Map the area of a received descriptor, and close the descriptor. None if the size could change."""
+        """Map the area of a received descriptor and close the descriptor. None if the size could change."""
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 return None

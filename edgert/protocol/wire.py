@@ -147,7 +147,7 @@ def frame(
 
 
 def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
-    """Copy the body of a frame into `area`, and return the header for a frame with a shared body.
+    """Copy the body of a frame into `area` and return the header for a frame with a shared body.
 
     `parts` are the result of `frame`. Returns None if the body does not fit: then send the frame unchanged.
     """

@@ -1,6 +1,6 @@
 """Names in a registry: `oci://HOST[:PORT]/REPOSITORY`, tags and digests.
 
-The rules are those of the OCI distribution specification:
+The OCI distribution specification defines the rules:
 https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests
 """
 
@@ -45,17 +45,17 @@ def parse_repository(text: str) -> Repository:
     host, _, name = rest.partition("/")
     if len(text) > ADDRESS_CHARS_MAX or not separator or scheme not in _SCHEMES:
         raise ConfigInvalid(
-            f"{text[:80]!r} is not the address of a repository: write oci://HOST/REPOSITORY, or oci+http:// without TLS"
+            f"{text[:80]!r} is not the address of a repository: give oci://HOST/REPOSITORY, or oci+http:// without TLS"
         )
     if "@" in host:
         raise ConfigInvalid(
             f"the address of {host.rpartition('@')[2][:80]} contains a login: remove it from the address"
         )
     if not (found_host := _HOST.fullmatch(host)) or int(found_host[1] or 0) > 65535:
-        raise ConfigInvalid(f"{text[:80]!r} names no host: write oci://HOST[:PORT]/REPOSITORY")
+        raise ConfigInvalid(f"{text[:80]!r} names no host: give oci://HOST[:PORT]/REPOSITORY")
     if not _REPOSITORY.fullmatch(name):
         raise ConfigInvalid(
-            f"{text[:80]!r} names no repository: write words of a-z 0-9 . _ - between slashes after the host, without "
+            f"{text[:80]!r} names no repository: give words of a-z 0-9 . _ - between slashes after the host, without "
             "a tag, such as oci://registry.example.org/plant/models"
         )
     return Repository(_SCHEMES[scheme], host, name)

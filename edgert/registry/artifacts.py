@@ -33,7 +33,7 @@ FILE_TYPE = "application/vnd.edgert.file.v1"
 RUNTIME_TYPE = "application/vnd.edgert.runtime.v1"
 CHANNEL_TYPE = "application/vnd.edgert.channel.v1"
 STATEMENT_TYPE = "application/vnd.edgert.statement.v1+json"
-EMPTY = b"{}"  # stands for the configuration of an artifact that has none
+EMPTY = b"{}"  # the configuration of an artifact without a configuration
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _TITLE = "org.opencontainers.image.title"
 
@@ -121,7 +121,7 @@ def statement_blob(data: bytes) -> Blob:
             return blob
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryCorrupt(f"its manifest cannot be read: {type(error).__name__}") from error
-    raise RegistryCorrupt("its manifest is not that of a channel: another program wrote this tag")
+    raise RegistryCorrupt("its manifest is not a channel's manifest: another program wrote this tag")
 
 
 def _layer(blob: Blob, media_type: str, title: str) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Registry:
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
         """Fetch the blob to `path`, which is missing or contains the bytes of an earlier attempt.
 
-        The fetched bytes stay for the next attempt, also after a power cut. If the bytes have the blob's digest, the
+        The fetched bytes stay for the next attempt, even after a power cut. If the bytes have the blob's digest, the
         file is durable. Otherwise the method removes the file and raises RegistryCorrupt. Raises StorageFailed.
 
         Args:

@@ -108,7 +108,7 @@ class Readings:
         self._before = totals
         requests = totals.requests - before.requests
         failed = totals.errors + totals.shed - before.errors - before.shed
-        # A model that never had a request does not count as silent.
+        # A model that never had a request is not silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         answered = self._answered.add(report.latency.count, latency=report.latency)
         recent = self._requests.add(requests, failed)

@@ -40,9 +40,10 @@ REFUSED_RETRY_S = 300.0
 LOOK_S = 1.0  # the pause between two checks of the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
-PUBLISH_BYTES = 16  # the most bytes of a packet besides its topic and payload
+PUBLISH_BYTES = 16  # the maximum number of bytes of a packet besides its topic and payload
 # After this time, a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`.
-# The broker publishes `lost` late if the cut connection had another client id, as in older versions.
+# Older versions of EdgeRT used another client id. For their cut connection, the broker publishes `lost` only when the
+# keepalive expires.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
@@ -81,7 +82,7 @@ class ForwarderSettings:
 
 
 class Forwarder:
-    """Sends one device's reports from the spool to the broker, and updates the device's `status` message.
+    """Sends one device's reports from the spool to the broker and updates the device's `status` message.
 
     An unreachable broker is no error. `run` tries again until it must stop, after a growing pause with jitter, and logs
     each change once.
@@ -320,7 +321,7 @@ class Forwarder:
         return messages.dump({**common, **values})
 
     def _note(self, state: str, text: str) -> None:
-        """Log a change of the connection's state, and store the state for `edgertd status`."""
+        """Log a change of the connection's state and store the state for `edgertd status`."""
         if state != self._state:
             self._state = state
             write_broker_connection(self._spool.path.parent, state, text)

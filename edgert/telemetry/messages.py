@@ -197,7 +197,7 @@ def hist_fields(report: WindowReport, *, model_version: str, clock_synced: objec
 
 
 def _quantile(sketch: Sketch, share: float) -> float | None:
-    """Return a percentile in ms; None without a measurement, because 0 would look like a measurement."""
+    """Return a percentile in ms; None if nothing was measured, because 0 would look like a measurement."""
     return round(sketch.quantile(share), 4) if sketch.count else None
 
 
@@ -244,7 +244,7 @@ class HistMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Read a message. Raises ProtocolError, also for latencies that cannot be merged with others."""
+        """Read a message. Raises ProtocolError, even for latencies that cannot be merged with other latencies."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):

@@ -36,8 +36,8 @@ CONNECT_TIMEOUT_S = 5.0
 QUEUED_MAX = 100  # paho's own limit is 65,535 messages, 165 MB
 IN_FLIGHT_MAX = 20
 PACKETS_AT_ONCE = 100
-# The most messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the broker alone
-# decides (mosquitto 20, RabbitMQ 10).
+# The maximum number of messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the
+# broker alone decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
 # The largest message that a broker may send, although a report has at most 64 KiB. With 3.1.1 the broker's own limit
 # applies (mosquitto: message_size_limit), else 256 MB.
@@ -98,7 +98,7 @@ class MqttSettings(BrokerLogin):
             raise ConfigInvalid(f"the broker's password file {self.password_file} cannot be read: {error}") from error
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return a context that verifies the broker; None without TLS. Raises ConfigInvalid."""
+        """Return a context that verifies the broker; None if the connection has no TLS. Raises ConfigInvalid."""
         if not self.tls:
             return None
         try:
@@ -179,7 +179,7 @@ class Connection:
                 return
 
     def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
-        """Send a message; return the id that the broker will acknowledge; None if it acknowledges no message."""
+        """Send a message; return the id that the broker will acknowledge, or None if it will acknowledge none."""
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:

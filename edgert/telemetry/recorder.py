@@ -37,7 +37,7 @@ from edgert.telemetry.spans import (
 # Counting this number of spans takes 2 ms on a slow x86 core, and every client waits. With 8 clients, one request in
 # 4,096 is delayed, which p99.9 does not show. A smaller number delays each request less, but delays more requests.
 PENDING_MAX = 32768
-SLICE = 2048  # smaller slices need more calls of NumPy; the columns of larger ones exceed the processor's cache
+SLICE = 2048  # smaller slices need more calls of NumPy; the columns of larger slices exceed the processor's cache
 
 # A span's whole microseconds, in this order: the time of the request, then each stage.
 _COLUMNS = ("total", *STAGES)
@@ -199,7 +199,7 @@ class _Window:
         short = most_us.max() < len(_SHORT_PLACES)
         places = (_SHORT_PLACES[times_us] if short else np.searchsorted(_BOUNDS_US, times_us)) + _FIRST_PLACES
         self._sums_us += sums_us
-        if not ran.all():  # no engine ran for a request that the cache answered, so it has no value for these two
+        if not ran.all():  # a request that the cache answered has no time in the queue and the engine
             for column in (_QUEUE, _ENGINE):
                 by_engine = times_us[column, ran]
                 places[column, ~ran] = _NOWHERE

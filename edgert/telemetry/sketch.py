@@ -58,7 +58,7 @@ class Sketch:
         """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 if empty.
 
         The result differs from the true value by at most RELATIVE_ERROR_MAX, and is never outside [min, max]. The rank
-        is exact: a float counts as its printed decimal, because 0.999 in binary times 1000 may be just above 999.
+        is exact: it uses the printed decimal of `q`, because 0.999 in binary times 1000 may be just above 999.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile of {q}; give a share from 0 to 1")

@@ -67,7 +67,7 @@ class Totals:
 class WindowReport:
     """One window of one model: cumulative totals, and sketches of this window alone (ms).
 
-    `batch_mean` is the mean number of items per engine run in the window, 0 without a run.
+    `batch_mean` is the mean number of items per engine run in the window, 0 if the engine did not run.
     """
 
     model: str

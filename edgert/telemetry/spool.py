@@ -71,8 +71,8 @@ class Retained:
 class SpoolStats:
     """The number of waiting messages, and of messages lost since the file was created, by kind.
 
-    A full spool drops messages of the kinds metrics, hist and event. An earlier file that was lost counts as one
-    message of the kind LOST_WITH_FILE.
+    A full spool drops messages of the kinds metrics, hist and event. An earlier file that was lost is counted as
+    one message of the kind LOST_WITH_FILE.
     """
 
     rows: int
@@ -227,7 +227,7 @@ class Spool:
         with locked(self.path.with_name(self.path.name + ".lock")):
             # If several processes find the same corrupt file, the first process replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
-            # 1 if there was no file before. A file that vanished had already counted.
+            # 1 if there was no file before. A file that vanished had already used low numbers.
             fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
             try:
                 if suspect and not replaced_already:

@@ -29,7 +29,9 @@ _RECORD_BYTES = 2 + 4
 
 
 def text_of(stages: Mapping[str, Sketch]) -> str | None:
-    """Return a window's stages as text; None without times, or for more times than a report can contain."""
+    """Return a window's stages as text.
+
+    Return None if there are no times, or more times than a report can contain."""
     cells, counts = list[int](), list[int]()
     for number, name in enumerate(NUMBERED):
         sketch, first = stages[name], number * CELLS

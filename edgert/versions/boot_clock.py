@@ -12,8 +12,9 @@ BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b gi
 class BootClock:
     """Seconds since this boot, suspend included, and the boot's id.
 
-    Every process must see the same id. In a container, a service with its own /proc would read the id of the host. So
-    the unit file passes the service manager's id to the service in BOOT_ID_VARIABLE.
+    Every process must see the same id. A container manager replaces the boot id in the container's /proc. In the
+    container, a service with its own /proc would read the host's id instead. So the unit file passes the service
+    manager's id to the service in BOOT_ID_VARIABLE.
     """
 
     def __init__(self) -> None:

@@ -130,13 +130,13 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
 
 def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
-    """Return the present files of `manifest`: fetched files, else those of the model's versions."""
+    """Return the present files of `manifest`: fetched files, else files of the model's versions."""
     present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
         if (
             path.is_file() and path.stat().st_size == entry.size_bytes
-        ):  # otherwise, the follower is still fetching the file
+        ):  # not while the follower is still fetching the file
             present[entry.sha256] = path
     return present
 

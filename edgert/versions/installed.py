@@ -70,7 +70,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 
 @dataclass(frozen=True)
 class Working(Generic[T]):
-    """The first artifact that works, the result of `use`, and the errors of the artifacts before it."""
+    """The first artifact that works, the result of `use`, and the errors of the earlier artifacts."""
 
     artifact: ArtifactEntry
     value: T

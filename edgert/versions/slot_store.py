@@ -229,7 +229,7 @@ class SlotStore:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def put_staged(self, version: Version) -> Slots:
-        """Move the finished `stage/` into the spare slot, and record its version. The caller holds the lock."""
+        """Move the finished `stage/` into the spare slot and record its version. The caller holds the lock."""
         before = self.read()
         staged = step(before, SlotEvent.INSTALL, version=version)
         with storing(f"cannot fill slot {before.spare_slot} in {self.folder}"):
@@ -277,7 +277,7 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:
-        """Keep a rollback that could not be written because of `error`. Raises `error` if this fails."""
+        """Keep a rollback that could not be written because of `error`. Raises `error` if this also fails."""
         before = self._read()
         removed = False
         if before.on_trial:

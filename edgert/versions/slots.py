@@ -166,7 +166,7 @@ class Slots:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Slots:
-        """Return the slots in JSON values, and ignore the keys that a newer runtime added.
+        """Return the slots in JSON values and ignore the keys that a newer runtime added.
 
         After the failed trial of a newer runtime, this runtime must read the file of the newer runtime. Raises
         ValueError, KeyError or TypeError.

@@ -1,7 +1,7 @@
 """The limits of a trial: their bounds, the time of the watch, and the test of each limit. Pure.
 
 The device compares each limit with its own measurements of the version on trial. A limit that could not be measured
-counts as broken.
+is broken.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TrialLimits:
         return [*limits, "--watch", duration_text(self.watch_s), *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: TrialLimits) -> bool:
-        """Return whether `self` and `other` have the same requirements; the progress does not count."""
+        """Return whether `self` and `other` have the same requirements; their progress may differ."""
         return (self.bounds, self.watch_s, self.unattended) == (other.bounds, other.watch_s, other.unattended)
 
     def described(self) -> str:
@@ -145,7 +145,7 @@ class _Kind(NamedTuple):
         unit: The unit in messages.
         meaning: The meaning, for messages.
         read: Returns the measured value; None if it is not known.
-        is_certain: Returns whether a broken limit counts before the end of the watch.
+        is_certain: Returns whether the limit can be broken before the end of the watch.
     """
 
     name: str
@@ -221,7 +221,7 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the broken limits. Before the end of the watch, only certain values count.
+    """Return the broken limits. Before the end of the watch, only certain values can break a limit.
 
     At the end, a limit that could not be measured is also broken.
     """
@@ -240,7 +240,7 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
 
 
 def doubt(limits: TrialLimits, readings: Readings) -> str:
-    """Return a warning if the agreement is that of only few answers, else ""."""
+    """Return a warning if only few answers were compared for the agreement, else ""."""
     if "agreement" not in limits.bounds or not COMPARED_MIN <= readings.compared < COMPARED_FEW:
         return ""
     return f"only {readings.compared} answers were compared for agreement, too few to distinguish similar versions"

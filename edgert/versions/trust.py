@@ -1,4 +1,4 @@
-"""The keys that this device trusts: those of its key folder, except those that a channel revoked.
+"""The keys that this device trusts: the keys in its key folder, except keys that a channel revoked.
 
 STATE/revoked_keys.json    the ids of revoked keys; a bootstrap does not make such a key trusted again
 """

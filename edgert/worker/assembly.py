@@ -44,7 +44,7 @@ class WorkerParts:
     Attributes:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
-        previous: The comparison with the previous version; None without a trial that limits the agreement.
+        previous: The comparison with the previous version; None unless a trial limits the agreement.
         recorder: The recorder for requests of apps.
         probes: The recorder for requests of checks, which telemetry counts separately.
         reporter: The thread that reports; None if the spool cannot be opened.
@@ -203,7 +203,9 @@ def _reporter(
     facts: Callable[[], Mapping[str, object]],
     window_ended: Callable[[], None],
 ) -> Reporter | None:
-    """Return the thread that reports; None without a spool, because a full disk must not stop serving.
+    """Return the thread that reports; None if the spool cannot be opened.
+
+    A full disk must not stop serving.
 
     The thread calls `window_ended` once per window, to release the memory of large runs: their clients may be silent
     now.

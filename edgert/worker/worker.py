@@ -107,7 +107,7 @@ class Worker:
         self._connections = parts.connections
 
     def start(self, end: socket.socket) -> None:
-        """Begin to report, and tell the supervisor that the worker accepts connections."""
+        """Begin to report and tell the supervisor that the worker accepts connections."""
         threading.stack_size(STACK_BYTES)
         for shadow in self._shadows:
             shadow.start()

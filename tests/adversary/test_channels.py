@@ -1,7 +1,7 @@
 """A hostile registry or network: each attack of TUF's list is refused with its own error.
 
-The list: https://theupdateframework.github.io/specification/latest/#goals-to-protect-against-specific-attacks. Nothing
-but what a trusted key signed is ever installed, and what is live goes on serving.
+The list: https://theupdateframework.github.io/specification/latest/#goals-to-protect-against-specific-attacks. A
+device installs only content that a trusted key signed, and the live version continues to serve.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.devices import Device
 from tests.support.servers.hostile_registry import STATEMENT, HostileRegistry, hostile_registry, send
 from tests.support.stand_ins.following import Events, failure_of, followed, following
 
-ENDLESS_BYTES = 64 * 1024**2  # what an attacker is ready to send
+ENDLESS_BYTES = 64 * 1024**2  # the number of bytes that an attacker sends at most
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def registry() -> Iterator[HostileRegistry]:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Device:
-    """A device whose daemon does not run: what the follower lets in is in its slots."""
+    """A device whose daemon does not run. The slots contain the releases that the follower accepted."""
     device = Device(tmp_path)
     device.prepare()
     return device
@@ -58,7 +58,7 @@ def device(tmp_path: Path) -> Device:
 
 @pytest.fixture
 def entry(device: Device, registry: HostileRegistry) -> Entry:
-    """A release that the registry has."""
+    """An entry of the channel for a release in the registry."""
     return registry.put_release(device.bundle(release=5, padding=b"w" * 100_000))
 
 
@@ -69,7 +69,7 @@ def release(device: Device) -> int | None:
 
 
 def answering(path_part: str, answer: Callable[[BaseHTTPRequestHandler], object]) -> Callable[..., bool]:
-    """A fault that answers requests with this part in their path."""
+    """Return a fault that answers requests with `path_part` in their path."""
 
     def fault(request: BaseHTTPRequestHandler) -> bool:
         if path_part in request.path:
@@ -240,7 +240,7 @@ def test_truncated_files_are_continued_and_never_installed_as_they_are(
     assert sum(digest in path for path in registry.asked) == 10
 
 
-def test_what_was_fetched_stays_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_fetched_bytes_stay_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     registry.put_channel(device.key, 1, entry)
     digest, weights = max(registry.blobs.items(), key=lambda item: len(item[1]))
 
@@ -271,7 +271,7 @@ def test_a_registry_that_has_only_a_part_of_a_release_installs_nothing(
     assert release(device) is None
 
 
-# --- answers without end, without haste, without sense --------------------------------------------
+# --- answers that are endless, slow or meaningless --------------------------------------------
 
 
 def _endless(request: BaseHTTPRequestHandler) -> None:
@@ -308,7 +308,7 @@ def test_slow_retrieval_ends_at_its_limit(device: Device, registry: HostileRegis
         request.send_response(200)
         request.send_header("Content-Length", "1000")
         request.end_headers()
-        for _ in range(1000):  # each byte long before a time-out of the next byte
+        for _ in range(1000):  # each byte arrives long before the time-out for the next byte
             request.wfile.write(b" ")
             if registry.stopping.wait(0.05):
                 return
@@ -363,6 +363,6 @@ def test_a_layer_that_lies_about_its_size_is_refused(device: Device, registry: H
 
 
 def _set_files_to_1970(device: Device) -> None:
-    """Give every file of the device the time of a clock that was never set."""
+    """Set the time of every file of the device to 1970, as a clock that was never set would."""
     for path in device.state.root.rglob("*"):
         os.utime(path, (0, 0))

@@ -1,4 +1,7 @@
-"""Small requests that make a server allocate much: memory follows the bytes that came, and the health check answers."""
+"""Small requests that try to make a server allocate much memory.
+
+The memory grows only with the received bytes, and the health check is answered.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ frame_mb = 8
 [http]
 listen = "127.0.0.1:0"
 """
-GROWTH_BYTES_MAX = 100 * 1024**2  # JSON of 4 MB as Python objects, one at a time; two bodies; and what threads take
+GROWTH_BYTES_MAX = 100 * 1024**2  # for JSON of 4 MB as Python objects (one at a time), two bodies, and threads
 ATTACKERS = 4
 CHECKS = 10
 HEAD = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
@@ -37,7 +40,7 @@ class Server:
     pid: int
 
     def begin_measuring(self) -> int:
-        """Return the resident bytes, and let the peak begin anew."""
+        """Return the resident bytes, and reset the peak."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return self._status("VmRSS")
 
@@ -65,7 +68,7 @@ def tensor(data: Any, shape: list[int], datatype: str = "FP32") -> bytes:
 
 
 def files(lengths: list[int]) -> tuple[bytes, int]:
-    """A BYTES tensor of files, and the length of its JSON."""
+    """Return a BYTES tensor of files, and the length of its JSON."""
     data = b"".join(length.to_bytes(4, "little") + bytes(length) for length in lengths)
     entry = {"name": "x", "datatype": "BYTES", "shape": [len(lengths)], "parameters": {"binary_data_size": len(data)}}
     text = json.dumps({"inputs": [entry]}).encode()
@@ -100,13 +103,16 @@ def post(server: Server, body: bytes, **headers: str) -> int:
 
 @contextmanager
 def attacked(server: Server, attack: Callable[[], None]) -> Iterator[None]:
-    """Some threads attack again and again; the server's memory grows by little."""
+    """Attack from several threads during the block.
+
+    Then check that the server's memory grew by less than GROWTH_BYTES_MAX.
+    """
     stop, ended = threading.Event(), list[str]()
 
     def again_and_again() -> None:
         try:
             while not stop.is_set():
-                with suppress(ConnectionError):  # the attack gives way to others
+                with suppress(ConnectionError):  # the server gives the place of the attacker to another client
                     attack()
         except Exception as error:  # noqa: BLE001  # the test reports it
             ended.append(repr(error))
@@ -166,7 +172,7 @@ def test_lengths_that_are_only_stated(server: Server) -> None:
         held = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(40)]
         for sock in held:
             sock.sendall(head + b"Content-Length: %d\r\n\r\n" % FRAME_BYTES)
-        for _ in range(CHECKS):  # a good body finds room beside them
+        for _ in range(CHECKS):  # a good body still fits into the memory
             assert post(server, tensor([1.0, 2.0, 3.0, 4.0] * 20_000, [20_000, 4])) in (200, 400)
         answers_health(server)
         for sock in held:
@@ -185,13 +191,13 @@ def test_lengths_that_are_only_stated(server: Server) -> None:
     ],
     ids=["field", "name", "address", "trailer", "extension", "blank lines"],
 )
-def test_what_has_no_end(server: Server, begins: bytes) -> None:
+def test_heads_and_fields_without_an_end_need_little_memory(server: Server, begins: bytes) -> None:
     filler = (b"\r\n" if begins.endswith(b"\r\n\r\n") else b"aa") * 32_768
 
     def attack() -> None:
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
             sock.sendall(begins)
-            for _ in range(2_000):  # 128 MB, if the server takes them
+            for _ in range(2_000):  # 128 MB, if the server accepts all of it
                 sock.sendall(filler)
             raise AssertionError("the server took all of it")
 

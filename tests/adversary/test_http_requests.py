@@ -1,4 +1,4 @@
-"""Requests that are not quite HTTP or JSON, or that a browser sends for a page of another site."""
+"""Requests that are nearly HTTP or JSON, and requests that a browser sends for a page of another site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def port() -> Iterator[int]:
 
 
 def ask(port: int, *lines: str, start: str = f"POST {PATH} HTTP/1.1", body: bytes = BODY, host: bool = True) -> Answer:
-    """Send a request that is written by hand."""
+    """Send a request with exactly these lines and this body."""
     head = [start, *(["Host: localhost"] if host else []), *lines]
     if not any(line.startswith("Transfer-Encoding") for line in lines):
         head.append(f"Content-Length: {len(body)}")
@@ -34,7 +34,7 @@ def ask(port: int, *lines: str, start: str = f"POST {PATH} HTTP/1.1", body: byte
 
 
 def strict(body: bytes) -> Any:
-    """JSON as every reader takes it: without NaN and Infinity."""
+    """Parse JSON that every reader accepts: it has no NaN and no Infinity."""
 
     def refused(name: str) -> NoReturn:
         raise AssertionError(f"{name} is no JSON")
@@ -110,7 +110,7 @@ def test_no_host_in_http_1_1_is_refused_even_where_the_connection_ends(port: int
 CROSS_SITE = [
     ["Sec-Fetch-Site: cross-site"],
     ["Sec-Fetch-Site: same-site"],
-    ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"],  # a form
+    ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"],  # the user sent a form
     ["Sec-Fetch-Site: same-origin", "Sec-Fetch-Site: cross-site"],
     ["Origin: https://evil.example"],
     ["Origin: null"],
@@ -127,7 +127,7 @@ def test_a_page_of_another_site_runs_no_inference(port: int, lines: list[str], k
 @pytest.mark.parametrize(
     "kind", ["text/plain", "text/plain;charset=UTF-8", "Text/Plain", "multipart/form-data; boundary=x"]
 )
-def test_what_a_form_sends_is_no_request(port: int, kind: str) -> None:
+def test_the_content_types_of_forms_are_refused(port: int, kind: str) -> None:
     answer = ask(port, f"Content-Type: {kind}")
     assert answer.status == 415
     assert "application/json" in answer.json["error"]
@@ -136,7 +136,7 @@ def test_what_a_form_sends_is_no_request(port: int, kind: str) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        ["Content-Type: application/x-www-form-urlencoded"],  # curl's, which no browser marked
+        ["Content-Type: application/x-www-form-urlencoded"],  # from curl: no browser has marked the request
         ["Content-Type: application/json", "Sec-Fetch-Site: none"],
         ["Origin: http://localhost", "Sec-Fetch-Site: same-origin"],
     ],

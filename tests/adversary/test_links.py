@@ -1,4 +1,4 @@
-"""The daemon's user lays links in the state folder; root, who deploys, never writes through them."""
+"""The daemon's user creates links in the state folder. Root deploys, and never writes through a link."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOBODY = pwd.getpwnam("nobody")
 SECRET = "only root changes this\n"
 
 _BECOME = "import os, sys; os.setgroups([]); os.setgid({gid}); os.setuid({uid}); print('ready', flush=True)\n"
-# Swaps the folder argv[1] and a link to argv[2], as fast as it can. The host may make the folder meanwhile.
+# Swaps the folder argv[1] and a link to argv[2] as fast as possible. The host may create the folder at the same time.
 _SWAP_FOLDER = """
 import time
 folder, victim = sys.argv[1:]
@@ -46,7 +46,7 @@ while True:
         if os.path.exists(folder + ".kept"): os.rename(folder + ".kept", folder)
         else: os.mkdir(folder)
 """
-# Puts a link to argv[2] in place of each partial file in the folder argv[1], as fast as it can.
+# Puts a link to argv[2] in place of each partial file in the folder argv[1] as fast as possible.
 _SWAP_PARTIALS = """
 folder, victim = sys.argv[1:]
 while True:
@@ -60,7 +60,7 @@ while True:
 
 @dataclass
 class Attacked:
-    """A device that root deploys to, its state folder `nobody`'s; `victim` is a folder of root's."""
+    """A device that root deploys to. The user `nobody` owns the state folder, and root owns `victim`."""
 
     device: Device
     transport: Transport
@@ -81,7 +81,7 @@ class Attacked:
 
     @contextmanager
     def attacked_by(self, program: str, *words: Path) -> Iterator[None]:
-        """Run a Python program as the state folder's user meanwhile."""
+        """Run a Python program as the owner of the state folder during the block."""
         become = _BECOME.format(uid=NOBODY.pw_uid, gid=NOBODY.pw_gid)
         argv = [sys.executable, "-I", "-c", become + program, *map(os.fspath, words)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as attacker:
@@ -173,7 +173,7 @@ def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked)
     assert (done.returncode, there.exists()) == (0, False), done.stderr
     keys.rmdir()
     keys.symlink_to(attacked.victim)
-    for owner in (0, NOBODY.pw_uid):  # root keeps its rights if it looked before the link was there
+    for owner in (0, NOBODY.pw_uid):  # root keeps its rights if it read the owner before the link existed
         os.chown(keys, owner, owner, follow_symlinks=False)
         (attacked.victim / "one.pem").write_bytes(key.pem())
         assert subprocess.run(words, capture_output=True, timeout=60).returncode != 0
@@ -181,7 +181,7 @@ def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked)
     assert attacked.unharmed()
 
 
-def test_what_arrives_belongs_to_the_owner_of_the_folder(attacked: Attacked, bundle: Path) -> None:
+def test_a_transferred_file_belongs_to_the_owner_of_the_folder(attacked: Attacked, bundle: Path) -> None:
     there = attacked.state / "incoming" / "deeper" / bundle.name
     attacked.transport.put(bundle, str(there), PutOptions(resumable=True))
     assert there.read_bytes() == bundle.read_bytes()
@@ -200,8 +200,8 @@ def test_a_local_device_follows_no_link_either(attacked: Attacked, bundle: Path)
     assert attacked.unharmed()
 
 
-def test_what_root_reads_there_reaches_nobody(attacked: Attacked) -> None:
-    """A copy of another file of root's, as the configuration, would be readable by the daemon's user."""
+def test_files_that_root_reads_through_a_link_do_not_reach_the_daemons_user(attacked: Attacked) -> None:
+    """If root copied its own file as the configuration, the daemon's user could read the copy."""
     config = attacked.state / "config.toml"
     attacked.victim.chmod(0o755)
     os.symlink(attacked.secret, config)
@@ -243,7 +243,7 @@ def test_a_device_without_setpriv_uses_its_python(attacked: Attacked) -> None:
     tools.mkdir()
     for name in ("sh", "ls", "id", "awk"):
         (tools / name).symlink_to(f"/usr/bin/{name}")
-    # The system's own: another user may not be able to read a Python below root's home.
+    # Use the system's Python: another user may not be able to read a Python below root's home.
     (tools / "python3").symlink_to("/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable)
     words = in_folder(f"{attacked.state}/incoming", ["id", "-un"])
     done = subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=WAIT_S_MAX)

@@ -1,4 +1,4 @@
-"""Another user tries to hold the locks and to change the files, also where all ran with umask 000."""
+"""Another user tries to take the locks and to change the files, even if every process ran with umask 000."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 
 def attack(root: Path) -> set[str]:
-    """Return what another user can lock or change below `root`, which that user may enter."""
+    """Return the paths below `root` that another user can lock or change, each with the way."""
     for folder in root.parents:
         if str(folder).startswith("/tmp/"):
             folder.chmod(0o755)
@@ -43,7 +43,7 @@ def attack(root: Path) -> set[str]:
 
 
 def taken(path: Path) -> Iterator[str]:
-    """Yield what this process can do to `path`."""
+    """Yield the ways in which this process can lock or change `path`."""
     if path.is_dir() and os.access(path, os.W_OK):
         yield "fill"
     for how, flags in (("lock", os.O_RDONLY), ("write", os.O_WRONLY)):
@@ -65,12 +65,12 @@ def no_umask() -> Iterator[None]:
 
 def test_a_running_device_gives_no_lock_and_no_file_to_others(no_umask: None) -> None:
     with a_device(started=False) as device:
-        device.state.root.chmod(0o777)  # as if it had been made without a mode
+        device.state.root.chmod(0o777)  # the mode of a folder that was created with umask 000
         device.state.keys.chmod(0o777)
         for file in (device.state.config, *device.state.keys.iterdir()):
             file.chmod(0o644)
         device.state.models.mkdir()
-        device.state.pid.touch()  # as an earlier version left it
+        device.state.pid.touch()  # with the mode that an earlier version left
         device.start()
         device.put()
         device.run("install", os.fspath(device.bundle(release=2)))
@@ -91,7 +91,7 @@ def test_the_folder_of_the_runtime_gives_no_lock_to_others(tmp_path: Path, no_um
     board = KnownDevice("board", "ssh", "pi@board", "p", str(tmp_path / "state"), home=str(tmp_path / "home"))
     home = Path(board.home)
     with setting_up(board, LocalTransport(board)):
-        home.joinpath("lock").chmod(0o666)  # as an earlier version left it
+        home.joinpath("lock").chmod(0o666)  # the mode that an earlier version left
     with setting_up(board, LocalTransport(board)) as held:
         held.run(["mkdir", "-p", f"{home}/venvs"], 10)
         assert attack(home) <= {f"lock {name}" for name in ("receipt", "setup")}

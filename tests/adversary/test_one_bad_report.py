@@ -1,4 +1,4 @@
-"""A device sends reports that break the contract: everybody who watches the fleet still sees all others."""
+"""A device sends reports that break the contract: every view of the fleet still shows all other devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_event_that_breaks_its_schema_is_refused_and_counted(fields: dict[str
 
 
 @pytest.mark.parametrize("kind", ["info", "sys", "deploy", "m/digits/metrics"])
-def test_so_is_a_message_of_another_kind(kind: str) -> None:
+def test_a_message_of_another_kind_is_refused_and_counted(kind: str) -> None:
     wrong: dict[str, dict[str, Any]] = {"info": {"edgert": 5}, "sys": {"temp_c": "hot"}, "deploy": {"digits_active": 7}}
     state, pi = LivePercentiles(), Pi("pi-1")
     fields = {"v": 1, "ts": 1, "boot": "b1", **wrong.get(kind, {})}
@@ -79,7 +79,7 @@ def test_broken_stages_hide_neither_the_latencies_beside_them_nor_the_stages_of_
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
-    """A page whose store holds an alarm of an older recorder, and a broker with bad reports."""
+    """The address of a page. Its store has an alarm of an older recorder, and its broker has bad reports."""
     now_ms, pi, store = time.time_ns() // 1_000_000, Pi("saw"), str(tmp_path / "fleet.db")
     alarm = {**BAD_ALARM, "value": 91.25, "limit": 85.0}
     record(

@@ -1,4 +1,4 @@
-"""Storage that has become read-only, like a worn SD card: what is live goes on, through restarts too."""
+"""Storage that has become read-only, like a worn SD card: live versions serve, even after restarts."""
 
 from __future__ import annotations
 

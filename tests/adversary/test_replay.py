@@ -1,4 +1,4 @@
-"""Bundles that were signed once are installed again, when they should not count any more."""
+"""Attackers install bundles again that were signed once, but are no longer valid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def device(tmp_path: Path) -> Device:
 
 
 def keep(device: Device, bundle: Path, now_s: float | None = None) -> None:
-    """Make `bundle` live and good where the clock, which follows no time source, says `now_s`."""
+    """Make `bundle` live and good while the clock, which follows no time source, shows `now_s`."""
     clock = LatestTime(device.state, time.time if now_s is None else lambda: now_s, lambda: False)
     install(bundle, device.state, read_config(device.state), latest=clock)
     store = SlotStore(device.state.models / "echo")
@@ -36,7 +36,7 @@ def keep(device: Device, bundle: Path, now_s: float | None = None) -> None:
 
 
 def written_in_1970(device: Device) -> None:
-    """Give every file of the device the time of a clock that was never set."""
+    """Set the time of every file of the device to 1970, as a clock that was never set would."""
     for path in device.state.root.rglob("*"):
         os.utime(path, (0, 0))
 
@@ -59,7 +59,7 @@ def test_a_downgrade_that_would_count_for_ever_is_no_bundle(device: Device) -> N
 
 def test_a_clock_that_was_never_set_makes_no_expired_bundle_valid(device: Device) -> None:
     expired = device.bundle(release=2, expires="2020-01-01T00:00:00Z")
-    with pytest.raises(BundleExpired):  # the device was set up after that
+    with pytest.raises(BundleExpired):  # the device was set up after the expiry
         keep(device, expired, now_s=0.0)
     written_in_1970(device)
     keep(device, device.bundle(release=1, expires=FAR, signed_at="2020-06-01T00:00:00Z"), now_s=0.0)
@@ -70,6 +70,8 @@ def test_a_clock_that_was_never_set_makes_no_expired_bundle_valid(device: Device
 def test_a_clock_that_is_set_back_makes_no_expired_bundle_valid(device: Device) -> None:
     written_in_1970(device)
     then_s = expiry_time("2026-11-22T08:00:00Z")
-    LatestTime(device.state, lambda: then_s, lambda: True).store_clock()  # by the daemon, while the clock was right
+    LatestTime(
+        device.state, lambda: then_s, lambda: True
+    ).store_clock()  # the daemon did this while the clock was right
     with pytest.raises(BundleExpired, match="it is 2026-11-22T08:00:00Z"):
         keep(device, device.bundle(release=1, expires="2026-11-21T00:00:00Z"), now_s=0.0)

@@ -1,6 +1,6 @@
-"""A hostile registry, and runtimes: nothing but what a trusted key signed is ever made an environment of.
+"""A hostile registry with runtimes: a device creates environments only from content that a trusted key signed.
 
-The attacks on statements are those of tests/adversary/test_channels.py: a runtime is an entry like a model's.
+For attacks on statements, see tests/adversary/test_channels.py: a runtime has an entry like a model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def registry() -> Iterator[HostileRegistry]:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Device]:
-    """A device with a HOME, whose daemon does not run; whatever is done to it, its runtime stays."""
+    """A device with a HOME, whose daemon does not run. After each test, the device still has its runtime."""
     device = Device(tmp_path)
     device.prepare()
     home = stand_in_home(tmp_path / "home")

@@ -1,4 +1,4 @@
-"""Clients that take sessions and keep them, and frames that claim a memory which is none of theirs."""
+"""Clients that open many sessions and keep them, and frames that claim the memory of another session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resume(*arrays: NDArray[Any], **value: Any) -> bytes:
 
 
 def first_sum(sock: socket.socket) -> float:
-    """The answer to an item of 1, 2, 3, 4."""
+    """Return the first value of the answer to the item 1, 2, 3, 4."""
     sock.sendall(request(1))
     frame = read_frame(sock)
     assert frame.kind == wire.RESULT, wire.error_of(frame).message

@@ -1,4 +1,4 @@
-"""A client takes shared memory on every connection that it can open, writes all of it, and keeps it."""
+"""A client requests shared memory on all its connections, writes all of the memory, and keeps it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELLO = wire.json_frame(wire.HELLO, {"model": "echo", "shared": True})
 
 
 def take(device: Device, held: contextlib.ExitStack) -> int | None:
-    """Connect while `held` is open; fill the memory that came and return its descriptor, still open."""
+    """Connect while `held` is open. Fill the received memory, and return its open descriptor."""
     sock = held.enter_context(raw(device))
     sock.sendall(HELLO)
     _, descriptor = receive_with_descriptor(sock, memoryview(bytearray(8192)))
@@ -45,7 +45,7 @@ def test_shared_memory_has_a_budget_shows_in_the_status_and_is_freed() -> None:
                 assert 5 < held_mb(taken) <= BUDGET_MB / 2
                 memory = device.run("status")["daemon"]["memory"]
                 assert memory["shared_mb"] == round(held_mb(taken), 1)
-                # An app that comes now is served over its socket.
+                # A new app is served over its socket.
                 array = np.ones((1, 400, 400), np.float32)
                 with device.client() as client:
                     np.testing.assert_array_equal(client.infer("echo", array)["y"], array)

@@ -1,6 +1,6 @@
-"""Many clients send heads and bodies slowly, or do not read their answers; good requests all succeed meanwhile.
+"""Many clients send heads and bodies slowly, or do not read their answers: all good requests still succeed.
 
-Every server of the product that speaks HTTP: a device's, the exporter's and the fleet page's.
+The tests attack every HTTP server of the product: on a device, in the exporter, and for the fleet page.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tests.support.http_requests import binary_body, json_input
 GOOD_REQUESTS = 60
 ANEW_MAX = 10
 
-# Holds argv[2] connections to the port argv[1]. Each begins with the first argv[4] bytes of stdin, goes on byte by
-# byte, and reads nothing. None takes longer than argv[3] seconds to begin. The attacker makes connections anew that the
-# server closes, a hundred a second, or as many as 8 MB a second allow: one that sends more is no slow client. For each
-# further byte of stdin, a good request, it makes at most argv[5]: a busy machine may halt that one, and more would take
-# its place.
+# Holds argv[2] connections to the port argv[1]. Each connection sends the first argv[4] bytes of stdin within argv[3]
+# seconds, then single bytes, and reads nothing. If the server closes a connection, the attacker opens a new one. It
+# opens at most a hundred per second, and they send at most 8 MB per second: a client that sends more is not slow. Each
+# further byte of stdin announces a good request. Until the next one, the attacker opens at most argv[5] connections: a
+# busy machine may halt the good client, and more connections would take its place.
 _ATTACK = """
 import os, select, socket, sys, time
 port, count, wait_s_max, size, anew_max = (int(word) for word in sys.argv[1:])
@@ -90,7 +90,7 @@ ATTACKS = {
 
 @contextmanager
 def attacked(port: int, count: int, begins: bytes) -> Iterator[Callable[..., int]]:
-    """Attack while this is entered; yield `ask` for good requests to the port."""
+    """Attack during the block; yield a function that sends a good request to the port."""
     numbers = (port, count, int(WAIT_S_MAX), len(begins), ANEW_MAX)
     argv = [sys.executable, "-I", "-c", _ATTACK, *map(str, numbers)]
 
@@ -137,7 +137,7 @@ def device_port() -> Iterator[int]:
 def test_a_device_answers_every_good_request(device_port: int, attack: str, count: int) -> None:
     rows = json.dumps({"inputs": [json_input(np.ones((2, 4), np.float32))]}).encode()
     with attacked(device_port, count, ATTACKS[attack]) as good:
-        # On a busy machine, the requests that the attackers began with may fill every place for a moment.
+        # On a busy machine, the first requests of the attackers may fill every place for a moment.
         wait_until(lambda: good("GET", "/v2/health/live") == 200, "the first flood is over")
         for _ in range(GOOD_REQUESTS):
             assert good("GET", "/v2/health/live") == 200

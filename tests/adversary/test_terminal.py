@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.statuses import device_status
 
 ESCAPE = "\x1b]52;c;Y3VybCBldmls\x07\x9b2J\u202e"
-# The modules that write to a terminal themselves; every other one goes through them.
+# The only modules that write to a terminal. All other modules call them.
 WRITERS = {
     "deploy/edgert_deploy/cli/shared/output.py": "the function",
     "deploy/edgert_deploy/cli/build/progress.py": "bars, and a result above them",
@@ -29,7 +29,7 @@ WRITERS = {
     "edgert/cli/output.py": "the function",
     "edgert/cli/command.py": "error messages",
     "edgert/cli/top.py": "a screen that is redrawn",
-    # They run as processes whose output another module reads.
+    # The next modules run as processes whose output another module reads.
     "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "a child of the build",
     "deploy/edgert_deploy/packager/sources/formats/converters/from_keras.py": "a child of the build",
     "edgert/telemetry/forwarder_process.py": "a number, for the uninstallation",
@@ -37,7 +37,7 @@ WRITERS = {
 
 
 def poisoned(value: Any) -> Any:
-    """Return JSON with an escape in every text that is free."""
+    """Return JSON with an escape in every text."""
     if isinstance(value, dict):
         return {key: poisoned(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def poisoned(value: Any) -> Any:
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a device whose every answer, error and log line holds escapes."""
+    """The name of a device that sends escapes in every answer, error and log line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
     with running_sshd(tmp_path / "sshd") as server:

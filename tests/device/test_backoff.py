@@ -1,4 +1,4 @@
-"""Pauses grow with failures in a row. After a long attempt, earlier failures do not count."""
+"""Pauses grow with failures in a row. After a long attempt, earlier failures are forgotten."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_fault_of_the_disk_is_one_error_and_a_held_lock_another(tmp_path: Path
             locked(tmp_path / "lock", 0.0)
 
 
-def test_what_a_power_cut_left_beside_it_is_taken_by_the_next(tmp_path: Path) -> None:
+def test_the_next_write_replaces_a_file_that_a_power_cut_left_behind(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     (tmp_path / ".state.json.new").write_bytes(b"half of something long")
     replace_file(path, b"new", mode=0o640)
@@ -109,7 +109,7 @@ def test_a_change_is_written_through_where_it_is_to_be_durable(
 def test_a_lock_has_one_holder_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not is_locked(path)
-    assert not path.exists()  # a look leaves no trace
+    assert not path.exists()  # the check creates no file
     with locked(path):
         assert is_locked(path)
         with pytest.raises(BlockingIOError):

@@ -42,7 +42,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Result:
 
 
 def environment(home: Path, python: str, *, exactly: bool = False) -> Environment:
-    """Copy the runtime in use, and replace its Python by a script."""
+    """Copy the runtime in use and replace its Python by a script."""
     stand_in_home(home)
     (home / "venvs" / FIRST / "bin/python").write_text(f"#!/bin/sh\n{python}\n")
     base = {"edgert-0-py3-none-any.whl": "0", "gone-1-py3-none-any.whl": "9"}
@@ -119,7 +119,7 @@ def test_an_engine_gets_byte_code_also_where_a_follower_inherits_that_the_daemon
     assert Path(cache_from_source(str(code / "sdk.py"))).exists()
 
 
-def test_what_pip_refuses_is_never_complete(tmp_path: Path) -> None:
+def test_an_environment_whose_wheels_pip_refuses_is_never_complete(tmp_path: Path) -> None:
     new = environment(tmp_path / "a", 'case "$*" in *" install "*) echo "hashes do not match" >&2; exit 1 ;; esac')
     with pytest.raises(DeviceError, match="hashes do not match"):
         make_environment(run, new)
@@ -150,7 +150,7 @@ def test_the_release_of_an_environment_is_that_of_the_channel(tmp_path: Path) ->
 def test_the_trial_of_a_runtime_begins_on_a_system_without_nohup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """busybox may lack nohup: the host once waited ten minutes for a script that had not started."""
+    """busybox may lack nohup: an earlier version then waited ten minutes for a script that had not started."""
     (tmp_path / "bin").mkdir()
     for name in ("sh", "rm", "sleep"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")

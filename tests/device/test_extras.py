@@ -26,9 +26,9 @@ from edgert_deploy.cli.fleet import COMMANDS as FLEET_COMMANDS
 from tests.support.environments import environment_with, requirements
 from tests.support.paths import ROOT
 
-# What `pip install edgert` alone brings.
+# The packages that `pip install edgert` alone installs.
 BASE = {"click", "cryptography", "numpy", "paho", "PIL", "tomli", "xxhash", "zstandard"}
-# The modules that import these say themselves what to install.
+# The modules that import these packages have error messages of their own.
 OWN_MESSAGES = {"cuda", "keras", "pycuda", "tensorrt", "tensorrt_rtx_bindings"}
 
 GROUPS = {"bundle": BUNDLE_COMMANDS, "channel": CHANNEL_COMMANDS, "device": DEVICE_COMMANDS}

@@ -11,7 +11,7 @@ import pytest
 from edgert.stop import Stop
 from tests.support.devices import WAIT_S_MAX
 
-# The threads of a vendor's library, as NumPy's, were there before and block no signal.
+# The threads of a library, such as NumPy's, exist before this and block no signal.
 _WAITS = """
 import select, threading, time
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -37,7 +37,7 @@ def test_it_stops_in_time(how: str) -> None:
         process.send_signal(signal.SIGTERM)
         said = process.stdout.read() if process.stdout else ""
     else:
-        said, _ = process.communicate()  # closes its standard input, as the kernel does when the supervisor dies
+        said, _ = process.communicate()  # closes the standard input, like the kernel when the supervisor dies
     assert said == "stopped\n"
     assert process.wait(WAIT_S_MAX) == 0
 

@@ -135,7 +135,7 @@ def test_a_wrong_value_is_named(change: dict[str, Any], words: str) -> None:
         from_json(Bike, {**VALUE, **change})
 
 
-def test_what_is_deep_or_no_object_is_named_too() -> None:
+def test_json_that_is_deep_or_no_object_is_refused() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

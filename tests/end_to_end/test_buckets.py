@@ -77,7 +77,7 @@ def test_any_length_gets_the_models_own_answer_in_its_own_length(client: Client,
 def test_a_longer_text_is_refused_with_the_largest_bucket(client: Client) -> None:
     with pytest.raises(RequestError, match="length 33 along axis 'tokens'; the model was built for 1 to 32"):
         client.infer("text", text(LARGEST + 1))
-    assert client.infer("text", text(3))["scores"].shape == (4,)  # the connection goes on
+    assert client.infer("text", text(3))["scores"].shape == (4,)  # the connection continues
 
 
 def test_inputs_of_different_lengths_are_refused(client: Client) -> None:

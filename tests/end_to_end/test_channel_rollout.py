@@ -1,6 +1,6 @@
-"""A rollout that devices fetch themselves: the host's commands, a registry with TLS and a login, and real daemons.
+"""Devices fetch a rollout themselves: the host's commands, a registry with TLS and a login, and real daemons.
 
-The host never connects to a device, and no device to another one.
+The host never connects to a device, and no device connects to another device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.stand_ins.following import followed, following
 
 NAMES = ("d-0", "d-1", "d-2", "d-3")
 BREAKS = 200
-PIECE_BYTES = 16_000  # of a connection that breaks: TLS takes a part of it
+PIECE_BYTES = 16_000  # the bytes until a connection breaks; TLS needs some of them
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]
 
 @pytest.fixture
 def address(server: RegistryServer, tmp_path: Path) -> str:
-    """A repository of the test's own."""
+    """The address of the test's own repository."""
     return f"oci://localhost:{server.port}/{tmp_path.name.replace('_', '-').strip('-').lower()}"
 
 
@@ -68,7 +68,7 @@ def follow_config(server: RegistryServer, address: str, login: Path | None = Non
 
 
 def prepared(stack: ExitStack, name: str, key: SigningKey, follow: str) -> Device:
-    """A device whose daemon runs; the test makes the follower's rounds, long before the daemon would."""
+    """Return a device whose daemon runs. The test runs the follower's rounds, long before the daemon would."""
     device = stack.enter_context(a_device(follow, started=False))
     (device.state.keys / "test.pem").write_bytes(key.public.pem())
     device.key = key
@@ -78,7 +78,7 @@ def prepared(stack: ExitStack, name: str, key: SigningKey, follow: str) -> Devic
 
 
 def follow(device: Device) -> str:
-    """Make rounds until nothing is waited for; return what came of the last one."""
+    """Run rounds until no version is on trial; return the text of the last round."""
     store, follower = SlotStore(device.state.models / "echo"), following(device)
 
     def settled() -> bool:
@@ -99,7 +99,7 @@ def test_a_broken_release_is_rolled_back_on_the_canary_alone_and_the_fixed_one_r
     server: RegistryServer, address: str, key: SigningKey, edgert: Edgert
 ) -> None:
     first, second = sorted(position(ChannelDevice("default", name, "this-machine"), "echo", 2) for name in NAMES)[:2]
-    share = ("--share", f"{50 * (first + second):.4f}%")  # exactly one device, by the hash
+    share = ("--share", f"{50 * (first + second):.4f}%")  # the hash selects exactly one device
     with ExitStack() as stack:
         devices = {name: prepared(stack, name, key, follow_config(server, address)) for name in NAMES}
         a_bundle = devices["d-0"]

@@ -1,4 +1,4 @@
-"""The daemon as apps and operators see it: the real process, real sockets, models of the null engine."""
+"""The behaviour of the daemon for apps and operators: real process, real sockets, models of the null engine."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_wrong_inputs_are_refused_and_the_connection_stays_open(serving: Device,
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
-def test_who_would_wait_for_ever_is_answered(serving: Device, timeout_s: float) -> None:
+def test_a_client_with_a_very_long_time_out_is_answered(serving: Device, timeout_s: float) -> None:
     with Client(serving.socket, timeout_s=timeout_s) as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
@@ -189,7 +189,7 @@ def test_a_killed_worker_fails_its_own_requests_only_and_restarts() -> None:
         with load(device) as (releases, errors), load(device, "other", threads=2) as (_, other_errors):
             pid = device.serving()["pid"]
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(50 * PAUSE_S)  # every client's next request is in flight, and stays there
+            time.sleep(50 * PAUSE_S)  # now the next request of every client is in progress, and gets no answer
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: bool(errors), "the requests in flight fail")
             told_at = len(releases)
@@ -292,7 +292,7 @@ def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process runs; one that ended has no command line, even if nobody has reaped it."""
+    """Return whether a process runs. After its end it has no command line, even if nobody has reaped it."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
@@ -363,7 +363,7 @@ def test_a_client_with_kept_connections_finds_a_restarted_daemon() -> None:
 
 def test_a_swap_sends_waiting_requests_to_the_new_version() -> None:
     with a_device("[serving]\nbatch_max = 1\n") as device:
-        device.put(delay_s=0.5)  # the queue would last for 40 s: longer than the next version takes to load
+        device.put(delay_s=0.5)  # the queue would need 40 s, longer than the load of the next version
         with device.client(timeout_s=120) as client, ThreadPoolExecutor(80) as pool:
             waiting = [pool.submit(client.infer, "echo", ITEM * i, cache=False, trace=True) for i in range(80)]
             wait_until(lambda: device.serving()["waiting"] > 40, "the queue is long")
@@ -382,7 +382,7 @@ def test_a_foreign_file_at_the_socket_path_is_not_removed() -> None:
 
 
 def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
-    """The daemon, which checks the folder every 30 s, has a clock 100 times faster, and is woken up."""
+    """The daemon checks the folder every 30 s. Here its clock runs 100 times as fast, and the test wakes it."""
     program = (
         "import sys, time; from pathlib import Path; from edgert.state_dir import StateDir;"
         "from edgert.daemon.supervisor import Supervisor;"
@@ -395,7 +395,7 @@ def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
             command.connect(os.fspath(device.state.control_socket))
             shutil.rmtree(device.state.root)
             time.sleep(STATE_CHECK_S / 100)
-            with contextlib.suppress(OSError):  # it may have looked, and have ended, already
+            with contextlib.suppress(OSError):  # the daemon may have noticed this and ended already
                 command.sendall(b"{}\n")
             assert daemon.wait(WAIT_S_MAX) == 0
         device.prepare()
@@ -404,7 +404,7 @@ def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
 def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
     """A profile may prefer one engine twice, in INT8 and in FP32; each has its own golden answers."""
     with a_device() as device:
-        device.put(first=("null", b"?"))  # it does not load
+        device.put(first=("null", b"?"))  # this artifact does not load
         checked = device.run("check", "echo")
         assert (checked["artifact"], checked["engine"]) == ("null", "null")
         assert device.serving()["artifact"] == "null"

@@ -24,7 +24,7 @@ ITEM = np.ones((1, 4), np.float32)
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """A running device whose state folder is a small filesystem."""
+    """A running device whose state folder is a small file system."""
     with a_device(started=False) as device:
         config = device.state.config.read_text()
         if not mounted(request.param, device):
@@ -42,7 +42,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 
 def mounted(kind: str, device: Device) -> bool:
-    """Mount a new small filesystem on the state folder; return False where this process may not."""
+    """Mount a new small file system on the state folder; return False if this process may not mount."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs"]
     if kind == "ext4":
         image = device.folder / "disk"
@@ -63,7 +63,7 @@ def fill(device: Device) -> Path:
         with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        # ext4 frees the blocks of removed files, and those that it reserved, with its next commit.
+        # With its next commit, ext4 frees the blocks of removed files and its reserved blocks.
         subprocess.run(["sync", "--file-system", device.state.root], check=True)
     with contextlib.suppress(OSError), device.state.log.open("ab", buffering=0) as log:
         while log.write(b"."):
@@ -73,7 +73,7 @@ def fill(device: Device) -> Path:
 
 @pytest.fixture
 def frees_nothing(device: Device) -> Iterator[Device]:
-    """The device with its spool on another disk, and every file open: the end of a process frees no block."""
+    """The device with its spool on another disk. Its files stay open, so the end of a process frees no block."""
     device.stop()
     spool = device.folder / "spool"
     shutil.copytree(device.state.spool.parent, spool)
@@ -124,7 +124,7 @@ def test_a_trial_that_runs_out_ends_without_a_free_block(frees_nothing: Device) 
 
 
 def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(frees_nothing: Device) -> None:
-    """A restarted daemon does not load it again, although its trial lasts for 10 minutes."""
+    """A restarted daemon does not load the version again, although the trial lasts for 10 minutes."""
     device = frees_nothing
     device.run("activate", "echo", "--trial", "10m")
     ballast = fill(device)
@@ -142,7 +142,7 @@ def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(fre
 
 
 def restarted_on_a_full_disk(device: Device) -> None:
-    """Kill the daemon, which is started again. Release 1 serves before and after, and nothing is written."""
+    """Kill and restart the daemon. Release 1 serves before and after, and the daemon writes nothing."""
     is_rolled_back_in_memory(device)
     daemon = device.daemon_pid()
     assert daemon is not None
@@ -159,12 +159,12 @@ def is_rolled_back_in_memory(device: Device) -> None:
 
 
 def written_state(device: Device) -> str:
-    """Return the state that is on the disk."""
+    """Return the state of the slots that is on the disk."""
     return str(json.loads((device.state.models / "echo" / "state.json").read_bytes())["state"])
 
 
 def serves(device: Device, release: int) -> bool:
-    """Return whether an app is answered by `release`."""
+    """Return whether `release` answers an app."""
     with contextlib.suppress(EdgeRTError, OSError), device.client() as client:
         return client.infer("echo", ITEM, trace=True).release == release
     return False

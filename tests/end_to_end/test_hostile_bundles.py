@@ -73,7 +73,7 @@ def everything(folder: Path) -> dict[str, str]:
 
 
 def refused(device: Device, bundle: Path, error: type[EdgeRTError] | tuple[type[EdgeRTError], ...]) -> None:
-    """Assert that the device refuses the bundle and does not change by a byte."""
+    """Assert that the device refuses the bundle, and that no file of the device changes."""
     world = device.folder.parent
     before = everything(world)
     with pytest.raises(error):
@@ -110,7 +110,7 @@ def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path
 
 
 def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
-    """In the envelope's header, the envelope, its padding, and some of the payload."""
+    """The test flips bits in the envelope's header, the envelope, its padding, and some of the payload."""
     new = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096)
     whole, chance = new.read_bytes(), random.Random(SEED)
     with open_bundle(new, None) as bundle:
@@ -127,7 +127,7 @@ def test_a_bundle_cut_anywhere_leaves_nothing_behind(device: Device, tmp_path: P
 
 
 def test_parts_of_two_bundles_do_not_form_a_third(device: Device, tmp_path: Path) -> None:
-    """Same names and sizes, both signed by a trusted key: cut and joined at every block."""
+    """Two bundles with the same names and sizes, both signed, are cut and joined at every block."""
     one = make_null_bundle(tmp_path / "one", device.key, release=4, padding_bytes=2048).read_bytes()
     two = make_null_bundle(tmp_path / "two", device.key, release=5, padding_bytes=2048).read_bytes()
     assert len(one) == len(two)
@@ -135,7 +135,7 @@ def test_parts_of_two_bundles_do_not_form_a_third(device: Device, tmp_path: Path
     for at in range(BLOCK, len(one), BLOCK):
         for first, second in ((one, two), (two, one)):
             mixed = first[:at] + second[at:]
-            if mixed not in (one, two):  # both end with the same zeros
+            if mixed not in (one, two):  # the two bundles end with the same zeros
                 path.write_bytes(mixed)
                 refused(device, path, BundleError)
 
@@ -170,7 +170,7 @@ def test_an_untrusted_key_is_refused(device: Device, tmp_path: Path) -> None:
     refused(device, make_null_bundle(tmp_path / "foreign", new_key(), release=4), SignatureInvalid)
 
 
-# --- signed by a trusted key, as by a compromised host ---------------------------------------------------
+# --- bundles with a trusted signature, as from a compromised host ---------------------------------------------------
 
 
 def signed(path: Path, key: SigningKey, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -236,7 +236,7 @@ def test_an_envelope_or_a_tail_of_any_size_is_not_read(device: Device, tmp_path:
 
 @pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"L", b"x", b"g", b"S"])
 def test_only_regular_files_are_accepted(device: Device, tmp_path: Path, kind: bytes) -> None:
-    """Links, device nodes, a folder, a pipe, and extensions that rename or inflate the next entry."""
+    """The test tries links, device nodes, a folder, a pipe, and headers that rename or inflate the next entry."""
     path = make_null_bundle(tmp_path / "new", device.key, release=4)
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as archive:

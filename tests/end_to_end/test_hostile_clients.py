@@ -80,7 +80,7 @@ def ends(sock: socket.socket) -> bool:
 
 
 def test_frames_with_flipped_bytes_are_answered_or_end_the_connection(device: Device) -> None:
-    """Each byte of a request that decides anything, in turn, and many at random."""
+    """The test flips each byte of the header and the descriptors in turn, and many other bytes at random."""
     draw = random.Random(SEED)
     good = request()
     cases = [bytes([*good[:i], good[i] ^ 0xFF, *good[i + 1 :]]) for i in range(128)]
@@ -130,7 +130,7 @@ def test_many_silent_connections_keep_no_client_out(device: Device) -> None:
     silent = []
     try:
         for _ in range(CONNECTIONS):
-            sock = socket.socket(socket.AF_UNIX)  # it blocks when the backlog is full
+            sock = socket.socket(socket.AF_UNIX)  # a connect blocks while the backlog is full
             sock.connect(os.fspath(device.socket))
             sock.send(HELLO[:10])
             silent.append(sock)
@@ -184,7 +184,7 @@ def test_a_flood_is_accepted_at_a_bounded_rate_and_no_connection_is_lost(tmp_pat
 def test_clients_beyond_the_limit_are_refused_with_an_error_and_the_others_served(device: Device) -> None:
     silent, refused = [], 0
     with device.client() as client:
-        client.infer("echo", ITEM)  # a good client that connected before
+        client.infer("echo", ITEM)  # a good client that connected earlier
         try:
             for _ in range(100):
                 sock = raw(device)
@@ -215,12 +215,12 @@ def test_descriptors_that_a_client_sends_are_refused_or_closed(device: Device) -
         held.callback(os.close, passed)
         for _ in range(10):
             silent = held.enter_context(raw(device))
-            send(silent, HELLO[:20])  # to the supervisor
+            send(silent, HELLO[:20])  # the supervisor reads this
             sock = held.enter_context(raw(device))
             send(sock, HELLO)
             assert read_frame(sock).kind == wire.WELCOME
             for _ in range(3):
-                send(sock, request())  # to the worker
+                send(sock, request())  # the worker reads this
                 assert read_frame(sock).kind == wire.RESULT
         assert _descriptors(device) < before + 50
 
@@ -276,7 +276,7 @@ def test_the_control_socket_refuses_invalid_commands(device: Device) -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(WAIT_S_MAX)
             sock.connect(os.fspath(device.state.control_socket))
-            with contextlib.suppress(ConnectionError):  # it may have read enough, and have answered, already
+            with contextlib.suppress(ConnectionError):  # the daemon may already have read enough to answer
                 sock.sendall(data)
             assert b'"error"' in sock.recv(65536)
 

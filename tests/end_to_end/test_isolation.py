@@ -1,4 +1,4 @@
-"""A faulty engine fails its own requests in flight and nothing else: each fault is injected."""
+"""A fault of an engine fails only the requests in progress on this engine. The tests inject each fault."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def say(device: Device, fault: str, model: str = "echo", timeout_s: float = WAIT
 
 @pytest.fixture
 def pair() -> Iterator[Device]:
-    """A device with a model on the fault engine and a sound one."""
+    """A device with two models: one on the fault engine, and a sound one."""
     with a_device("[serving]\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         device.put(model="other")
@@ -59,7 +59,7 @@ def pair() -> Iterator[Device]:
 
 @pytest.fixture
 def impatient() -> Iterator[Device]:
-    """The same, but a run may last four seconds only: a busy machine may hold a run up."""
+    """Like `pair`, but a run may last at most four seconds, because a busy machine may delay a run."""
     with a_device("[serving]\nrun_s_max = 4.0\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         device.put(model="other")
@@ -120,8 +120,8 @@ def test_a_leak_past_the_hard_limit_is_a_crash() -> None:
         device.put(engine="fault", program={"runs": [{"fault": "leak", "value": 7.0, "mb": 300}]})
         pid = device.serving()["pid"]
         with device.client() as client:
-            for _ in range(2):  # a check in the middle of the first leak replaces the worker instead
-                with contextlib.suppress(WorkerLost):  # the run may still be going on
+            for _ in range(2):  # if the memory is checked during the first leak, the worker is replaced, not killed
+                with contextlib.suppress(WorkerLost):  # the run may still be in progress
                     client.infer("echo", np.full_like(ITEM, 7.0), cache=False)
                 wait_until(lambda: device.serving()["crashes"] or device.serving()["pid"] != pid, "a check has seen it")
                 if device.serving()["crashes"]:
@@ -178,7 +178,7 @@ def test_a_worker_killed_by_the_kernel_restarts_and_others_are_not_affected(pair
 
 def test_models_serve_on_without_the_fork_server_and_a_crash_brings_a_new_one(pair: Device) -> None:
     pair.stop()
-    pair.start()  # the first of the two models came before there were two
+    pair.start()  # the first model was installed before the second: now both workers are forks
     wait_until(lambda: all(pair.serving(name)["state"] == "ready" for name in ("echo", "other")), "both serve")
     pids = [pair.serving()["pid"], pair.serving("other")["pid"]]
     servers = {int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0]) for pid in pids}
@@ -221,14 +221,17 @@ def test_strict_serves_on_the_first_engine_only() -> None:
 # --- hot swap -------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(0)  # each swap has its own limit, and on a busy machine takes many times as long
+@pytest.mark.timeout(0)  # each swap has its own limit; on a busy machine, all swaps take many times as long
 def test_no_request_fails_over_many_swaps_under_load() -> None:
-    """SWAPS swaps between two good releases with CLIENTS clients, more than the engine can answer.
+    """The test swaps two good releases SWAPS times. CLIENTS clients send more than the engine can answer.
 
-    In the first half each worker is a program of its own, in the second one a fork, as there is a second model then.
+    In the first half, each worker is a separate program. In the second half, there are two models, so each worker is a
+    fork.
     """
     with a_device("[serving]\nbatch_max = 1\n") as device:
-        device.put(delay_s=0.003)  # the engine is always busy, yet processor time is left to start the next worker
+        device.put(
+            delay_s=0.003
+        )  # the engine is always busy, but enough processor time is left to start the next worker
         device.put(release=2, delay_s=0.003)
         swap_under_load(device, SWAPS // 2)
         device.put(model="other")
@@ -254,7 +257,7 @@ def swap_under_load(device: Device, swaps: int) -> None:
 
 
 class Clock:
-    """Real time, and what the test adds to it."""
+    """The real time, plus the time that the test adds."""
 
     def __init__(self) -> None:
         self.added = 0.0
@@ -264,7 +267,7 @@ class Clock:
 
 
 class OneService:
-    """A ModelService and the least of a supervisor's loop."""
+    """A ModelService, and only the necessary parts of a supervisor's loop."""
 
     def __init__(self, device: Device, clock: Callable[[], float]) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -338,7 +341,7 @@ def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() ->
 
 @pytest.mark.parametrize("speaks", [True, False])
 def test_an_engine_that_reports_progress_is_not_taken_for_stuck(speaks: bool) -> None:
-    """A rebuild of a TensorRT plan takes minutes; an engine without progress is taken for stuck."""
+    """A rebuild of a TensorRT plan takes minutes. An engine that reports no progress is seen as stuck."""
     with a_device(started=False) as device:
         fault = {"fault": "slow", "s": 2.0} if speaks else {"fault": "hang-holding-lock"}
         install(device.bundle(engine="fault", program={"load": fault}), device.state, read_config(device.state))

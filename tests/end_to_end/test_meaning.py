@@ -1,7 +1,7 @@
 """Images keep their meaning: in every form of input, each artifact receives the values that it was trained on.
 
-The model takes BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. The device converts, or with
-`--fold-preprocess` the model.
+The model takes BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. The device converts the image,
+or the model does with `--fold-preprocess`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture(scope="module")
 def bundles(shell: Shell) -> dict[bool, Built]:
-    """Build for each engine; and for one with the preprocessing folded into the model."""
+    """Build a bundle for each engine, and for one engine a bundle with folded-in preprocessing."""
     words = ("--calibration", "photos", "--holdout", "photos", "--allow-overlap", "--labels", "labels.txt")
     rules = ("colour.onnx", *words, "--preprocess", "pre.toml")
     return {

@@ -29,13 +29,13 @@ def use(device: Device, model: str, timeout_s: float = WAIT_S_MAX) -> None:
 
 
 def put(device: Device, **options: Any) -> None:
-    """Deploy a model whose worker has more memory of its own than workers share."""
+    """Deploy a model whose worker has more private memory than workers share."""
     device.put(engine="fault", program={"load": {"fault": "leak", "mb": 40}}, **options)
 
 
 @pytest.fixture(scope="module")
 def budget_for_two() -> int:
-    """A budget in MB that holds two such workers and not three."""
+    """A budget in MB that is enough for two such workers, but not for three."""
     with a_device() as device:
         put(device)
         return round(float(device.serving()["memory_mb"]) * 2.4)
@@ -50,9 +50,9 @@ def test_models_share_a_budget(budget_for_two: int) -> None:
         assert states(device) == {"pinned": "ready", "one": "unloaded", "two": "ready"}
         pid = device.serving("two")["pid"]
 
-        use(device, "one")  # the client waits while it is loaded
+        use(device, "one")  # the client waits while the model loads
         assert states(device) == {"pinned": "ready", "one": "ready", "two": "unloaded"}
-        assert not Path(f"/proc/{pid}").exists()  # its memory is back
+        assert not Path(f"/proc/{pid}").exists()  # its memory is free
         memory = ask(device.state.control_socket, {"op": "status"}, WAIT_S_MAX)["memory"]
         assert memory["limit_mb"] == budget_for_two
         assert 0 < memory["used_mb"] <= budget_for_two
@@ -82,24 +82,24 @@ def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two:
         time.sleep(IDLE_S_MIN)
         use(device, "busy")
 
-        def refused() -> bool:  # where a busy machine halts the load for IDLE_S_MIN, the other is not in use
+        def refused() -> bool:  # if a busy machine halts `load` for IDLE_S_MIN, the model is not in use
             try:
                 use(device, "late", timeout_s=5.0)
             except Unavailable as error:
                 return error.retry_after_s is not None and states(device)["busy"] == "ready"
-            except DeadlineExceeded:  # the daemon stood still
+            except DeadlineExceeded:  # the machine had halted the daemon
                 return False
             return False
 
         with load(device, "busy", threads=2) as (_, errors):
             wait_until(refused, "a model in use stays loaded")
         assert errors == []
-        use(device, "late")  # nobody asks the other any more
+        use(device, "late")  # nobody uses the other model any more
 
 
-def test_what_is_larger_than_the_whole_budget_is_refused_once_that_is_known() -> None:
+def test_a_model_larger_than_the_whole_budget_is_refused_once_its_size_is_known() -> None:
     with a_device("[serving]\nmemory_mb = 10\n") as device:
-        device.put()  # an estimate refuses nothing
+        device.put()  # an estimate is no reason for a refusal
         with device.client() as client:
             client.infer("echo", ITEM)
         device.stop()
@@ -115,7 +115,7 @@ def test_without_a_budget_every_model_is_loaded_one_after_the_other_on_one_proce
         device.put(model="two")
         device.stop()
         processors = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(processors)})  # which the daemon inherits
+        os.sched_setaffinity(0, {min(processors)})  # the daemon inherits this
         try:
             device.start()
         finally:
@@ -140,7 +140,7 @@ def test_a_new_version_is_swapped_in_beside_the_old_one_even_where_the_budget_ho
 
 
 def test_requests_that_take_turns_between_models_are_all_answered(budget_for_two: int) -> None:
-    """Only one of the two fits: slow, and no answer lost."""
+    """The budget is enough for only one of the two models. Answers are slow, but none is lost."""
     with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
         for model in ("one", "two"):
             put(device, model=model)

@@ -1,4 +1,4 @@
-"""Every kind of input and output, through every builder and its engine: tokens, masks, bytes, several of each."""
+"""Every kind of input and output through every builder and its engine: tokens, masks, bytes, several of each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tokens_and_mask(batch: str) -> Any:
 
 
 def image_and_numbers(batch: str) -> Any:
-    """A picture (FP32), numbers (FP32) and a switch (INT32): as a policy of a robot has it."""
+    """A picture (FP32), numbers (FP32) and a switch (INT32): like the inputs of a robot's policy."""
     body = """
         c = Conv <kernel_shape = [3, 3], strides = [2, 2]> (image, w1, b1)
         r = Relu (c) g = GlobalAveragePool (r) f = Flatten (g)
@@ -66,7 +66,7 @@ def image_and_numbers(batch: str) -> Any:
 
 
 def bytes_and_choice(batch: str) -> Any:
-    """Pixels as a camera gives them (UINT8) -> scores, and the best class (INT64)."""
+    """Pixels of a camera (UINT8) to scores, and the best class (INT64)."""
     body = """
         x = Cast <to = 1> (pixels) s = Div (x, most)
         c = Conv <kernel_shape = [3, 3]> (s, w1, b1) r = Relu (c)

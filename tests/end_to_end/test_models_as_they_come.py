@@ -1,4 +1,4 @@
-"""Models as other people's tools write them, on every engine; the artifacts run in the bare engines, outside our code.
+"""Models from other tools on every engine; the artifacts also run in the bare engines, without our code.
 
 The files come from PyTorch's exporters (tests/support/models/exported). Opsets are in test_builders.py, branches in
 test_branches.py, scikit-learn in test_classical.py, buckets in test_buckets.py.
@@ -32,12 +32,12 @@ from tests.support.models.exported import FOLDER
 from tests.support.paths import ROOT
 
 Feeds = dict[str, NDArray[Any]]
-PEAK_BYTES_MAX = 500 * 1024**2  # of a process that refuses 3 GB of weights; its libraries alone take 150 MB
+PEAK_BYTES_MAX = 500 * 1024**2  # for a process that refuses 3 GB of weights; its libraries alone take 150 MB
 pytestmark = pytest.mark.usefixtures("probes_are_forks")
 
 
 def in_the_bare_engine(artifact: Artifact, feeds: Feeds) -> dict[str, NDArray[Any]]:
-    """Answer one sample by the vendor's own interface; TensorRT's graph by ONNX Runtime."""
+    """Answer one sample through the vendor's own interface; run TensorRT's graph in ONNX Runtime."""
     if artifact.engine == "openvino":
         import openvino
 
@@ -89,7 +89,7 @@ def test_weights_in_a_file_beside_the_model_are_in_the_artifact(engine: str, pre
     source = load_source(tmp_path / "picture.onnx")
     samples = samples_of(source)
     artifact = build(engine, source, samples, precision, tmp_path / "out")
-    (tmp_path / "picture.onnx.data").unlink()  # nothing of it is needed any more
+    (tmp_path / "picture.onnx.data").unlink()  # the file is not needed any more
     for row in range(4):
         feeds = sample(samples, row)
         want = by_onnx_runtime(FOLDER / "picture.onnx", feeds)["scores"]
@@ -165,7 +165,7 @@ try:
     load_source(Path({str(path)!r}))
 except Exception as error:
     print(type(error).__name__)
-# Its own ru_maxrss would begin with that of the process that started it.
+# The ru_maxrss of a new process starts at the value of its parent.
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024)
 """

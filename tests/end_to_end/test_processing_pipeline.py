@@ -1,4 +1,4 @@
-"""An image in, labels or boxes out: `edgert build` with folders of images, a real daemon, a client that sends files."""
+"""From an image to labels or boxes: `edgert build` with image folders, a real daemon, a client that sends files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def colour_model() -> Any:
 
 
 def bright_model() -> Any:
-    """Return [N, 3, 320, 320] -> [N, 5, 4]: four times the box around the bright part, as YOLO gives it."""
+    """Return [N, 3, 320, 320] -> [N, 5, 4]: the box around the bright part, four times, in YOLO's form."""
     body = """
         red = Slice (image, zero, one, axis)
         bright = Greater (red, half)
@@ -209,10 +209,10 @@ def test_boxes_have_the_coordinates_of_the_sent_image(
     picture = lamp(height, width, box)
     answer = client.infer("bright", picture if form == "frame" else encoded(picture, form))
     assert set(answer) == {"detected_boxes", "detected_scores", "detected_classes", "detected_count"}
-    assert int(answer["detected_count"]) == 1  # the same box six times
+    assert int(answer["detected_count"]) == 1  # the model gave the same box six times
     assert client.labels("bright")[int(answer["detected_classes"][0])] == "lamp"
     assert answer["detected_scores"][0] == pytest.approx(0.9, abs=1e-6)
-    a_pixel = max(1.0, height / SIDE, width / SIDE)  # of the coarser grid
+    a_pixel = max(1.0, height / SIDE, width / SIDE)  # a pixel of the coarser grid
     assert np.abs(answer["detected_boxes"][0] - box).max() <= a_pixel
     assert (answer["detected_boxes"][1:] == 0).all()
     assert (answer["detected_classes"][1:] == -1).all()

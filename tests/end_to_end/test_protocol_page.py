@@ -1,4 +1,4 @@
-"""docs/protocol.md tells a client's author what a real daemon does, and the program on it runs unchanged."""
+"""docs/protocol.md describes the behaviour of a real daemon, and the program on this page runs unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def request(request_id: int) -> bytes:
 def ended(sock: socket.socket) -> bool:
     try:
         return sock.recv(1) == b""
-    except ConnectionResetError:  # what the daemon had not read is dropped
+    except ConnectionResetError:  # the kernel drops the bytes that the daemon had not read
         return True
 
 

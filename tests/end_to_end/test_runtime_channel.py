@@ -1,4 +1,4 @@
-"""A device changes its runtime as a channel in a real registry says, with real wheels, pip and daemons."""
+"""A device changes its runtime for a channel in a real registry, with real wheels, pip and daemons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def until_decided(device: HomeDevice) -> None:
 
 
 def follow_until(device: HomeDevice, *says: str) -> None:
-    """Make rounds until one says any of this; the daemon's own round may be at work, or have been."""
+    """Run rounds until the text of one contains any of `says`. The daemon may run rounds of its own."""
     said = [""]
 
     def done() -> bool:

@@ -1,4 +1,4 @@
-"""Sessions on a real device: what the daemon keeps between the requests of a connection, and when that ends."""
+"""Sessions on a real device: the memory that the daemon keeps between requests, and the end of a session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def item(value: float) -> NDArray[np.float32]:
 def test_a_request_begins_with_the_state_that_the_one_before_left(client: Client) -> None:
     with client.session("sums") as stream:
         assert [stream.infer(item(n))["y"][0] for n in (1, 2, 3)] == [1, 3, 6]
-        assert stream.infer(np.stack([item(10), item(20)]))["y"][:, 0].tolist() == [16, 36]  # one after the other
+        assert stream.infer(np.stack([item(10), item(20)]))["y"][:, 0].tolist() == [
+            16,
+            36,
+        ]  # the model runs the items one after the other
     with client.session("sums") as stream:
         assert stream.infer(item(1))["y"][0] == 1
 
@@ -73,7 +76,7 @@ def test_chunks_of_any_length_give_the_windows_of_the_whole_signal(client: Clien
     with client.session(model) as stream:
         answers = [stream.infer(signal[at : at + size])["y"] for at in range(0, len(signal), size)]
     np.testing.assert_array_equal(np.concatenate(answers), whole)
-    assert answers[0].shape == (len(answers[0]), 8)  # also where no window is complete
+    assert answers[0].shape == (len(answers[0]), 8)  # even if no window is complete
 
 
 @pytest.mark.parametrize("size", [1, 5, 16])

@@ -1,4 +1,4 @@
-"""The whole path over a real sshd: bare device, bootstrap, deploy, answers, hot swap, rollback, and every refusal.
+"""All steps over a real sshd: bare device, bootstrap, deploy, answers, hot swap, rollback, and every refusal.
 
 The real command builds the real model. A device that refuses a bundle keeps serving the live version.
 """
@@ -42,7 +42,7 @@ MONITOR = ("--service", "monitor", "--engines", "first")
 class World:
     """One host with its configuration, and one device behind a real sshd.
 
-    `apart`: each command has a process of its own, as where several run at once.
+    With `apart`, each command runs in a process of its own, for commands that run at the same time.
     """
 
     folder: Path
@@ -149,7 +149,7 @@ def test_bootstrap_again_changes_nothing(world: World) -> None:
 
 
 def test_an_environment_has_the_byte_code_that_a_device_runs_and_no_other(world: World) -> None:
-    """The daemon writes none: without it, each of its processes would compile all modules again."""
+    """The daemon writes no byte code, so without it each of its processes would compile all modules again."""
     (site,) = (world.sshd.home / "edgert/venv").glob("lib/python*/site-packages")
     compiled = {path.relative_to(site).parts[0] for path in site.rglob("*.pyc")}
     assert {"PIL", "cryptography", "edgert", "numpy", "onnxruntime"} <= compiled
@@ -160,7 +160,7 @@ def test_an_environment_has_the_byte_code_that_a_device_runs_and_no_other(world:
 
 
 def test_two_hosts_that_bootstrap_one_device_at_once_do_not_interfere(tmp_path: Path) -> None:
-    """Without a claim each would empty the environment that the other fills."""
+    """Without a claim, each host would empty the environment that the other host fills."""
     with running_sshd(tmp_path / "sshd") as sshd:
         hosts = [World(tmp_path / name, sshd, apart=True) for name in ("one", "two")]
         for host in hosts:
@@ -277,7 +277,7 @@ def test_a_broken_model_is_rolled_back(serving: World, fault: dict[str, Any], re
         assert code == 9
         assert answer["devices"][0]["serving"] == 2
         assert f"[{reason}]" in error["message"]
-    else:  # an engine that compiles at install refuses there, before the switch
+    else:  # an engine that compiles during the install refuses the model before the switch
         assert (code, error["code"]) == (7, reason)
     assert load.failures == []
     assert load.releases == {2}
@@ -331,7 +331,7 @@ def assert_serves_on(world: World) -> None:
 
 
 class Load:
-    """Threads that always have a request ahead and record every failure and every release that answered."""
+    """Threads that send requests without a pause, and record every failure and every release that answered."""
 
     def __init__(self, socket: Path, threads: int = 3) -> None:
         self.failures: list[str] = []
@@ -396,5 +396,5 @@ def test_a_device_takes_text_once_it_has_tokenizers(serving: World) -> None:
     assert (code, answer["outputs"]["scores_classes"]["values"]) == (0, [label]), answer
     names = (folder / "labels.txt").read_text().splitlines()
     assert answer["outputs"]["scores_classes"]["labels"] == [names[label]]
-    code, again = serving.edgert("bootstrap", "board", *MONITOR)  # what it has, it keeps
+    code, again = serving.edgert("bootstrap", "board", *MONITOR)  # the device keeps its extras
     assert (code, again["devices"][0]["changed"]) == (0, []), again

@@ -1,4 +1,4 @@
-"""A recurrent model from `edgert build` with its state to sessions on a device, on each engine."""
+"""A recurrent model with state, from `edgert build` to sessions on a device, on each engine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ITEM = np.ones((1, 4), np.float32)
 
 
 def mqtt_config(broker: Broker, port: int = 0) -> str:
-    """Return what bootstrap writes for a broker with TLS and passwords; `port` overrides the port."""
+    """Return the `[mqtt]` table for a broker with TLS and passwords; `port` overrides the port."""
     folder = broker.folder
     return f"""
 [serving]
@@ -49,7 +49,7 @@ def watch_words(broker: Broker, seconds: float) -> list[str]:
 
 
 def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
-    """Return its output."""
+    """Run `edgert fleet watch`; return its output."""
     done = subprocess.run(watch_words(broker, seconds), capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -75,7 +75,7 @@ def asked_all_the_time(device: Device) -> Iterator[None]:
 
 
 def of_device(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that hold this device's latency; others sum up the fleet."""
+    """Return the rows with this device's latency; the other rows sum up the fleet."""
     return [row for row in rows if row["device"] == "d-test" and row["model"] == "echo" and row["p50_ms"]]
 
 
@@ -97,7 +97,7 @@ def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
 
 
 def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_version(tmp_path: Path) -> None:
-    alarms = "[alarms]\nworker_mb = 1\n"  # every worker takes more
+    alarms = "[alarms]\nworker_mb = 1\n"  # every worker uses more
     heard: list[dict[str, Any]] = []
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
         listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)}))  # fmt: skip
@@ -140,9 +140,9 @@ def test_checks_benchmarks_and_clients_that_time_out_are_distinguished_from_requ
                 for _ in range(3):
                     client.infer("echo", ITEM, cache=False)
             asked = gone = 0
-            while gone < 2:  # a client that stands still for a second finds its answer
+            while gone < 2:  # a client that is halted for a second still gets its answer
                 with device.client() as client:
-                    client.infer("slow", ITEM, cache=False)  # it is connected, and the engine is free after it
+                    client.infer("slow", ITEM, cache=False)  # now the client is connected, and the engine is free
                     asked += 2
                     try:
                         client.infer("slow", ITEM, cache=False, timeout_s=0.7)
@@ -158,12 +158,12 @@ def test_checks_benchmarks_and_clients_that_time_out_are_distinguished_from_requ
         names = ("req_total", "gone_total", "err_total", "shed_total")
         assert [last("slow")[name] for name in names] == [asked, 2, 0, 0]
         assert [last("echo")[name] for name in names] == [3, 0, 0, 0]
-        assert last("echo")["probe_total"] > 100  # the check's and the benchmark's
+        assert last("echo")["probe_total"] > 100  # the requests of the check and the benchmark
         listening.close()
 
 
 def loads(payload: bytes) -> dict[str, Any]:
-    """Return the fields of a message; none for a plain word."""
+    """Return the fields of a message; no fields for a plain word."""
     fields: dict[str, Any] = json.loads(payload) if payload.startswith(b"{") else {}
     return fields
 

@@ -51,7 +51,9 @@ def bundle(shell: Shell) -> Built:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
-    with served(bundle, request.param, '[http]\nlisten = "127.0.0.1:0"\n') as device:  # golden texts, tokens made there
+    with served(
+        bundle, request.param, '[http]\nlisten = "127.0.0.1:0"\n'
+    ) as device:  # with golden texts, whose tokens the device computes
         yield device
 
 
@@ -92,21 +94,21 @@ def test_a_long_text_is_cut_and_an_empty_one_has_the_special_tokens(client: Clie
     assert client.infer("intents", ["", "play some jazz"])["scores"].shape == (2, len(LABELS))
 
 
-def test_what_is_no_text_is_refused_and_the_connection_goes_on(client: Client) -> None:
+def test_bytes_that_are_no_text_are_refused_and_the_connection_continues(client: Client) -> None:
     with pytest.raises(
         RequestError, match="text 0 of the request is not UTF-8: invalid start byte at byte 5: encode it"
     ):
         client.infer("intents", b"play \xff")
     with pytest.raises(RequestError, match="the text is not valid Unicode"):
         client.infer("intents", "play \ud800")
-    with pytest.raises(RequestError, match="at most 262144: shorten it"):
+    with pytest.raises(RequestError, match="at most 262144 are allowed: shorten it"):
         client.infer("intents", "x" * 300_000)
     with pytest.raises(
         RequestError, match=r"takes inputs \['input_ids', 'attention_mask'\], or \['input_ids'\] with text"
     ):
         client.infer("intents", {"text": "play"})
     with pytest.raises(RequestError, match=r"takes UINT8 \[-1, -1\]"):
-        client.infer("intents", {"input_ids": np.zeros((1, 4), np.int64)})  # its mask is missing
+        client.infer("intents", {"input_ids": np.zeros((1, 4), np.int64)})  # the mask is missing
     assert wanted(client, TEXTS[0][0]) == LABELS[TEXTS[0][1]]
 
 
@@ -127,7 +129,7 @@ def test_a_device_without_tokenizers_refuses_before_anything_changes(
 ) -> None:
     before = SlotStore(device.state.models / "intents").read()
     assert device.run("status")["text"] is True
-    monkeypatch.setitem(sys.modules, "tokenizers", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # now an import fails as if it were not installed
     with pytest.raises(EngineMissing, match="run edgert bootstrap DEVICE --with text on the host"):
         install(bundle.bundle, device.state, read_config(device.state))
     assert SlotStore(device.state.models / "intents").read() == before

@@ -1,4 +1,4 @@
-"""A model trained with CTC through build, gate and a real daemon: a sequence or a signal in, text out."""
+"""A model trained with CTC through build, gate and a real daemon: from a sequence or a signal to text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgert.processing.answers.ctc import text_of
 from tests.support.examples import built, served
 from tests.support.shell import ShellHere
 
-LETTERS = "ab ü"  # and the blank after them
+LETTERS = "ab ü"  # the class after them is the blank
 STEPS, SIZE = 16, 12
 BASIS = np.linalg.qr(np.random.default_rng(0).normal(size=(SIZE, SIZE)))[0][: len(LETTERS) + 1].astype(np.float32)
 
@@ -37,7 +37,7 @@ def write_model(path: Path, steps: int | str) -> None:
 
 
 def sequences(random: np.random.Generator, texts: list[str]) -> NDArray[np.float32]:
-    """Return sequences that read as `texts`, each letter one or two steps long, with a blank after it."""
+    """Return sequences for `texts`: each letter takes one or two steps, and a blank follows it."""
     rows = np.full((len(texts), STEPS), len(LETTERS))
     for row, text in zip(rows, texts, strict=True):
         path = [c for letter in text for c in [LETTERS.index(letter)] * int(random.integers(1, 3)) + [len(LETTERS)]]
@@ -46,7 +46,7 @@ def sequences(random: np.random.Generator, texts: list[str]) -> NDArray[np.float
 
 
 def needed(text: str) -> int:
-    """Return the most steps that a text takes."""
+    """Return the maximum number of steps for `text`."""
     return 3 * len(text)
 
 

@@ -1,4 +1,4 @@
-"""A trial with limits, on a real device: a broken limit brings the old version back, with the reason."""
+"""A trial with limits on a real device: after a broken limit, the old version serves again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.clients import PAUSE_S
 from tests.support.devices import Device, a_device, events, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
-TRIAL_S_MAX = 120.0  # a busy machine needs long for a hundred golden samples
+TRIAL_S_MAX = 120.0  # a busy machine needs much time for a hundred golden samples
 FAILS_AT_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
 
 pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
@@ -54,13 +54,13 @@ def device() -> Iterator[Device]:
     """Release 1 of echo serves; tests put others on trial and leave nothing on trial."""
     with a_device("[serving]\nbatch_max = 1\n") as one:
         one.put()
-        one.put(model="other")  # with two models workers are forks: a tenth of the processor time of a program
+        one.put(model="other")  # with two models, workers are forks, which start in a tenth of the processor time
         yield one
 
 
 @contextmanager
 def traffic(device: Device, *values: float) -> Iterator[None]:
-    """An app that asks for ITEM times each of the values, in turn, again and again."""
+    """Run an app that repeatedly sends ITEM, multiplied by each of `values` in turn."""
     stop = threading.Event()
 
     def ask_on() -> None:
@@ -85,7 +85,7 @@ _releases = iter(range(2, 1000))
 
 
 def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotStore, int]:
-    """Put a new release on trial with the limits of `limits`, and have it served."""
+    """Put a new release on trial with `limits`, and let the daemon serve it."""
     release = next(_releases)
     install(device.bundle(release=release, **bundle), device.state, read_config(device.state))
     store = SlotStore(device.state.models / "echo")
@@ -95,7 +95,7 @@ def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotSt
 
 
 def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
-    """Why `release` was rolled back, once that is so and the previous version serves again."""
+    """Wait until `release` was rolled back and the previous version serves; return the reason."""
     wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     returned = store.read().rolled_back
     assert returned is not None, "it was kept"
@@ -155,7 +155,9 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
         assert device.run("trial", "echo")["state"] in ("watching", "loading")
         device.run("rollback", "echo")
         install(device.bundle(release=release), device.state, read_config(device.state))
-        device.run("activate", "echo", *limits, "--watch", "10s")  # twenty answers are compared, also on a busy machine
+        device.run(
+            "activate", "echo", *limits, "--watch", "10s"
+        )  # enough time to compare twenty answers, even on a busy machine
         found = device.run("trial", "echo", "--wait")
     assert (found["state"], found["release"], found["readings"]["failed"]) == ("held", release, 0)
     assert found["readings"]["agreed"] == found["readings"]["compared"] >= COMPARED_MIN
@@ -180,7 +182,7 @@ def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -
     assert device.run("status")["claims"] == []
 
 
-def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) -> None:
+def test_a_limit_that_this_device_can_never_measure_is_refused_at_once(device: Device) -> None:
     release = next(_releases)
     install(device.bundle(release=release, item_shape=(4,)), device.state, read_config(device.state))
     if device.run("status")["temp_c"] is None:
@@ -208,22 +210,22 @@ def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(de
     store.activate(60.0, TrialLimits({}, 0.5, unattended=True))
     with store.locked():
         assert device.sync("echo")["release"] == release
-        device.serving()  # by now it has tried to
+        device.serving()  # by now, the daemon has tried to begin the watch
     wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     assert (store.read().rolled_back, store.read().ratchet) == (None, release)
 
 
 def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 2.0))
-    (store.live_folder(store.read()) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
+    (store.live_folder(store.read()) / "golden/input-0.npy").write_bytes(b"")  # an SD card may lose whole files
     assert "p99_ms could not be measured" in reason_of_rollback(device, store, release)
 
 
 def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
-    """Else who waits for what becomes of it hears of no trial, and never why it was rolled back."""
+    """Otherwise, a command that waits for the trial would see no trial, and no reason of the rollback."""
     store, release = on_trial(device, TrialLimits({"memory_mb": 5.0}, 60.0))
     wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
-    with store.locked():  # before the third look, which may end it
+    with store.locked():  # before the third comparison, which may end the watch
         wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == TrialPhase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
     assert (found["state"], found["release"]) == ("watching", release)
@@ -233,7 +235,7 @@ def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: D
 
 
 class ReadLate(SlotStore):
-    """Slots that are read once the watch has ended."""
+    """Slots whose reading waits for the end of the watch."""
 
     def read(self) -> Slots:
         def ended() -> bool:
@@ -254,7 +256,7 @@ def test_a_watch_that_ends_while_the_device_is_asked_tells_its_last_figures(devi
 
 
 @pytest.mark.parametrize("limits", [("--watch", "1m"), ()], ids=["watched", "ran-out"])
-def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, ...]) -> None:
+def test_without_a_daemon_the_command_trial_ends_the_trial(limits: tuple[str, ...]) -> None:
     with a_device() as device:
         device.put()
         install(device.bundle(release=2), device.state, read_config(device.state))
@@ -273,12 +275,12 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
 
 
 @pytest.mark.parametrize("rebooted", [False, True], ids=["daemon-killed", "power-cut"])
-def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_that_was_cut_off_ends_in_a_rollback(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_device() as device:
         device.put()
         store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0, unattended=True))
         wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
-        # Its monitor would start it again; a power cut takes that along.
+        # Kill the monitor too, which would start the daemon again. A power cut also ends both.
         pid = device.run("status")["daemon"]["pid"]
         for process in (int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), pid):
             os.kill(process, signal.SIGKILL)
@@ -296,7 +298,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
 
 
 class CutLink(LocalTransport):
-    """A link to this machine that is dead for so many questions, from the first one about the trial on."""
+    """A link to this machine that fails for `dead_for` commands, from the first `trial` command on."""
 
     def __init__(self, device: Listed, dead_for: int) -> None:
         super().__init__(device)

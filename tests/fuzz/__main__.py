@@ -1,12 +1,12 @@
-"""Fuzz the readers of what others send (`targets.py`), each in a process of its own: `make fuzz`.
+"""Fuzz the readers of foreign bytes (`targets.py`), each in a process of its own: `make fuzz`.
 
-    python -m tests.fuzz                       # a minute each
+    python -m tests.fuzz                       # one minute for each reader
     python -m tests.fuzz wire http --seconds 600
     python -m tests.fuzz --only wire build/fuzz/wire-crash-...       # repeat one finding
 
-atheris changes the inputs and follows which lines they reach. A finding is written to build/fuzz/, and the run ends
-with exit status 1: mend its cause, and copy the file to tests/fuzz/corpus/TARGET/, so that `make test` repeats it. What
-a run learns stays in build/fuzz/corpus/, where the next one begins.
+atheris changes the inputs, and records the lines of code that each input reaches. A run writes a finding to build/fuzz/
+and ends with exit status 1. Then mend the cause, and copy the file to tests/fuzz/corpus/TARGET/, so that `make test`
+repeats it. A run keeps useful inputs in build/fuzz/corpus/, and the next run starts with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "fuzz"
-CASE_S_MAX = 20  # one input; a probe of a model file may take as long
+CASE_S_MAX = 20  # the limit for one input, because a probe of a model file may take this long
 MEMORY_MB_MAX = 1500
 NAMES = (
     "wire",
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int, files: list[str]) -> int:
-    """Run one target; libFuzzer ends the process. With `files`, run it on these alone."""
+    """Run one target; libFuzzer ends the process. With `files`, run it only on these files."""
     try:
         import atheris
     except ImportError:

@@ -1,7 +1,7 @@
-"""The readers of foreign bytes, each a function: it takes them, or refuses them with its documented error.
+"""The readers of foreign bytes. Each is a function that accepts the bytes, or refuses them with a documented error.
 
 Any other error, an answer that breaks its own format, a crash, a hang or much memory is a finding. `seeds` returns
-valid inputs: a fuzzer begins with them, and with the files in `corpus/`.
+valid inputs. A fuzzer starts with these inputs and the files in `corpus/`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ MODEL_LIMITS = ChildLimits(MEMORY_BYTES_MIN, 30)
 
 @dataclass(frozen=True)
 class Target:
-    """One reader. `length_max` bounds the inputs that a fuzzer makes."""
+    """One reader. `length_max` is the largest length of the fuzzer's inputs."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
@@ -106,7 +106,7 @@ def _folder() -> Path:
 
 
 def wire(data: bytes) -> None:
-    """Frames of a client or a daemon, in the pieces that a socket delivers; the last byte says how large."""
+    """Read frames of a client or a daemon in pieces, like from a socket; the last byte sets the pieces' size."""
     piece = 1 + (data[-1] if data else 0) * 8
     frames = FrameBuffer(FRAME_BYTES_MAX)
     with suppress(ProtocolError):
@@ -127,7 +127,7 @@ def _frames() -> list[bytes]:
 
 
 def control_answer(data: bytes) -> None:
-    """The daemon's answer to a command, and its status."""
+    """Read the daemon's answer to a command, and its status."""
     with suppress(EdgeRTError, Mistyped):
         from_json(DaemonStatus, control.read_answer(data))
 
@@ -145,7 +145,7 @@ KEY = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 
 
 class _AnySignature(PublicKey):
-    """The trusted key, which accepts every signature: so changed bytes reach what is behind the signature."""
+    """A trusted key that accepts every signature, so that changed bytes reach the code behind this check."""
 
     def made(self, signature: bytes, data: bytes) -> bool:
         return True
@@ -155,33 +155,33 @@ TRUSTED = (_AnySignature(KEY.public.key),)
 
 
 def envelope(data: bytes) -> None:
-    """A signed envelope. One that is taken has the only form of its content."""
+    """Read a signed envelope. An accepted envelope has the canonical form."""
     with suppress(BundleError):
         parse_envelope(data).verify(TRUSTED)
 
 
 def manifest(data: bytes) -> None:
-    """A signed manifest. One that is taken is the same after it was written and read again."""
+    """Read a signed manifest. An accepted manifest stays equal when it is written and read again."""
     with suppress(BundleError):
         read = Manifest.from_bytes(data)
         assert Manifest.from_bytes(read.to_bytes()) == read
 
 
 def channel(data: bytes) -> None:
-    """A signed statement of a channel. One that is taken is the same after it was written and read again."""
+    """Read a channel's statement. An accepted statement stays equal when it is written and read again."""
     with suppress(ChannelInvalid):
         read = Statement.from_bytes(data)
         assert Statement.from_bytes(read.to_bytes()) == read
 
 
 def registry(data: bytes) -> None:
-    """The manifest of a channel in a registry. The size of the statement that it names is within bounds."""
+    """Read a channel's manifest from a registry. The size of the statement that it names is within the limit."""
     with suppress(RegistryCorrupt):
         assert 0 <= statement_blob(data).size_bytes <= STATEMENT_BYTES_MAX
 
 
 def delivery(data: bytes) -> None:
-    """A bundle or a delta, as `edgertd install` takes it."""
+    """Read a bundle or a delta like `edgertd install`."""
     descriptor = os.memfd_create("delivery")
     try:
         os.write(descriptor, data)
@@ -203,7 +203,7 @@ def _bundle() -> bytes:
 
 @functools.cache
 def _held() -> dict[str, Path]:
-    """The files that a device has, by their digests: those of the bundle."""
+    """Return the files on the device by their digests: the files of the bundle."""
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder) / "bundle").write_bytes(_bundle())
         with open_bundle(path, None) as opened:
@@ -260,7 +260,7 @@ def _deliveries() -> list[bytes]:
 
 
 def http(data: bytes) -> None:
-    """Send `data` as a client, then nothing: every answer is HTTP, and its body strict JSON."""
+    """Send only `data`, like a client. Every answer is HTTP, and its body is strict JSON."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for end in (ours, theirs):
@@ -338,7 +338,7 @@ def _post(body: bytes, fields: str = "") -> bytes:
 
 
 def mqtt(data: bytes) -> None:
-    """Take a hostile device's messages (topic and payload a line): all views can still show the fleet."""
+    """Read a hostile device's messages, each a line with topic and payload. All views still show the fleet."""
     state, fleet_state = LivePercentiles(wall_ms=lambda: NOW_MS), FleetState(lambda: NOW_MS)
     exporter = Exporter("x", by=("device", "model"), wall_clock=lambda: NOW_MS / 1000)
     for listener in (state, fleet_state, exporter):
@@ -353,7 +353,7 @@ def mqtt(data: bytes) -> None:
 
 
 def store(data: bytes) -> None:
-    """The same messages: a store takes all that a recorder accepts."""
+    """Read the same messages. A store accepts all messages that a recorder accepts."""
     recorder = Recorder(_store(), lambda: NOW_MS)
     _apply(recorder, data)
     recorder.flush()
@@ -415,7 +415,7 @@ class _Answering:
 
 
 def device_answer(data: bytes) -> None:
-    """Read a device's printed status: it is an error of this device, or its drift and JSON can be shown."""
+    """Read the status that a device prints: the result is an error, or the host can show drift and JSON."""
     with suppress(EdgeRTError):
         found = RemoteDaemon(_Answering(data), Device("pi", "ssh", "pi@pi", "rpi4", "/var/lib/edgert")).status()
         model_drifts(found, {})
@@ -436,11 +436,11 @@ def _device_answers() -> list[bytes]:
     return [text + b" " * (len(text) % 2 != odd) for text, odd in ((good, 1), (refused, 0))]
 
 
-# --- what other hosts of a team rolled out ----------------------------------------------------
+# --- rollouts of other hosts of a team ----------------------------------------------------
 
 
 def rollout(data: bytes) -> None:
-    """A record that git or the team's store brought: refused, or shown and continued."""
+    """Read a record of a rollout from git or the team's store. It is refused, or it can be shown and continued."""
     rollouts = RolloutStore(_folder() / "rollouts")
     path = rollouts.path("digits-r7-1")
     path.parent.mkdir(exist_ok=True)

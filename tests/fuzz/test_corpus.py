@@ -1,4 +1,7 @@
-"""Every reader on its seeds and on the corpus: what a fuzzer found once stays mended. `make fuzz` looks for more."""
+"""Run every reader on its seeds and on the corpus, so that no mended finding returns.
+
+`make fuzz` searches for new findings.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def test_a_reader_takes_or_refuses_its_seeds(name: str) -> None:
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_a_reader_takes_or_refuses_what_the_corpus_keeps(path: Path) -> None:
     target = TARGETS[path.parent.name]
-    target.run(target.seeds()[0])  # imports, and what is made once
+    target.run(target.seeds()[0])  # excludes imports and objects that are created once
     data = path.read_bytes()
     tracemalloc.start()
     try:

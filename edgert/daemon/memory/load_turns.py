@@ -27,9 +27,9 @@ class _Wait:
 class LoadTurns:
     """Admits loads of `services` in turn, each if `budget` has memory for the model.
 
-    Models that clients requested load first, then pinned models. Some loads need no turn: those that a command waits
-    for, those of a version on trial, and those of a model whose old version still serves. If a model must wait, `tick`
-    calls the `sync` of its service later.
+    Models that clients requested load first, then pinned models. Some loads need no turn: a load that a command waits
+    for, a load of a version on trial, and a load of a model whose old version still serves. If a model must wait,
+    `tick` calls the `sync` of its service later.
 
     Args:
         services: The service of each model by the model's name.

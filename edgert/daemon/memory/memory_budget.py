@@ -20,7 +20,7 @@ class MemoryBudget:
         limit_mb: The memory for all models; with 0, there is no limit, and nothing is measured.
         sizes: The sizes of workers that served here before.
         services: The service of each model by the model's name.
-        clock: Monotonic seconds, the same clock as that of the workers' run pages.
+        clock: Monotonic seconds, from the clock that the workers' run pages use.
         forks: Returns whether the next worker is a fork.
     """
 
@@ -41,7 +41,7 @@ class MemoryBudget:
     def admit(self, service: ModelService, slots: Slots) -> bool:
         """Return whether `service` may load its live version now. If not, start to unload other models.
 
-        The memory of the model's old version does not count, because the old version serves until the new version is
+        The memory of the model's old version is ignored, because the old version serves until the new version is
         ready. Raises Unavailable if the version needs more memory than the pinned models leave of the budget.
         """
         version = slots.live
@@ -80,7 +80,7 @@ class MemoryBudget:
         return room.now
 
     def _reservations(self, asking: ModelService | None = None) -> list[Reservation]:
-        """Return the memory of all workers. Of the service `asking`, only workers that end count."""
+        """Return the memory of all workers. Of the service `asking`, include only workers that end."""
         return [each for service in self._services.values() for each in self._reservations_of(service, asking)]
 
     def _reservations_of(self, service: ModelService, asking: ModelService | None) -> list[Reservation]:
@@ -117,7 +117,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is memory `now`. If not, `unload` names the models to unload; if it is empty, wait."""
+    """Whether there is memory `now`. Otherwise, `unload` names the models to unload. If it is empty, wait."""
 
     now: bool
     unload: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ class ModelService:
         report: Reports an event of the model in telemetry. Its arguments are the event's name and fields.
         admit: Returns whether the live version may load now. If it returns False, it calls `sync` later. It raises if
             the version cannot load soon.
-        clock: Monotonic seconds, the same clock as that of the workers' run pages.
+        clock: Monotonic seconds, from the clock that the workers' run pages use.
         start_worker: Starts a worker. Passes the worker's messages to `handle_message` and its end to `handle_end`.
     """
 
@@ -129,7 +129,7 @@ class ModelService:
     def connect(self, client: socket.socket, **flags: bool) -> None:
         """Pass a client's connection to the worker that serves. Raises EdgeRTError if no worker serves.
 
-        `flags` are those of the hello: `shared` for shared memory, `session` for requests that continue each other,
+        `flags` come from the hello: `shared` for shared memory, `session` for requests that continue each other,
         and `probe` for a check.
         """
         worker = self.workers.serving
@@ -347,7 +347,7 @@ class ModelService:
     # --- failures -----------------------------------------------------------------------------
 
     def _crashed(self, version: Version, fault: EdgeRTError, *, served_s: float = 0.0, blamed: bool = True) -> None:
-        """Restart a version whose worker ended, or roll back from it. Do not roll back unless it is `blamed`."""
+        """Restart a version whose worker ended, or roll back. Roll back only if the version is `blamed`."""
         self._restarts.note_crash(version.digest, served_s)
         self.fault = fault
         fields = {"release": version.release, "reason": fault.message, "crashes": self._restarts.crashes}

@@ -27,7 +27,7 @@ class Restarts:
         self._due_s: float | None = None
 
     def note_start(self, digest: str) -> None:
-        """Note that a worker with the version `digest` starts. Crashes of another version do not count."""
+        """Note that a worker with the version `digest` starts. Crashes of another version are forgotten."""
         if digest != self._digest:
             self._backoff.reset()
 

@@ -35,7 +35,7 @@ PASSED_ON = "passed on"  # the callbacks of the acceptor return this: no other p
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 256  # Python's limit for one option; if a user has more groups, only the first group counts
+_GROUPS_MAX = 256  # Python's limit for one option; of a user with more groups, only the first group is checked
 
 
 class Acceptor:
@@ -118,7 +118,7 @@ class Acceptor:
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
     def _receive_more(self, pending: _PendingHello) -> str:
-        if pending.sock in self._pending:  # otherwise it was dropped earlier in this turn
+        if pending.sock in self._pending:  # unless it was dropped earlier in this turn
             self._read(pending)
         return PASSED_ON
 

@@ -1,4 +1,4 @@
-"""Sends messages to systemd (sd_notify(3)), and finds the systemd manager that runs a daemon."""
+"""Sends messages to systemd (sd_notify(3)) and finds the systemd manager that runs a daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def notify(message: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return the period of the message WATCHDOG=1, half of systemd's time-out; None without a time-out."""
+    """Return the period of the message WATCHDOG=1, half of systemd's time-out; None if there is none."""
     try:
         ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         period_us = int(os.environ["WATCHDOG_USEC"]) / 2
@@ -35,7 +35,7 @@ def watchdog_s() -> float | None:
 def manager_of(state: Path, *, active: bool = False) -> str | None:
     """Return `systemctl` or `systemctl --user` if its unit runs the daemon of `state`, else None.
 
-    With `active`, a unit that is only enabled does not count, because it starts the daemon only at the next boot.
+    With `active`, a unit that is only enabled is ignored, because it starts the daemon only at the next boot.
     """
     if not os.path.isdir("/run/systemd/system"):
         return None

@@ -41,7 +41,7 @@ class WorkerSet:
         self.serving = worker
 
     def retire(self, *, final: bool = False) -> None:
-        """Tell the worker that serves to finish its requests and to end; `final` if the daemon stops."""
+        """Tell the worker that serves to finish its requests and end. `final` means that the daemon stops."""
         if self.serving is not None:
             self.serving.stop(final=final, now_s=self._clock())
             self._ending.append(self.serving)

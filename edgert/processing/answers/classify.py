@@ -55,7 +55,7 @@ class Classifier:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return classes and scores of one signal's windows; `before` holds the shares of earlier windows.
 
-        Only the last `windows - 1` earlier windows count. The same windows give the same bits in one call and in
+        Only the last `windows - 1` earlier windows are used. The same windows give the same bits in one call and in
         several calls.
         """
         smooth = self._rule.smooth

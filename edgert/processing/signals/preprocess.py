@@ -47,7 +47,7 @@ class SignalPreprocessor:
         self._rule = rule
         self._spec = spec
         self.step = rule.step
-        self.held_max = rule.length  # the most values that a session keeps between requests
+        self.held_max = rule.length  # the maximum number of values that a session keeps between requests
         self.files: TensorSpec | None = None
         if isinstance(rule, Sound):
             shape: tuple[int, ...] = (-1, -1)
@@ -90,7 +90,9 @@ class SignalPreprocessor:
         rule = self._rule
         cut = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, cut)) > WINDOWS_MAX:
-            raise RequestError(f"the request has {sum(map(len, cut))} windows, at most {WINDOWS_MAX}: split it")
+            raise RequestError(
+                f"the request has {sum(map(len, cut))} windows, at most {WINDOWS_MAX} are allowed: split it"
+            )
         counts = [len(part) for part in cut]
         return self._bounded(cut[0] if len(cut) == 1 else np.concatenate(cut)), counts
 
@@ -121,7 +123,7 @@ class SignalPreprocessor:
         if len(values) < rule.length:
             return np.empty((0, rule.length, *rest.shape[1:]), np.float32), values, max(0, skip - len(signal))
         windows = self._bounded(self._cut(values, 0))
-        begin = len(windows) * rule.step  # where the next window starts
+        begin = len(windows) * rule.step  # the start of the next window
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
@@ -166,7 +168,7 @@ class SignalPreprocessor:
         return resample(samples, rate_hz, rule.rate_hz)
 
     def _cut(self, signal: Floats, lead: int) -> Floats:
-        """Return the windows of one signal, after `lead` zeros, as [windows, length(, channels)]."""
+        """Put `lead` zeros before a signal and return its windows as [windows, length(, channels)]."""
         rule = self._rule
         count = self._count(len(signal), lead)
         if lead:
@@ -193,7 +195,9 @@ class SignalPreprocessor:
             )
         count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
         if count > WINDOWS_MAX:
-            raise RequestError(f"the signal has {count} windows, at most {WINDOWS_MAX} a request: split it")
+            raise RequestError(
+                f"the signal has {count} windows, at most {WINDOWS_MAX} are allowed per request: split it"
+            )
         return count
 
 

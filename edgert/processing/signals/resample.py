@@ -45,7 +45,10 @@ def resample(samples: NDArray[np.float32], rate_hz: int, wanted_hz: int) -> NDAr
 
 @lru_cache(maxsize=8)
 def _filter(up: int, down: int) -> tuple[NDArray[np.float32], int]:
-    """Return the filter as [up, taps] with each row reversed, and its delay in steps of the raised rate."""
+    """Return the filter as [up, taps] with each row reversed, and its delay.
+
+    The delay is in samples at the upsampled rate (`up` times the input's rate).
+    """
     most = max(up, down)
     half = 10 * most
     at = np.arange(-half, half + 1, dtype=np.float64)

@@ -25,8 +25,8 @@ class SeriesFeatures:
         hz = np.fft.rfftfreq(n, 1.0 / rule.rate_hz)
         bands = np.asarray(rule.bands, np.float64).reshape(-1, 2)
         within = (hz >= bands[:, :1]) & (hz < bands[:, 1:])
-        # The spectrum is one-sided, so bins between 0 and half the rate count twice. A bin's power is density times
-        # width.
+        # The spectrum is one-sided, so the power of bins between 0 and half the rate is doubled. A bin's power is its
+        # density times its width.
         twice = np.full(len(hz), 2.0)
         twice[0] = 1.0
         if n % 2 == 0:
@@ -82,7 +82,9 @@ def fill_missing(values: Values, rule: str) -> Values:
     if rule == "zero":
         return np.asarray(np.where(missing, 0.0, values))
     if missing.all(axis=2).any():
-        raise RequestError("the series has a channel without any value in a window: send at least one")
+        raise RequestError(
+            "in a window, a channel has only missing values: send at least one value for each channel and window"
+        )
     filled: Values = values.copy()
     at = np.arange(values.shape[2])
     for row, gone in zip(filled.reshape(-1, len(at)), missing.reshape(-1, len(at)), strict=True):

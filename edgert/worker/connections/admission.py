@@ -26,7 +26,7 @@ LEAVING_MAX = 64  # connections that must end, but still wait for an engine run 
 
 @dataclass(frozen=True)
 class Peer:
-    """The user and the process that connected. Processes of another PID namespace all count as process 0."""
+    """The user and the process that connected. All processes of another PID namespace have the id 0."""
 
     uid: int
     pid: int
@@ -35,7 +35,7 @@ class Peer:
     def of(cls, sock: socket.socket) -> Peer:
         try:
             pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        except OSError:  # all peers that the kernel does not name count as one peer
+        except OSError:  # all peers that the kernel does not name are seen as one peer
             pid, uid = 0, -1
         return cls(uid, pid)
 

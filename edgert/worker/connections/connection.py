@@ -30,14 +30,14 @@ _STALL = timeval(STALL_S)
 
 
 class Connection:
-    """One client's socket, its buffers, and the steps of a request: read, encode, count.
+    """One client's socket, its buffers, and the steps of a request: read it, encode the answer, count it.
 
     Args:
         sock: The client's socket.
         pipeline: The model that answers the requests.
         recorder: The recorder that counts the requests.
         frame_bytes_max: The largest frame of a request or an answer.
-        budget: The limit of all buffers; the connection's buffers count towards this limit until `close`.
+        budget: The limit of all buffers. It includes the connection's buffers until `close`.
         log: The receiver of lines about internal faults.
         spare: The buffers of a connection that has ended; None to create buffers.
     """
@@ -116,8 +116,8 @@ class Connection:
 
         Args:
             answer: The answer.
-            arrived_ns: When the request arrived.
-            encoding_ns: When the encoding of the answer began.
+            arrived_ns: The arrival of the request.
+            encoding_ns: The start of the encoding of the answer.
         """
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
@@ -128,7 +128,7 @@ class Connection:
         self._record(RequestSpan("gone", (time.perf_counter_ns() - arrived_ns) // 1000))
 
     def refuse(self, request: wire.Frame, error: Exception, arrived_ns: int) -> bytes:
-        """Return the ERROR frame for a request of `arrived_ns`, and count the request.
+        """Return the ERROR frame for a request of `arrived_ns` and count the request.
 
         An error that is not an EdgeRTError is a fault of EdgeRT or the engine, so it is also logged.
         """
@@ -157,7 +157,7 @@ class Connection:
 
 
 def deadline_of(request: wire.Frame, waited_ns: int = 0) -> float | None:
-    """Return when a request's time-out passes, on time.monotonic; the request arrived `waited_ns` ago."""
+    """Return the end of a request's time-out, on time.monotonic; the request arrived `waited_ns` ago."""
     return time.monotonic() + request.arg * 1e-6 - waited_ns * 1e-9 if request.arg else None
 
 

@@ -27,7 +27,7 @@ from edgert.worker.pipeline.pipeline import Pipeline
 
 # The pause before the error frame, so that a client cannot break the protocol more than 40 times a second.
 PROTOCOL_ERROR_PAUSE_S = 0.025
-MANY_MIN = 2  # the least number of connections that are "many" (decision 17)
+MANY_MIN = 2  # the smallest number of connections that are "many" (decision 17)
 DRAIN_STEP_S = 0.002
 DESCRIPTORS_KEPT = 4  # reserved for the worker: without a free descriptor, the kernel drops a connection
 MOVED = wire.json_frame(wire.MOVED, {})
@@ -43,7 +43,7 @@ class Connections:
         welcome: The frame that greets each client.
         frame_bytes_max: The largest frame of a request or an answer.
         connections_max: The largest number of connections.
-        reactor_limits: How many requests share a run in the reactor; None if the model has no reactor.
+        reactor_limits: The limits of a run in the reactor; None if the model has no reactor.
         areas: The limit of the clients' shared memory.
         sessions: The sessions and their limits.
     """
@@ -162,7 +162,7 @@ class Connections:
                 # A session keeps its thread: the reactor's requests are independent.
                 switch = self._switch if connection.session is None else ReactorSwitch()
                 if OwnThread(connection, self._pipeline, switch).serve():
-                    assert self._reactor is not None  # otherwise the switch would be off
+                    assert self._reactor is not None  # without a reactor, the switch is off
                     self._reactor.add(connection)
                     return
         except (EdgeRTError, OSError) as failure:

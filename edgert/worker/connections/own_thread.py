@@ -24,7 +24,7 @@ class OwnThread:
         self._pipeline = pipeline
         self._switch = switch
         self._infer = pipeline.infer if connection.session is None else connection.session.infer
-        self._came_ns = time.perf_counter_ns()  # when the last frame arrived
+        self._came_ns = time.perf_counter_ns()  # the arrival of the last frame
 
     def serve(self) -> bool:
         """Answer requests until the client has gone or reading stops.
@@ -76,7 +76,7 @@ class OwnThread:
             self._connection.sock.sendall(pong(frame))
 
     def _next_frame(self) -> wire.Frame | None:
-        """Return the next frame, and note the time of its arrival; None if the client has gone."""
+        """Return the next frame and note the time of its arrival; None if the client has gone."""
         connection, frames = self._connection, self._connection.frames
         if frames.more:
             request = frames.feed(0)
@@ -109,7 +109,9 @@ class OwnThread:
                 return request
 
     def _wait_until_readable(self) -> None:
-        """Sleep until bytes arrive or the client closes. The socket's own time-out is for pauses in a frame.
+        """Sleep until bytes arrive or the client closes.
+
+        It polls, because the socket's own time-out applies only to pauses within a frame.
 
         Raises SessionLost if a session's client sent nothing for too long.
         """

@@ -12,7 +12,7 @@ connections to the reactor if there are many. The reactor has two forms, which `
   answers the request just after the run.
 
 While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
-that time counts as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
+that time is taken as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
 the other connections are silent. It also moves when its client stops inside a frame, does not read an answer, breaks
@@ -53,7 +53,7 @@ class Departure(NamedTuple):
 
 
 class RunLimits(NamedTuple):
-    """How many requests share a run of the engine.
+    """The number of requests that share a run of the engine.
 
     Attributes:
         least: The smallest number of requests that share a run; fewer requests run one by one.
@@ -71,9 +71,9 @@ class _Client:
 
     Attributes:
         arrived_ns: The estimated arrival of the request.
-        received_ns: When the request was received from the kernel.
-        read_ns: When the request was decoded.
-        deadline_s: When the request's time-out passes, on time.monotonic.
+        received_ns: The time when the request was received from the kernel.
+        read_ns: The time when the request was decoded.
+        deadline_s: The time at which the request's time-out passes, on time.monotonic.
     """
 
     __slots__ = (
@@ -139,7 +139,7 @@ class Reactor:
 
     Args:
         pipeline: The model that answers the requests.
-        limits: How many requests share a run, and how many threads run them.
+        limits: The number of requests that share a run, and the number of threads that run them.
         switch: Tells whether there are still many connections.
         on_departure: Called in the reactor's thread with each connection that leaves; it must not block.
         log: The receiver of lines about internal faults.
@@ -164,7 +164,7 @@ class Reactor:
         self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # one entry for each thread that waits for requests
-        self._polled_ns = time.perf_counter_ns()  # when a thread polled last
+        self._polled_ns = time.perf_counter_ns()  # the time of the last poll by any thread
         self._alone, self._turns = -1, 0  # the descriptor of the last client, and its number of requests in a row
 
     def start(self) -> None:
@@ -214,7 +214,7 @@ class Reactor:
                 self._alone = -1
             elif self._is_lone(ready[0]) and not more:
                 self._leave(ready[0], Departure())
-            ready, turn = [], []  # while the thread sleeps, these must not keep a client that has left
+            ready, turn = [], []  # a sleeping thread must not hold a reference to a client that has left
 
     def _serve_one_by_one(self) -> None:
         """Serve requests that each have a run of their own. Several threads run this."""
@@ -227,7 +227,7 @@ class Reactor:
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
                 self._log(f"{type(error).__name__} between requests: {error}")
                 self._leave(client, Departure(error=error))
-            del client  # while the thread sleeps, this must not keep a client that has left
+            del client  # a sleeping thread must not hold a reference to a client that has left
 
     def _next(self) -> _Client:
         """Return the client whose request has waited longest; sleep until a request arrives."""
@@ -273,7 +273,7 @@ class Reactor:
         return True
 
     def _turn(self, clients: Sequence[_Client]) -> None:
-        """Read each client once, and answer the clients that have sent a request."""
+        """Read each client once and answer the clients that have sent a request."""
         together: list[_Client] = []
         items = 0  # the number of items in `together`
         enough = len(clients) >= self._least
@@ -326,7 +326,7 @@ class Reactor:
                 client.waited_ns,
                 in_reactor=True,
             )
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
             self._fail(client, error)
         else:
             self._deliver(client, answer)
@@ -341,7 +341,7 @@ class Reactor:
         deadline_s = max(deadlines_s) if len(deadlines_s) == len(clients) else None
         try:
             answers = self._pipeline.infer_together([client.inputs for client in clients], times_ns, deadline_s)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
             for client in clients:
                 self._fail(client, error)
         else:
@@ -359,7 +359,7 @@ class Reactor:
         connection, began_ns = client.connection, time.perf_counter_ns()
         try:
             parts = connection.encode(answer, client.request, wire.FLAG_MANY)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
             self._fail(client, error)
             return
         departure = client.send(parts, connection.reply.sent_bytes)

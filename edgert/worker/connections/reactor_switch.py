@@ -5,7 +5,8 @@ from __future__ import annotations
 from edgert.protocol import wire
 from edgert.worker.connections.connection import Connection
 
-REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its own thread, which can wait
+# A connection with larger frames keeps its own thread: receiving them may block, and the reactor must not block.
+REACTOR_FRAME_BYTES_MAX = 1024**2
 # A connection with fewer requests stays out of the reactor, and does not move other connections there: some apps
 # connect for each request.
 REACTOR_REQUESTS_MIN = 16
@@ -15,7 +16,7 @@ class ReactorSwitch:
     """Tells when connections should move to the reactor: there are `many`, and they take turns.
 
     A connection takes turns if another connection got the `last` answer before the connection's request. Connections
-    that ended after a few requests do not count.
+    that ended after a few requests are ignored.
     """
 
     __slots__ = ("last", "many")

@@ -15,7 +15,7 @@ of several threads.
 Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the earlier figures
 decide. The result is kept in the device's state, so the next load measures nothing. The result is valid for the same
 artifact, engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX
-- 1 loads measure again, and the least disturbed result counts.
+- 1 loads measure again, and the least disturbed result is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BATCH_GAIN_MAX = (
     1.5  # with more gain from batches, runs do not overlap: several runs at once would make batches smaller
 )
 QUICK_US_MAX = 100.0  # a slower item would delay the answers of other clients too long
-REACTOR_US_MAX = 1000.0  # the longest run for one item of a model whose requests the reactor runs one by one
+REACTOR_US_MAX = 1000.0  # the reactor runs requests one by one only if the run of an item takes at most this time
 MORE_RUNS_GAIN = 0.10  # if runs of one thread gain less than this, the reactor gets no session of its own
 MORE_INSTANCES_GAIN = 0.10
 RATE_S = 0.2
@@ -190,7 +190,7 @@ class _Learner:
         return best
 
     def _choose_instances(self, threads: int) -> tuple[int, int]:
-        """Return the threads of each session, and the number of parallel runs that answers the most items.
+        """Return the threads of each session, and the number of parallel runs with the highest throughput.
 
         Afterwards, the sessions for these runs are open. A configured number of runs is not measured.
         """
@@ -219,7 +219,7 @@ class _Learner:
     def _runs_at_once(self, threads: int) -> int:
         """Return how many parallel runs use all processors; 1 for a quick model, which has a reactor.
 
-        Returns 1 also if several runs would take more than LEARN_MB_MAX, or if no time is left to measure their memory.
+        Also returns 1 if several runs would take more than LEARN_MB_MAX, or if no time is left to measure their memory.
         """
         count, item_us = max(2, self._cpus // threads), self._item_us(threads)
         if self._cpus == 1 or item_us <= QUICK_US_MAX or self._left_s() < RATE_S + 2 * count * item_us / 1e6:
@@ -260,9 +260,9 @@ class _Learner:
     def _learn_batch_cap(self) -> int:
         """Return the largest batch that is cheaper per item than all smaller batches.
 
-        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest run of each size counts,
-        because longer runs measure the device's other work. The measurement ends soon after its time is up, and before
-        a size that is expected to take LEARN_MB_MAX more memory than the first size.
+        Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest run of each size is used,
+        because longer runs measure the device's other work. The measurement ends soon after its time is up. It omits
+        sizes that are expected to need over LEARN_MB_MAX more memory than the first size.
         """
         session = self.sessions[-1]
         if not batchable((*session.inputs, *session.outputs)):

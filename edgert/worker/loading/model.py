@@ -86,7 +86,7 @@ def _open(
     config: DeviceConfig,
     progress: Callable[[str], None],
 ) -> tuple[str, list[Session], list[Session], Learned]:
-    """Return the engine's version, the checked sessions, those of the reactor, and their settings."""
+    """Return the engine's version, the checked sessions, the reactor's sessions, and their settings."""
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
     concurrent = ENGINES[artifact.engine].concurrent

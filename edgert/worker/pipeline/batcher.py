@@ -137,7 +137,7 @@ class Batcher:
         self._low: deque[_Waiting] = deque()
         self._refusal: EdgeRTError | None = None
         self._bypassed = 0  # batches in a row that went before a waiting low request
-        self._large_at_s: float | None = None  # when the last run of several items or of an open shape ended
+        self._large_at_s: float | None = None  # the end of the last run of several items or of an open shape
 
     def infer(
         self,
@@ -156,9 +156,9 @@ class Batcher:
         Args:
             inputs: The model's inputs.
             items: The number of items in `inputs`.
-            deadline_s: When the request's time-out passes, on `clock`; None without a time-out.
+            deadline_s: The time at which the request's time-out passes, on `clock`; None if it has no time-out.
             high: Whether the request has high priority.
-            arrived_ns: When the request arrived, on time.perf_counter_ns; 0 for now.
+            arrived_ns: The arrival of the request, on time.perf_counter_ns; 0 for the present time.
             in_reactor: Whether the reactor serves the request.
         """
         if self._idle and (instance := self._idle_instance()) is not None:

@@ -60,7 +60,7 @@ class _Request:
     Attributes:
         arrays: First the client's arrays, then the model's inputs.
         raw: Whether `arrays` contain an image, a signal or a text for preprocessing.
-        memory: The session's memory, first before the request, then after it; None without a session.
+        memory: The session's memory, first before the request, then after it; None if the request has no session.
         waited_ns: The time between the request's arrival and its decoding.
     """
 
@@ -115,7 +115,7 @@ class Pipeline:
         self._numbers = self.tensors.numbers
 
     def release_memory(self) -> None:
-        """Release memory that requests of many items took. Call this for silent clients and in each window."""
+        """Release memory that requests of many items took. Call this for idle clients and once per window."""
         if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
@@ -138,9 +138,9 @@ class Pipeline:
         Args:
             inputs: The request's tensors.
             flags: The flags of the request's frame.
-            arrived_ns: When the request arrived.
-            deadline_s: When the request's time-out passes; None without a time-out.
-            waited_ns: The time between the arrival and the decoding of the request; it counts as queueing.
+            arrived_ns: The arrival of the request.
+            deadline_s: The time at which the request's time-out passes; None if it has no time-out.
+            waited_ns: The time between the arrival and the decoding of the request, a part of its time in the queue.
             in_reactor: Whether the reactor serves the request, on its own engine sessions.
         """
         began_ns = time.perf_counter_ns()
@@ -197,7 +197,7 @@ class Pipeline:
         Args:
             requests: The requests. Several requests have in total at most as many items as the batcher's cap.
             times_ns: For each request, the times when it arrived, was received and was decoded.
-            deadline_s: When the last time-out of the requests passes; None without a time-out.
+            deadline_s: The time at which the last of the requests' time-outs passes; None if there is no time-out.
         """
         began_ns = time.perf_counter_ns()
         engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
@@ -228,7 +228,7 @@ class Pipeline:
         return self._postprocessed(request, answer)
 
     def _run_in_turn(self, request: _Request) -> EngineAnswer:
-        """Run the items one after the other, each item with the state that the item before it left."""
+        """Run the items one after the other, each with the state that the item before it produced."""
         form, memory = self.memory_form, request.memory or self.memory_form.first
         state, answers = memory.state, []
         for i in range(request.items):

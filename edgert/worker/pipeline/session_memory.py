@@ -71,7 +71,9 @@ class MemoryForm:
         if (rule := manifest.classify) is not None and rule.smooth is not None and self.pre is not None:
             classes = next(spec.shape[-1] for spec in manifest.outputs if spec.name == rule.output)
             if classes == -1:
-                raise BundleError(f"smoothing needs a fixed number of classes; that of output {rule.output!r} is open")
+                raise BundleError(
+                    f"smoothing needs a fixed number of classes; the number of output {rule.output!r} is open"
+                )
             self.first = self.first._replace(shares=np.zeros((0, classes), np.float32))
             self._lengths.append(rule.smooth.windows - 1)
         sizes = zip(self.first.arrays, self._lengths, strict=True)

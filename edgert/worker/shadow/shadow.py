@@ -36,7 +36,7 @@ from edgert.worker_link.load_order import LoadOrder
 
 QUEUE_MAX = 1
 WINDOW = 50
-ALARM_MIN = 20  # the least number of comparisons for an alarm
+ALARM_MIN = 20  # the smallest number of comparisons for an alarm
 RESTART_S = 60.0
 FRAME_BYTES_MAX = 1024**3
 
@@ -133,7 +133,7 @@ class Shadow:
         self._judge()
 
     def figures(self) -> dict[str, float]:
-        """Return the figures. `drift` is the agreement of all answers minus that of the last WINDOW."""
+        """Return the figures. `drift` is the agreement of all answers minus the agreement of the last WINDOW."""
         recent = list(self._recent)
         share = sum(a.agrees for a in recent) / len(recent) if recent else 1.0
         overall = self.agreed / self.sampled if self.sampled else 1.0

@@ -21,7 +21,7 @@ def test_the_same_payload_and_key_give_the_same_envelope(signing_key: SigningKey
     assert sign(PAYLOAD, signing_key) == sign(PAYLOAD, signing_key)
 
 
-def test_what_is_signed_is_dsses_pre_authentication_encoding(signing_key: SigningKey) -> None:
+def test_the_signed_bytes_are_dsses_pre_authentication_encoding(signing_key: SigningKey) -> None:
     """Any DSSE tool can check the signature: github.com/secure-systems-lab/dsse/blob/master/protocol.md."""
     envelope = json.loads(sign(PAYLOAD, signing_key))
     signed = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(PAYLOAD), PAYLOAD)

@@ -80,7 +80,7 @@ def detector(**changes: Any) -> Manifest:
     )
 
 
-def test_what_it_says_of_images_and_boxes_comes_back() -> None:
+def test_rules_for_images_and_boxes_are_read_back_unchanged() -> None:
     for manifest in (images(resize=Resize("letterbox", 8, 8)), detector(labels=("a",))):
         assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
@@ -196,7 +196,7 @@ FAULTS: list[tuple[str, Callable[[], Manifest]]] = [
 
 
 @pytest.mark.parametrize("make", [fault[1] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
-def test_what_must_not_be_in_a_manifest_is_refused(make: Callable[[], Manifest]) -> None:
+def test_a_manifest_with_a_value_that_is_not_allowed_is_refused(make: Callable[[], Manifest]) -> None:
     with pytest.raises(BundleError):
         make()
 

@@ -17,7 +17,7 @@ RELEASE = RuntimeRelease(3, "0.1.0", (SMALL, LARGE))
 NONE = frozenset[str]()
 
 
-def test_what_was_signed_is_what_is_read() -> None:
+def test_a_signed_release_is_read_back_unchanged() -> None:
     key = new_key()
     assert read_runtime(sign_runtime(RELEASE, key), (key.public,)) == (RELEASE, RELEASE.to_bytes())
 
@@ -47,7 +47,7 @@ def test_a_device_gets_the_first_target_with_all_that_it_has() -> None:
         {"targets": (replace(SMALL, wheels=(replace(WHEEL, sha256="0"),)),)},
     ],
 )
-def test_what_is_not_allowed_is_refused(changes: dict[str, object]) -> None:
+def test_a_release_with_a_value_that_is_not_allowed_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(BundleError):
         replace(RELEASE, **changes)  # type: ignore[arg-type]
 

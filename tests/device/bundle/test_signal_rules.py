@@ -1,4 +1,4 @@
-"""Rules for signals are checked against the model's input when they enter."""
+"""`check_sound` and `check_series` refuse rules that do not fit the model's input."""
 
 from __future__ import annotations
 

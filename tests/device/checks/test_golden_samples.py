@@ -1,4 +1,4 @@
-"""Golden samples: which answers count as equal, and which samples prove nothing."""
+"""Golden samples: the answers that are equal within the tolerance, and the samples that prove nothing."""
 
 from __future__ import annotations
 

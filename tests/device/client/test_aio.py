@@ -124,7 +124,7 @@ def shared_areas() -> int:
 
 def test_large_tensors_go_through_shared_memory_and_arrive_whole(serving: Device) -> None:
     async def test() -> None:
-        gc.collect()  # an area of an earlier test goes with the error that held it
+        gc.collect()  # this frees an area of an earlier test, which an error still references
         before = shared_areas()
         for transport, areas in (("auto", 3), ("socket", 0)):
             async with client(serving, transport=transport) as asking:
@@ -149,7 +149,7 @@ def test_an_answer_is_the_callers_own(serving: Device) -> None:
             first = (await asking.infer("echo", ITEM))["y"]
             second = (await asking.infer("echo", ITEM * 2))["y"]
         assert (first.tolist(), second.tolist()) == (ITEM.tolist(), (ITEM * 2).tolist())
-        first[:] = 0  # and may be written to
+        first[:] = 0  # the app may also write to the arrays
 
     run(test())
 
@@ -214,7 +214,7 @@ def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(ser
 def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None:
     async def test() -> None:
         async with client(serving, connections_max=1) as asking:
-            await asking.infer("slow", ITEM)  # it is connected
+            await asking.infer("slow", ITEM)  # now the client is connected
             for i in range(1, 4):
                 with halted(serving, "slow"):
                     request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
@@ -277,7 +277,7 @@ def test_a_client_outlives_its_loop_and_serves_one_loop_at_a_time(serving: Devic
 async def load(
     device: Device, model: str = "echo", tasks: int = 8
 ) -> AsyncIterator[tuple[list[int], list[EdgeRTError]]]:
-    """Tasks of one client that always have a request in progress; releases that answered, errors."""
+    """Run tasks of one client without a pause; yield the releases that answered, and the errors."""
     stop = False
     releases: list[int] = []
     errors: list[EdgeRTError] = []
@@ -322,7 +322,7 @@ def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release(serv
         async with client(serving) as asking:
             assert (await asking.infer("moves", ITEM, trace=True)).release == 1
             await off_loop(lambda: serving.put(model="moves", release=2))
-            # The old worker is told to go once the new one serves; until then its answers are as good.
+            # The daemon tells the old worker to end when the new worker serves. Until then, the old worker may answer.
             while (await asking.infer("moves", ITEM, cache=False, trace=True)).release == 1:
                 await asyncio.sleep(0.01)
 
@@ -338,7 +338,7 @@ def test_a_lost_worker_costs_its_own_requests_only_and_the_client_recovers(servi
             def served() -> bool:
                 return len(releases) > seen + 20
 
-            while not errors:  # on a busy machine, a worker may end when it has answered all and seen no new request
+            while not errors:  # on a busy machine, a worker may end between two requests
                 seen = len(releases)
                 pid = (await off_loop(lambda: serving.serving("lost")))["pid"]
                 if pid is None:  # the next worker has not loaded yet
@@ -352,7 +352,7 @@ def test_a_lost_worker_costs_its_own_requests_only_and_the_client_recovers(servi
         assert any(isinstance(error, WorkerLost) for error in errors)
         assert all(isinstance(error, Unavailable) for error in errors)
 
-    # So long that requests are nearly always in progress: three kills in a row would quarantine the model.
+    # Runs are so long that requests are nearly always in progress: three kills in a row would quarantine the model.
     serving.put(model="lost", delay_s=0.1)
     run(test())
 
@@ -369,7 +369,7 @@ def test_stopping_the_daemon_answers_or_refuses_every_request() -> None:
         run(test(device))
 
 
-# --- against false daemons ------------------------------------------------------------------
+# --- against simulated daemons ------------------------------------------------------------------
 
 
 def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: list[bytes | None]) -> None:
@@ -413,6 +413,8 @@ def test_it_waits_for_a_model_as_long_as_it_may(tmp_path: Path) -> None:
 
     against(tmp_path, patient, loading(0.05), loading(0.05), [WELCOME_FRAME, RESULT])
     (tmp_path / "false.sock").unlink()
-    against(tmp_path, hasty, loading(0.05), loading(WAIT_S_MAX))  # the second is longer than is left
+    against(
+        tmp_path, hasty, loading(0.05), loading(WAIT_S_MAX)
+    )  # the second pause is longer than the time that is left
     (tmp_path / "false.sock").unlink()
     against(tmp_path, mute, [b""])

@@ -120,7 +120,7 @@ def test_bytes_that_nobody_asked_for_end_an_idle_connection(tmp_path: Path) -> N
 def test_turns_go_in_order_to_those_that_still_wait() -> None:
     async def test() -> None:
         pool, far = Pool(1), time.monotonic() + WAIT_S_MAX
-        await pool.acquire(0.0)  # there is a turn: no time is needed
+        await pool.acquire(0.0)  # a turn is free, so no time is needed
         with pytest.raises(DeadlineExceeded, match="raise connections_max or timeout_s"):
             await pool.acquire(time.monotonic())
         cancelled, first, second = (asyncio.ensure_future(pool.acquire(far)) for _ in range(3))

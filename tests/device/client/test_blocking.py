@@ -31,7 +31,7 @@ def quick() -> Iterator[Device]:
 
 
 def wrong_answers(client: Client, number: int) -> int:
-    """Send many requests, and return the number of answers that belong to another request."""
+    """Send many requests and return the number of answers that belong to another request."""
     values = [np.full((1, 4), number * 1000 + i, np.float32) for i in range(200)]
     return sum(not np.array_equal(client.infer("echo", value, cache=False)["y"], value) for value in values)
 
@@ -45,7 +45,7 @@ def test_processes_that_are_forked_from_one_get_their_own_answers(quick: Device)
             assert asked.get(120) == [0] * 6
 
 
-KEPT: list[Client] = []  # of a child
+KEPT: list[Client] = []  # the clients of a child process
 
 
 def wrong_answers_of_kept(number: int) -> int:

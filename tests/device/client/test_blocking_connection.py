@@ -49,7 +49,7 @@ def test_on_one_core_a_client_sleeps_until_its_answer_comes_and_not_only_until_i
 ) -> None:
     done = subprocess.run([sys.executable, "-c", ASKING, device.socket], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    # 40 with a thread that sleeps in recv; fewer than 20 where a busy core lets an answer wait
+    # 40 if the thread sleeps in `recv`; fewer than 20 if a busy core delays an answer
     assert 0 < int(done.stdout) < 30
 
 

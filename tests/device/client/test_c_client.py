@@ -226,7 +226,7 @@ def test_c_refuses_a_frame_that_breaks_a_rule(codec: Lines, vector: dict[str, An
 
 
 def test_c_and_python_agree_on_what_is_a_frame(codec: Lines) -> None:
-    """Vectors with a few bytes or one field changed at random (the seed is fixed)."""
+    """The test changes a few bytes or one field of the vectors at random, with a fixed seed."""
     chance = random.Random(3)
     frames = [bytes.fromhex(v["hex"]) for v in VECTORS["frames"]]
     fields = [4, 5, 24, 28, 32, 33, *range(64, 104)]
@@ -431,7 +431,12 @@ def test_c_shares_memory_with_the_daemon_where_there_is_some(serving: Device, dr
     alone = compiled(SOURCES / "driver.c", tmp_path / "alone", "-O1", "-pthread", "-DEDGERT_NO_SHARED_MEMORY")
     for program, expected in ((driver, 1), (alone, 0)):
         with client(program, serving.socket, "large") as large:
-            for rows in (1, 60, 2, 13):  # some fit into the memory, some do not, one not even into a frame
+            for rows in (
+                1,
+                60,
+                2,
+                13,
+            ):  # some requests fit into the shared memory, some only into a frame, one into neither
                 answer = large.ask(f"infer 0 1 2 {rows} 300000 {rows}")
                 if rows == 60:
                     assert answer["code"] == "request.invalid"
@@ -450,7 +455,7 @@ def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Dev
 
 
 def test_c_refuses_calls_that_a_program_gets_wrong(serving: Device, built: Callable[[Path], Path]) -> None:
-    """A shape whose size overflows was once sent, and repeated until the time-out."""
+    """An earlier version sent a shape whose size overflows, and repeated it until the time-out."""
     program = built(Path(__file__).parent / "c" / "misuse.c")
     done = subprocess.run([program, serving.socket, "echo"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
@@ -518,7 +523,7 @@ def test_a_lost_worker_is_told_to_c_and_the_next_request_is_answered(serving: De
         wait_until(lambda: load.ask("count")["errors"] > 0, "the requests in flight are told")
         seen = load.ask("count")["answers"]
         wait_until(lambda: load.ask("count")["answers"] > seen + 5, "the model serves again")
-        # The idle client lost no request with the worker, so it repeats its own over a new connection.
+        # The idle client had no request in the lost worker, so it sends its next request over a new connection.
         assert idle.ask("infer 0 1 2 1 4 1")["outputs"]["y"]["values"] == [1.0, 2.0, 3.0, 4.0]
         found = load.ask("stop")
     assert 1 <= len(found["errors"]) <= 3
@@ -600,7 +605,7 @@ def test_the_example_prints_the_outputs(serving: Device, built: Callable[[Path],
     assert "request.model_not_found" in unknown.stderr
 
 
-# --- against false daemons ------------------------------------------------------------------
+# --- against simulated daemons ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

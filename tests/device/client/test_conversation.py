@@ -112,7 +112,7 @@ def test_the_first_large_frame_asks_for_a_conversation_with_shared_memory() -> N
     with pytest.raises(Retry):
         talk.request(large, 0, 1)
     assert talk.outgrown
-    talk = a_conversation([20_000], share=True)  # the daemon gave it none: there is nothing more to ask for
+    talk = a_conversation([20_000], share=True)  # the daemon gave no shared memory: another request for it is useless
     talk.request(large, 0, 1)
     assert not talk.outgrown
     talk = a_conversation([3], share=False)
@@ -122,7 +122,7 @@ def test_the_first_large_frame_asks_for_a_conversation_with_shared_memory() -> N
     tensor = wire.OutTensor(wire.descriptor(0, "FP32", (20_000,), large.nbytes), large.tobytes())
     talk.request(np.zeros((1, 3), np.float32), 0, 1)
     answer = talk.received(received(wire.frame(wire.RESULT, request_id=2, tensors=[tensor])))
-    assert isinstance(answer, dict)  # it came over the socket
+    assert isinstance(answer, dict)  # the answer arrived over the socket
     assert answer["y"].shape == (20_000,)
     assert talk.outgrown
 
@@ -216,7 +216,7 @@ def test_a_refused_hello_is_repeated_only_if_the_daemon_says_when(
     ],
     ids=["refused", "overloaded", "stopping", "broken", "other request", "moved", "other answer"],
 )
-def test_what_a_frame_means_for_a_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
+def test_each_frame_has_a_meaning_for_the_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
     talk = a_conversation([3])
     talk.request(np.zeros(3, np.float32), 0, 1)
     assert type(talk.received(frame)) is event

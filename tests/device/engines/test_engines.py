@@ -344,7 +344,7 @@ def test_a_tensorrt_plan_is_kept_for_one_artifact_version_gpu_and_batch() -> Non
     assert all("/" not in name and len(name) < 128 for name in names)
 
 
-def test_what_onnx_runtime_runs_before_workers_are_forked_is_a_valid_model() -> None:
+def test_the_model_that_onnx_runtime_runs_before_forks_is_valid() -> None:
     """The fork server ignores a model that ONNX Runtime rejects, so only this test detects one."""
     import onnx
 

@@ -61,7 +61,7 @@ def test_a_fault_waits_for_its_runs_its_value_and_its_file(tmp_path: Path) -> No
         session.run([ITEM])
 
 
-def test_what_it_does_not_know_does_not_load(tmp_path: Path) -> None:
+def test_a_program_with_unknown_faults_does_not_load(tmp_path: Path) -> None:
     for program in ({"runs": [{"fault": "sing"}]}, {"load": {"fault": "raise"}}, {"runs": [{"fault": "exit", "x": 1}]}):
         with pytest.raises(EngineFailed):
             load(tmp_path, **program)
@@ -69,7 +69,7 @@ def test_what_it_does_not_know_does_not_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "code"), [("segfault", -11), ("exit", EXIT_CODE)])
 @pytest.mark.parametrize("when", ["load", "run"])
-def test_it_takes_its_process_along(tmp_path: Path, fault: str, code: int, when: str) -> None:
+def test_a_crash_ends_its_process(tmp_path: Path, fault: str, code: int, when: str) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_trigger, args=(tmp_path, fault, when))
     process.start()
     process.join(WAIT_S_MAX)

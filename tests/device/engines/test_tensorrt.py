@@ -242,7 +242,7 @@ def test_batches_reach_the_gpu_and_come_back_and_large_ones_go_in_pieces(
         session.run([models.random(1, 4)])
 
 
-def test_what_tensorrt_refuses_is_engine_failed_with_its_reason(
+def test_a_refusal_by_tensorrt_is_engine_failed_with_its_reason(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
 ) -> None:
     engine, options = engine_by_name("tensorrt"), EngineOptions(cache_dir=tmp_path / "cache")

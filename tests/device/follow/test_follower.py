@@ -56,7 +56,7 @@ def test_a_release_is_fetched_installed_tried_and_kept(device: Device, registry:
     assert not list(device.state.incoming.iterdir()), "nothing that was fetched is left"
 
 
-def test_what_is_installed_is_not_fetched_and_an_unchanged_channel_costs_one_request(
+def test_installed_files_are_not_fetched_and_an_unchanged_channel_costs_one_request(
     device: Device, registry: HostileRegistry
 ) -> None:
     follower = following(device, registry.address)
@@ -195,9 +195,7 @@ def test_the_daemon_retains_the_alarm_and_knows_it_after_a_restart(registry: Hos
         wait_until(lambda: device.state.spool.exists() and retained() == "channel_stale", "the new daemon knows it")
 
 
-def test_what_the_channel_wants_is_kept_until_a_deployment_replaces_it(
-    device: Device, registry: HostileRegistry
-) -> None:
+def test_the_wanted_release_is_kept_until_a_deployment_replaces_it(device: Device, registry: HostileRegistry) -> None:
     follower = following(device, registry.address)
     entry = registry.put_release(device.bundle(release=2))
     registry.put_channel(device.key, 1, replace(entry, halted=True))
@@ -208,7 +206,7 @@ def test_what_the_channel_wants_is_kept_until_a_deployment_replaces_it(
     assert kept(device).wanted == {"echo": WantedRelease(2, entry.digest)}
     until_kept(device)
     followed(follower)
-    late = following(device, registry.address, now_s=4102444800.0)  # the channel expired
+    late = following(device, registry.address, now_s=4102444800.0)  # the channel has expired
     followed(late)
     assert kept(device).wanted["echo"].release == 2
     device.put(release=3)

@@ -107,7 +107,7 @@ def offer(device: Device, registry: HostileRegistry) -> str:
         ),
     ],
 )
-def test_what_is_done_follows_from_what_is_there(
+def test_the_decision_follows_from_the_runtimes_and_the_earlier_attempt(
     runtimes: InstalledRuntimes, tried: Attempt | None, newest: int, action: Action, says: str
 ) -> None:
     decision = decide_runtime(ENTRY, NEW, runtimes, tried, newest)

@@ -1,4 +1,4 @@
-"""A new connection takes the place of the right client, by an injected clock."""
+"""A new connection takes the place of the right client. The tests set the clock."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_newcomer_takes_the_place_of_the_client_that_is_latest(clock: Clock, c
     assert ended(places) == [1, 3]
 
 
-def test_who_is_served_keeps_the_place(clock: Clock, client: Callable[..., Place]) -> None:
+def test_a_client_whose_request_is_handled_keeps_its_place(clock: Clock, client: Callable[..., Place]) -> None:
     admission, places = Admission(LIMITS, clock), [client(due_s=None) for _ in range(PLACES)]
     assert all(map(admission.admit, places))
     assert not admission.admit(client())

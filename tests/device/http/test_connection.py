@@ -97,7 +97,7 @@ def test_requests_sent_together_are_answered_in_their_order() -> None:
 
 
 def test_a_client_of_http_1_0_is_told_that_the_connection_stays() -> None:
-    """Without the field, `ab -k` waits for the end of the connection."""
+    """Without the field `Connection`, `ab -k` waits for the end of the connection."""
     asked = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok"
     with served() as sock:
         sock.sendall(asked + asked)
@@ -218,7 +218,7 @@ def test_bytes_that_drip_end_at_the_deadline(sent: bytes) -> None:
     ],
     ids=["field", "name", "address", "trailer", "extension"],
 )
-def test_what_does_not_end_is_counted_while_it_comes(sent: bytes) -> None:
+def test_the_bytes_of_an_endless_field_are_counted_while_they_arrive(sent: bytes) -> None:
     with served(Limits(body_bytes_max=1000, connections_max=8)) as sock:
         sock.sendall(sent)
         with suppress(OSError):

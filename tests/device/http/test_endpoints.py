@@ -149,7 +149,7 @@ def put_types(device: Device) -> None:
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
-# --- what is there ----------------------------------------------------------------------------
+# --- descriptions ----------------------------------------------------------------------------
 
 
 def test_server_and_model_are_described(site: Site) -> None:
@@ -391,7 +391,7 @@ def test_a_body_that_unpacks_too_large(site: Site) -> None:
         (b"GET /v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     ],
 )
-def test_what_is_not_http_ends_the_connection_with_its_reason(site: Site, sent: bytes, status: int) -> None:
+def test_bytes_that_are_not_http_end_the_connection_with_the_reason(site: Site, sent: bytes, status: int) -> None:
     with site.connect() as sock, sock.makefile("rb") as file:
         sock.sendall(sent)
         assert read_answer(file).status == status
@@ -413,7 +413,7 @@ def test_overload_is_answered_503_with_retry_after(site: Site) -> None:
 
     def overloaded() -> bool:  # on a busy machine, six requests may come one after the other
         answers: list[Answer] = []
-        tensors = [json_input(ROWS + i) for i in range(6)]  # one runs, two wait, the rest is too much
+        tensors = [json_input(ROWS + i) for i in range(6)]  # one request runs, two wait, and the others are too many
         threads = [
             threading.Thread(target=lambda t: answers.append(site.infer({"inputs": [t]}, "slow")), args=(tensor,))
             for tensor in tensors
@@ -433,7 +433,7 @@ def test_overload_is_answered_503_with_retry_after(site: Site) -> None:
 
 
 def test_slow_clients_take_connections_only_while_they_stay(site: Site) -> None:
-    drips = [site.connect() for _ in range(8)]  # as many as may connect
+    drips = [site.connect() for _ in range(8)]  # the largest number of connections
     try:
         for sock in drips:
             sock.sendall(b"GET /v2 HTTP/1.1\r\nHost: local")
@@ -474,7 +474,7 @@ def test_statistics_count_items_runs_and_nanoseconds(site: Site) -> None:
     for _ in range(3):
         assert site.infer({"inputs": [json_input(ROWS)]}).status == 200
     assert site.infer({"inputs": [json_input(np.ones((2, 5), np.float32))]}).status == 400
-    answered = before["inference_stats"]["success"]["count"] + 3  # an answer is counted once it is sent
+    answered = before["inference_stats"]["success"]["count"] + 3  # an answer is counted after it was sent
     wait_until(lambda: statistics()["inference_stats"]["success"]["count"] >= answered, "every answer is counted")
     after = statistics()
     assert after["inference_count"] - before["inference_count"] == 6
@@ -493,7 +493,7 @@ def test_statistics_count_items_runs_and_nanoseconds(site: Site) -> None:
 def test_metrics_are_read_by_prometheus_own_parser(site: Site) -> None:
     parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
     assert site.infer({"inputs": [json_input(ROWS)]}).status == 200
-    # Values of its own: what another test asked for may be in the cache, and then nothing is too late.
+    # Use new values: the answer to another test's values may be in the cache, and would not be too late.
     late = {"inputs": [json_input(ROWS + np.float32(518))], "parameters": {"timeout": 20_000}}
     with halted(site.device, "slow"):
         assert site.infer(late, "slow").status == 504

@@ -106,6 +106,6 @@ def test_texts_are_strings_in_json() -> None:
         ([21], ["x" * 60_000] + [""] * 20, "differ too much in length"),
     ],
 )
-def test_what_is_no_list_of_texts_is_refused(shape: list[int], data: object, message: str) -> None:
+def test_data_that_are_no_list_of_texts_are_refused(shape: list[int], data: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         of_json(shape, data)

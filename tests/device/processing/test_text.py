@@ -1,4 +1,4 @@
-"""Token ids, masks and type ids equal those of the library tokenizers; bytes that are no text are refused."""
+"""Token ids, masks and type ids are the same as in the library tokenizers; other bytes are refused."""
 
 from __future__ import annotations
 

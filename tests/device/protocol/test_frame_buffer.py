@@ -165,7 +165,7 @@ def test_a_frame_beyond_the_limit_allocates_nothing() -> None:
         frames.feed(64)
 
 
-def test_what_a_begun_frame_lacks_is_known_and_its_memory_goes_back_between_frames_only() -> None:
+def test_the_missing_bytes_of_a_frame_are_known_and_memory_is_released_only_between_frames() -> None:
     sizes: list[tuple[int, int]] = []
     frames = FrameBuffer(size_bytes=128, resizing=lambda old, new: sizes.append((old, new)))
     data = infer_frame(np.zeros(2000, np.float32))

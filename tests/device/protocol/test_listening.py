@@ -36,7 +36,7 @@ def test_a_client_can_send_no_descriptors_where_the_kernel_refuses_them(tmp_path
             else:
                 with pytest.raises(PermissionError):
                     socket.send_fds(client, [b"x"], [client.fileno()])
-            socket.send_fds(accepted, [b"x"], [client.fileno()])  # shared memory goes this way
+            socket.send_fds(accepted, [b"x"], [client.fileno()])  # shared memory is sent in this way
 
 
 def test_the_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_socket_in_use_a_file_and_an_unknown_group_are_refused(tmp_path: Path)
         pass
 
 
-def test_what_replaced_the_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_replaced_the_socket_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with listening(path, 0o600):
         path.unlink()

@@ -86,7 +86,7 @@ def test_a_download_continues_where_it_broke_off(server: RegistryServer, tmp_pat
     assert sum(counts) == len(CONTENT) - there
 
 
-def test_what_was_fetched_stays_when_the_caller_stops(server: RegistryServer, tmp_path: Path) -> None:
+def test_fetched_bytes_stay_when_the_caller_stops(server: RegistryServer, tmp_path: Path) -> None:
     class Enough(Exception):
         pass
 
@@ -127,7 +127,7 @@ def test_a_manifest_is_fetched_only_when_it_changed(server: RegistryServer) -> N
     assert registry.manifest(digest) == fetched  # the old one stays under its digest
 
 
-def test_what_is_not_there_is_named(server: RegistryServer, tmp_path: Path) -> None:
+def test_the_error_names_the_missing_manifest_or_blob(server: RegistryServer, tmp_path: Path) -> None:
     with pytest.raises(NotInRegistry, match="manifest nothing"):
         server.registry().manifest("nothing")
     with pytest.raises(NotInRegistry, match="sha256:000"):
@@ -152,7 +152,7 @@ def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_pat
         (tmp_path / "part-0").write_bytes(CONTENT[:100_000])
         mirror.registry().download(BLOB, tmp_path / "part-0")  # continues
         assert (tmp_path / "part-0").read_bytes() == CONTENT
-        # The requests of the mirror, each perhaps with a first one without the login.
+        # The requests of the mirror. Each may follow a first request without the login.
         assert len([line for line in server.requests[before:] if "/blobs/" in line]) == 1
         assert len([line for line in server.requests[before:] if "/manifests/" in line]) <= 2
         with pytest.raises(RegistryError):
@@ -175,7 +175,7 @@ def test_a_limit_of_a_proxy_is_named(tmp_path: Path) -> None:
             proxy.registry().upload(Blob(digest_of(large), len(large)), large)
 
 
-# --- hostile ones ---------------------------------------------------------------------------
+# --- hostile registries ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_kept_connection_that_the_server_closes_is_made_anew(tmp_path: Path, r
 
         def serve() -> None:
             answered = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(CONTENT), CONTENT)
-            for read_bytes_max in (1 if reset else 65536, 1):  # a close with unread bytes is a reset
+            for read_bytes_max in (1 if reset else 65536, 1):  # a close with unread bytes resets the connection
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(65536)
@@ -105,7 +105,7 @@ def test_a_kept_connection_that_the_server_closes_is_made_anew(tmp_path: Path, r
         thread = threading.Thread(target=serve)
         thread.start()
         registry = Registry(Repository("http", f"127.0.0.1:{listener.getsockname()[1]}", "plant/models"))
-        gc.disable()  # the socket is closed without a collection
+        gc.disable()  # the socket closes even without a garbage collection
         try:
             registry.download(BLOB, tmp_path / "first")
             registry.download(BLOB, tmp_path / "second")

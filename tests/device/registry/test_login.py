@@ -56,7 +56,7 @@ def test_a_helper_that_cannot_run_is_named(tmp_path: Path, helper: str) -> None:
 
 
 def test_an_identity_token_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is that of `az acr login`, whose user and password are not a login."""
+    """`az acr login` writes such a file; the user and the password in it are not a login."""
     file = write(tmp_path, {"auths": {HOST: {"auth": "MDAwMDo=", "identitytoken": "eyJ"}}})
     with pytest.raises(ConfigInvalid, match=f"{file} has an identity token .*docker login --username USER {HOST}"):
         read_credentials(file, HOST)

@@ -141,7 +141,7 @@ def test_an_alarm_clears_twelve_windows_after_the_last_request(tmp_path: Path) -
     assert device.said()[-1]["event"] == "alarm_cleared"
 
 
-def test_who_is_told_of_alarms_hears_each_change_once(tmp_path: Path) -> None:
+def test_each_change_of_the_alarms_is_reported_once(tmp_path: Path) -> None:
     device, heard = Device(tmp_path, temp_c=80), list[tuple[str, ...]]()
     device.reporter.alarms_changed = lambda: heard.append(device.reporter.alarms)
     for temp_c in (90.0, 90.0, 90.0, 50.0, 50.0, 50.0, 50.0):

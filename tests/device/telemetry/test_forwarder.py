@@ -94,7 +94,7 @@ def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_
 
 
 def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: Path) -> None:
-    # A session that the broker keeps over its own restarts hears what came while nobody listened.
+    # The broker keeps a session during its own restarts. The session gets the messages of that time later.
     store = ("persistence true", f"persistence_location {tmp_path}/")
     broker = Broker.in_folder(tmp_path / "broker", extra=store)
     broker.start()
@@ -122,7 +122,7 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
 
     wait_until(all_are_heard, "every report has arrived")
     broker.stop()
-    # Down, up, down, up, down, up and the end, however many attempts there were.
+    # The log has one line per change (down and up, three times) and the end, for any number of attempts.
     assert len(device.said) == 7, device.said
 
 
@@ -242,7 +242,7 @@ def test_a_device_that_moved_to_another_site_sends_what_waited_and_says_nothing_
     listener.stop()
     assert listener.payloads(former.hist("digits")) == [b'{"v":1}']
     assert listener.payloads(former.status) == [b"offline"]
-    assert len(listener.payloads(former.deploy)) == 1  # what the broker retains
+    assert len(listener.payloads(former.deploy)) == 1  # the broker retains one message
 
 
 def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
@@ -282,7 +282,7 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
     old.abandon()
     wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
     later[0] = ONLINE_AGAIN_S
-    device.append()  # wakes it
+    device.append()  # this wakes the forwarder
     wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
     device.stop()
 

@@ -71,7 +71,7 @@ def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost
 ) -> None:
     spool = Spool(StateDir(state_folder(tmp_path, broker.settings)).spool)
     sent = 0
-    while not spool.stats().rows:  # on a busy machine, all may have arrived before the kill
+    while not spool.stats().rows:  # on a busy machine, all messages may have arrived before the kill
         append_to(spool, 400)
         sent += 400
         first = start_forwarder(tmp_path, broker.settings)

@@ -33,11 +33,11 @@ def test_a_message_that_another_connection_brought_is_not_blamed() -> None:
         for _ in range(HANG_UPS_MAX - 1):
             assert ended(held, 7) is None
         held.acknowledged(7)
-    for first in range(20):  # the link breaks often, and each time one more has come
+    for first in range(20):  # the link breaks often, each time after one more message
         assert ended(held, first, 20) is None
 
 
-def test_what_was_held_back_is_tried_again_a_day_later() -> None:
+def test_a_held_back_message_is_tried_again_a_day_later() -> None:
     held = HeldBack()
     held.connected(100.0)
     held.add(7)

@@ -19,5 +19,5 @@ def test_no_two_devices_are_the_same_to_a_broker_or_to_home_assistant() -> None:
     assert all(re.fullmatch(r"ha/device/[A-Za-z0-9_-]+/config", topic) for topic, _ in said)
     components = [each for _, payload in said for each in json.loads(payload)["components"].values()]
     assert len({each["unique_id"] for each in components}) == len(components)
-    # Names that access lists have by %u stay unchanged.
+    # Names that an access list uses as %u stay unchanged.
     assert node_id(Topics("plant-a", "pi_07")) == "edgert_plant-a_pi_07"

@@ -91,7 +91,7 @@ def test_metrics_carry_every_field_of_the_contract_flat() -> None:
         "queue_p99_ms preprocess_p99_ms engine_p99_ms postprocess_p99_ms batch_mean rss_bytes temp_c model_version"
     )
     assert set(names.split()) <= payload.keys()
-    assert "throttled" not in payload  # what this machine does not tell is left out
+    assert "throttled" not in payload  # a fact that this machine does not know is omitted
     assert (payload["up"], payload["clock_synced"], payload["v"]) == (1, 1, 1)
     assert (payload["req_total"], payload["err_total"], payload["cache_hit_total"]) == (3, 1, 1)
     assert (payload["lat_le_1ms_total"], payload["lat_le_10ms_total"]) == (1, 2)

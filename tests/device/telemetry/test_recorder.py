@@ -106,7 +106,7 @@ def test_a_cache_hit_says_nothing_about_the_engine() -> None:
 
 
 def test_batch_mean_is_the_mean_over_engine_runs_not_over_requests() -> None:
-    # One run of four items and one of one: 2.5 items a run, though most requests saw a batch of four.
+    # One run has four items, and one run has one item: 2.5 items per run, although most requests had a batch of four.
     report = recorder_of(*[ok(10, batch=4)] * 4, ok(10, batch=1)).cut()
     assert report.batch_mean == pytest.approx(2.5)
     assert recorder_of().cut().batch_mean == 0

@@ -78,7 +78,7 @@ def test_every_schema_loads_in_ajv_as_strict_as_it_gets(ajv: Path) -> None:
     assert json.loads(done.stdout) == []
 
 
-def test_what_a_real_daemon_publishes_is_what_the_schemas_say(tmp_path: Path) -> None:
+def test_the_schemas_describe_the_messages_of_a_real_daemon(tmp_path: Path) -> None:
     heard: list[tuple[str, bytes]] = []
     with Broker.in_folder(tmp_path / "broker") as broker:
         connection = Connection(broker.settings, on_message=lambda topic, payload, _: heard.append((topic, payload)))

@@ -96,7 +96,7 @@ def test_an_empty_sketch_answers_zero() -> None:
 
 
 def test_the_mean_of_devices_percentiles_is_wrong_where_the_merged_sketch_is_right() -> None:
-    # Nine quiet devices and a slow one: why sketches travel and percentiles do not.
+    # Nine fast devices and a slow one show the reason why devices send sketches, not percentiles.
     fleet = [[1.0] * 1000 for _ in range(9)] + [[100.0] * 1000]
     pooled = [value for device in fleet for value in device]
     right = merged(sketch_of(device) for device in fleet).quantile(0.95)

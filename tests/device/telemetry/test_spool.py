@@ -18,7 +18,7 @@ from edgert.telemetry import spool as spool_module
 from edgert.telemetry.spool import Spool, Spooled
 from tests.support.devices import WAIT_S_MAX
 
-# Appends until it is killed, printing each seq once the append has returned.
+# Appends until it is killed. Prints each seq after the append has returned.
 APPENDER = """
 import sys
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_threads_and_processes_append_at_once_without_losing_or_repeating_a_seq(
     assert sorted(seqs(ours.take(1000))) == list(range(1, 241))
 
 
-def test_what_was_appended_survives_the_kill_of_its_process(path: Path) -> None:
+def test_appended_messages_survive_the_kill_of_their_process(path: Path) -> None:
     appender = subprocess.Popen([sys.executable, "-c", APPENDER, str(path)], stdout=subprocess.PIPE)
     assert appender.stdout is not None
     reported = [int(appender.stdout.readline()) for _ in range(40)]
@@ -134,7 +134,7 @@ def test_a_corrupt_file_is_set_aside_and_a_fresh_one_begun(path: Path, content: 
     path.write_bytes(content)
     said: list[str] = []
     spool = Spool(path, log=said.append)
-    # A number that this boot cannot have used before, as subscribers drop what they have seen.
+    # This boot cannot have used the number before. Subscribers drop numbers that they have seen.
     assert add(spool) >= spool_module.SEQ_AFTER_LOSS_MIN
     assert path.with_name("telemetry.db.corrupt-1").read_bytes() == content
     assert "telemetry.db.corrupt-1" in said[0]

@@ -50,7 +50,7 @@ def test_a_released_one_is_free_and_a_foreign_token_releases_nothing(claims: Cla
     claims.acquire("mlp", "bob@desk", 60)
 
 
-def test_one_that_is_shown_lasts_and_one_that_is_not_runs_out(claims: Claims, clock: Clock) -> None:
+def test_a_renewed_claim_lasts_and_another_claim_expires(claims: Claims, clock: Clock) -> None:
     first = claims.acquire("mlp", "ann@desk", 60)
     clock.time_s += 50
     claims.renew(first.token)
@@ -64,7 +64,7 @@ def test_one_that_is_shown_lasts_and_one_that_is_not_runs_out(claims: Claims, cl
     claims.renew(second.token)
 
 
-def test_one_that_ran_out_and_that_nobody_took_goes_on(claims: Claims, clock: Clock) -> None:
+def test_an_expired_claim_that_nobody_replaced_can_be_renewed(claims: Claims, clock: Clock) -> None:
     first = claims.acquire("mlp", "ann@desk", 60)
     clock.time_s += 500
     claims.renew(first.token)
@@ -72,7 +72,7 @@ def test_one_that_ran_out_and_that_nobody_took_goes_on(claims: Claims, clock: Cl
         claims.acquire("mlp", "bob@desk", 60)
 
 
-def test_one_for_no_number_of_seconds_keeps_nobody_away(claims: Claims) -> None:
+def test_a_claim_without_a_valid_time_blocks_nobody(claims: Claims) -> None:
     claims.acquire("mlp", "ann@desk", math.nan)
     claims.acquire("mlp", "bob@desk", 60)
 

@@ -1,4 +1,4 @@
-"""An install refuses bad bundles, and keeps the live version.
+"""An install refuses bad bundles and keeps the live version.
 
 For kills and full disks during an install, see tests/device/versions/test_crash_points.py.
 """
@@ -57,7 +57,7 @@ def store_of(device: Device) -> SlotStore:
 
 
 def active_release(state: StateDir) -> int | None:
-    """Check every byte of the live version, and return its release."""
+    """Check every byte of the live version and return its release."""
     store = SlotStore(state.models / "echo")
     slots = store.read()
     if slots.live is None:

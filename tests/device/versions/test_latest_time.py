@@ -1,4 +1,4 @@
-"""The latest time that a device has seen: which times count, and how often a time is stored."""
+"""The latest time that a device has seen: the times that are used, and the moments when a time is stored."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
 
 
 def test_keys_that_a_newer_runtime_added_are_ignored(store: SlotStore) -> None:
-    """When a newer runtime fails its trial, the previous runtime reads the newer runtime's file."""
+    """After the failed trial of a newer runtime, the previous runtime reads the newer runtime's file."""
     before = Slots(SlotState.TRIAL, "b", ONE, TWO, TrialEnd("boot-1", 2000.0), 1)
     store.folder.mkdir(parents=True, exist_ok=True)
     store.commit(before)

@@ -57,7 +57,7 @@ def test_every_row_of_the_table(state: Slots, event: SlotEvent) -> None:
     assert after.ratchet >= state.ratchet
     good_before = {v for v in (state.a, state.b) if v is not None and v.good}
     if state.state in (SlotState.STAGED, SlotState.TRIAL, SlotState.STEADY) and event is not SlotEvent.INSTALL:
-        # A good version is never lost, whatever happens to a new one.
+        # A good version is never lost, whatever happens to a new version.
         assert good_before <= {after.a, after.b}
 
 

@@ -44,7 +44,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
     )
 
 
-def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_before() -> None:
+def test_a_limit_that_was_not_measured_is_broken_only_at_the_end() -> None:
     bounds = {
         "p99_ms": 8.0,
         "error_share": 0.1,

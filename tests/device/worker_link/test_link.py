@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgert.worker_link import link
 
 
-def test_what_an_end_said_before_it_closed_arrives_though_it_left_a_message_unread() -> None:
+def test_the_last_message_arrives_even_if_its_sender_closed_with_a_message_unread() -> None:
     """The fork server sends the reason why it cannot fork, and never reads the order for that worker."""
     ours, theirs = link.pair()
     link.send(ours, {"op": "load"})

@@ -157,7 +157,7 @@ def test_the_progress_is_for_people(
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("publish", "digits-1.edgert", "--registry", "https://example.org/models"), 4, "write oci://HOST/REPOSITORY"),
+        (("publish", "digits-1.edgert", "--registry", "https://example.org/models"), 4, "give oci://HOST/REPOSITORY"),
         (("publish", "digits-1.edgert", "--channel", "Bad Name"), 2, "not a name of a channel"),
         (("publish", "digits-1.edgert", "--channel", "stable", "--limit", "speed=1"), 4, "unknown limit"),
         (("publish", "missing.edgert"), 4, "there is no bundle"),

@@ -89,7 +89,7 @@ def test_at_the_start_two_models_load_and_the_others_wait(world: World) -> None:
     assert world.services["b"].state == "ready"
 
 
-def test_what_clients_ask_for_goes_first_then_what_is_pinned(world: World) -> None:
+def test_requested_models_load_first_then_pinned_models(world: World) -> None:
     world.ask("e")
     for model in "aebf":
         world.loaded(model)

@@ -1,4 +1,4 @@
-"""Crashes count for one version, make the pause before the next start longer, and expire."""
+"""The crashes of one version make the pause before the next start longer, and are forgotten later."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 
 
 class World:
-    """A trial of NEW, with slots on disk and an own clock."""
+    """A trial of NEW, with slots on disk and a clock of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 100.0

@@ -131,7 +131,7 @@ def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: Worl
         (bytes(wire.json_frame(wire.HELLO, {"model": "x" * 5000}))[:64], "too large; at most 4160 are allowed"),
     ],
 )
-def test_what_is_no_hello_is_refused(world: World, data: bytes, says: str) -> None:
+def test_a_first_frame_that_is_no_hello_is_refused(world: World, data: bytes, says: str) -> None:
     client = world.connect(data)
     world.turn()
     assert says in error_of(client)
@@ -148,7 +148,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_hello_spoils_no_other(world: 
     assert world.routed == [HELLO]
 
 
-def test_of_too_many_silent_connections_the_oldest_is_dropped(world: World) -> None:
+def test_the_oldest_of_too_many_silent_connections_is_dropped(world: World) -> None:
     oldest = world.connect()
     world.turn()
     while len(world.clients) <= PENDING_MAX:

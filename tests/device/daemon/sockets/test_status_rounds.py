@@ -74,7 +74,7 @@ def test_a_worker_that_does_not_answer_is_reported_without_figures(world: World)
     world.now_s += STATUS_S_MAX + 0.1
     world.rounds.tick()
     assert world.answer().models["echo"] == ServingStatus("ready")
-    world.rounds.handle_message("echo", report(1))  # too late, and ignored
+    world.rounds.handle_message("echo", report(1))  # this message is too late, so it is ignored
 
 
 def test_a_report_that_no_worker_sends_is_an_error(world: World) -> None:

@@ -18,7 +18,7 @@ STAYS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 
 
 class Loop:
-    """A small loop like that of the supervisor, with an own clock."""
+    """A small loop like the supervisor's loop, with a clock of its own."""
 
     def __init__(self, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         self.now_s = 1000.0
@@ -87,7 +87,7 @@ def test_stop_ends_it_for_good(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("loop", [["/nowhere/to/be/found"]], indirect=True)
-def test_what_cannot_be_started_is_tried_again(loop: Loop) -> None:
+def test_a_process_that_cannot_be_started_is_tried_again(loop: Loop) -> None:
     assert "cannot be started" in loop.logged()[0]
     assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
 

@@ -24,7 +24,7 @@ def test_one_row_gets_the_classes_that_a_batch_gets(row: list[float], k: int, pr
     assert classes.dtype == np.int64
     assert shares.dtype == np.float32
     assert shares == pytest.approx(wanted, rel=1e-6)
-    # Two scores count as equal if their probabilities are equal in FP32.
+    # Two scores are seen as equal if their probabilities are equal in FP32.
     assert scores[0, classes[0]] == pytest.approx(scores[0, want[0]], abs=1e-5)
     both, _ = best_classes(np.concatenate([scores, scores]), k, probabilities)
     assert both.tolist() == [want[0].tolist()] * 2

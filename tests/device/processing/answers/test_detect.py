@@ -1,4 +1,4 @@
-"""Detections equal those of a plain reference, in pixels of the sent image."""
+"""Detections equal the results of a plain reference, in pixels of the sent image."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_normalized_boxes_and_logits() -> None:
     assert (found.scores[0, 0], found.classes[0, 0]) == (0.5, 1)
 
 
-def test_what_is_not_finite_is_no_detection() -> None:
+def test_boxes_with_values_that_are_not_finite_are_no_detections() -> None:
     row = np.array(
         [[[np.nan, 1, 2, 3, 0.9], [1, 1, np.inf, 2, 0.9], [1, 1, 2, 2, np.nan], [1, 1, 2, 2, 0.8]]], np.float32
     )

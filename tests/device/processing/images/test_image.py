@@ -142,7 +142,7 @@ BROKEN: list[tuple[str, Callable[[], bytes]]] = [
 
 
 @pytest.mark.parametrize("make", [make for _, make in BROKEN], ids=[name for name, _ in BROKEN])
-def test_what_is_no_whole_image_is_the_senders_fault(make: Callable[[], bytes]) -> None:
+def test_a_file_that_is_no_whole_image_is_the_senders_fault(make: Callable[[], bytes]) -> None:
     with pytest.raises(RequestError, match=r"^(?!.*object at)"):
         reader().decoded(make())
 
@@ -205,7 +205,7 @@ def test_frames_are_bounded_too() -> None:
         reader().resized(np.zeros((0, 5, 3), np.uint8))
 
 
-def test_who_comes_too_late_is_not_decoded() -> None:
+def test_an_image_whose_deadline_has_passed_is_not_decoded() -> None:
     with pytest.raises(DeadlineExceeded):
         threads_all_busy(lambda: reader().decoded(encoded(photo(64, 64)), time.monotonic() + 0.02))
 

@@ -35,7 +35,7 @@ def written(samples: NDArray[Any], rate_hz: int = 16000) -> bytes:
         (RAMP, 1e-7),
     ],
 )
-def test_what_scipy_writes_is_read(samples: NDArray[Any], step: float) -> None:
+def test_a_file_that_scipy_wrote_is_read(samples: NDArray[Any], step: float) -> None:
     made, rate_hz = read_wav(written(samples))
     assert rate_hz == 16000
     assert made.dtype == np.float32

@@ -78,7 +78,7 @@ class Served:
     def _serve(self, switch: ReactorSwitch) -> None:
         try:
             self.result = OwnThread(self.connection, self._pipeline, switch).serve()
-        except Exception as error:  # noqa: BLE001  # the test looks at it
+        except Exception as error:  # noqa: BLE001  # the test checks the error
             self.result = error
 
     def ended(self) -> bool | Exception | None:

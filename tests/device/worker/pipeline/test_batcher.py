@@ -203,7 +203,7 @@ def test_many_threads_each_get_their_own_answer() -> None:
     assert sum(batcher.close_reasons.values()) == len(session.sizes)
 
 
-# --- two classes --------------------------------------------------------------------------------
+# --- two priorities --------------------------------------------------------------------------------
 
 
 def test_the_high_ones_are_taken_first_each_class_in_order() -> None:
@@ -260,7 +260,7 @@ def test_a_queue_full_of_low_ones_still_takes_high_ones() -> None:
         [future.result(WAIT_S_MAX) for future in (first, *rest)]
 
 
-# --- why batches close --------------------------------------------------------------------------
+# --- the reasons that close a batch --------------------------------------------------------------------------
 
 
 class Patience:
@@ -446,7 +446,7 @@ def test_the_cap_shrinks_until_the_target_holds_and_grows_back_slowly() -> None:
     assert load(lambda cap: 1.0, windows=40)[-1] == 32
 
 
-def test_where_smaller_batches_make_requests_wait_longer_the_cap_is_kept() -> None:
+def test_the_cap_is_kept_if_smaller_batches_make_requests_wait_longer() -> None:
     tuner = LatencyTuner(20.0, 32)
     before = p95(simulate(LatencyTuner(1e9, 32), clients=64, fixed_ms=20, item_ms=0.1, answers=4000))
     after = p95(simulate(tuner, clients=64, fixed_ms=20, item_ms=0.1, answers=40_000)[-8000:])

@@ -21,7 +21,7 @@ def a_cache(max_bytes: int = 10**6, ttl_s: float = 60.0) -> tuple[PredictionCach
 
 
 class Runs:
-    """Counts its runs, and returns the answer that it was created with."""
+    """Counts its runs and returns the answer that it was created with."""
 
     def __init__(self, value: float = 1.0, size: int = 10) -> None:
         self.count, self.value, self.size = 0, value, size

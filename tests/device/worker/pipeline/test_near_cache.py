@@ -37,7 +37,7 @@ def a_frame(seed: int = 0) -> NDArray[Any]:
 
 
 def trusted(cache: NearCache, frame: NDArray[Any], answer: list[NDArray[Any]] = ANSWER) -> None:
-    """Keep `frame`, and end the probation."""
+    """Keep `frame` and end the probation."""
     cache.keep(cache.look_up(frame), answer)
     for _ in range(PROBATION):
         near = cache.look_up(frame)

@@ -23,7 +23,7 @@ RUN = {"delay_s": 0.004, "item_s": 0.004}  # a full batch takes 68 ms, a lone re
 
 @contextmanager
 def clients(device: Device, count: int) -> Iterator[None]:
-    """`count` clients, each asking without pause."""
+    """Run `count` clients that send requests without a pause."""
     ended = threading.Event()
 
     def ask() -> None:
@@ -63,7 +63,7 @@ def test_the_cap_shrinks_while_many_ask_and_grows_back_when_few_do() -> None:
 
 
 def waited(device: Device) -> list[int]:
-    """Return how long two requests waited that were sent at the same moment over open connections, in µs."""
+    """Send two requests at the same moment over open connections; return the µs that each waited."""
     answers: list[InferResponse] = []
     connected = threading.Barrier(2)
 
@@ -88,7 +88,7 @@ def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -
             assert device.serving()["batcher"]["instances"] == instances
             if instances == 2:
                 assert waited(device) == [0, 0]
-            else:  # on a busy machine, one may come after the other's run
+            else:  # on a busy machine, one request may arrive after the other request's run
                 wait_until(lambda: waited(device)[1] > 0, "the second waits")
 
 

@@ -145,7 +145,7 @@ def test_a_reference_that_fails_is_left_alone_for_a_while_and_opened_anew() -> N
     assert (reference.opened, shadow.sampled, shadow.fault) == (2, 1, None)
 
 
-# --- the real thing -------------------------------------------------------------------------
+# --- the real process -------------------------------------------------------------------------
 
 
 MODELS = ("copies", "sums", "alone", "crashes")

@@ -46,8 +46,8 @@ def test_what_people_write_is_taken(kind: Any, given: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "reason"),
     [
-        (Duration(10, 60), "9s", "write at least 10s and at most 1m"),
-        (Duration(10), "9s", "write at least 10s$"),
+        (Duration(10, 60), "9s", "give at least 10s and at most 1m"),
+        (Duration(10), "9s", "give at least 10s$"),
         (Duration(10, 60), "61s", "at most 1m"),
         (Duration(), "soon", "soon"),
         (DeviceShare(), "0%", "write 5%, 50% or 100%"),
