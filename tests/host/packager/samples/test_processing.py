@@ -206,7 +206,7 @@ def test_the_lines_of_a_ctc_labels_file_are_the_texts_of_classes(tmp_path: Path)
     labels.write_text("a\n<blank>\n\u3000\n\n")  # and so is an empty one
     assert read_postprocess(path, model, labels) == Ctc("steps", ("a", "<blank>", "\u3000", ""), 1, softmax=False)
     labels.write_text("a\nb\n")
-    with pytest.raises(ConfigInvalid, match="the texts of 2 classes, and output 'steps' has 4"):
+    with pytest.raises(ConfigInvalid, match="ctc has 2 labels, and output 'steps' has 4 classes"):
         read_postprocess(path, model, labels)
     with pytest.raises(ConfigInvalid, match="needs --labels"):
         read_postprocess(path, model, None)
@@ -221,7 +221,7 @@ def test_the_lines_of_a_ctc_labels_file_are_the_texts_of_classes(tmp_path: Path)
         ("[segment]", "exactly one table"),
         ("[detect]\n", "boxes"),
         ('[detect]\nboxes = "x"', "does not have"),
-        ('[detect]\nboxes = "boxes"', "needs 5"),
+        ('[detect]\nboxes = "boxes"', "needs at least 5"),
         ('[detect]\nboxes = "boxes"\nlabels = []', "with --labels"),
         ('[detect]\nboxes = "boxes"\nscores = "classes"', "3 axes"),
         ('[detect]\nboxes = "boxes"\nform = "sideways"', "known: channels_first"),
