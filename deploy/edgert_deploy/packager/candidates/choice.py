@@ -16,6 +16,7 @@ from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import (
     BuildSpec,
+    Precision,
     accepts,
     builder_for,
     check_source,
@@ -157,6 +158,10 @@ class _Findings:
         if not warned:
             self.warn(f"{self.name} goes without {engine}: {error.message}")
 
+    def record_failure(self, engine: str, precision: Precision, error: EdgeRTError) -> None:
+        self.builder.report_failure(f"{self.name}: no {engine} {precision}", error)
+        self.not_built.append(NotBuilt(engine, precision.upper(), error.message))
+
     def choice(
         self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
     ) -> Choice:
@@ -281,10 +286,11 @@ class _EngineBuild:
                 else:
                     tried.append(builder.build(spec))
             except CANNOT_BE_BUILT as error:
-                builder.report_failure(f"{self.findings.name}: no {self.engine} {precision}", error)
                 failures.append(error)
-                if precision != "int8":
-                    self.findings.not_built.append(NotBuilt(self.engine, precision.upper(), error.message))
+                if precision == "int8":  # `best_recipe` recorded each recipe
+                    builder.report_failure(f"{self.findings.name}: no {self.engine} int8", error)
+                else:
+                    self.findings.record_failure(self.engine, precision, error)
                 continue
             if self.until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
                 break
@@ -308,7 +314,10 @@ class _EngineBuild:
                     yield best
         if not self.until_passed:
             for precision in builder_for(self.engine).timed_beside_int8:
-                yield builder.build(replace(best.spec, precision=precision))
+                try:
+                    yield builder.build(replace(best.spec, precision=precision))
+                except CANNOT_BE_BUILT as error:  # INT8 itself was built
+                    self.findings.record_failure(self.engine, precision, error)
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
