@@ -79,7 +79,7 @@ class Choice:
         return ", ".join(words) if len(words) > 1 else ""
 
 
-def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
+def all_packed(choices: Sequence[Choice]) -> dict[str, Candidate]:
     """Return the candidates that go into the bundle, sorted by id."""
     packed = {candidate.id: candidate for choice in choices for candidate in choice.packed}
     packed |= {choice.reference.id: choice.reference for choice in choices if choice.reference is not None}
