@@ -49,7 +49,8 @@ class Choice:
         profile: The target.
         packed: The candidates for the bundle, the best first. If no candidate of the first engine passes, `packed` is
             the candidate with the smallest loss, and the accuracy gate fails.
-        tried: All candidates that were built.
+        tried: The candidates that were built to choose from. A candidate is missing if another build of its engine
+            raised an error outside CANNOT_BE_BUILT.
         left_out: The engines without an artifact.
         warnings: What the user should know about the choice.
         searches: The searches for layers in float, with their engines.
@@ -121,16 +122,10 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
                 raise
             # One warning of the whole build names the engines that do not support classical models.
             findings.leave_out(engine, error, warned=not supports_operators(source, engine))
-    timings: Timings = {}
-    if measure is not None:
-        every = [candidate for good in passed for candidate in good]
-        timings = measure(target.profile, builder.evaluation, every, builder.progress)
+    timings = _timings(findings, passed, measure)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     _warn_of_float(findings, packed, timings)
-    reference = None
-    if target.with_reference and packed[0].artifact.precision != "fp32":
-        reference = builder.build(BuildSpec(packed[0].artifact.engine, "fp32", target.profile))
-    return findings.choice(packed, timings, reference)
+    return findings.choice(packed, timings, _reference(findings, packed[0]))
 
 
 @dataclass
@@ -178,6 +173,22 @@ class _Findings:
         )
 
 
+def _timings(findings: _Findings, passed: Sequence[Sequence[Candidate]], measure: Measurer | None) -> Timings:
+    if measure is None:
+        return {}
+    builder = findings.builder
+    candidates = [candidate for good in passed for candidate in good]
+    return measure(findings.target.profile, builder.evaluation, candidates, builder.progress)
+
+
+def _reference(findings: _Findings, best: Candidate) -> Candidate | None:
+    """Build the FP32 artifact in the engine of `best`. Return None if none is requested or `best` is FP32."""
+    target = findings.target
+    if not target.with_reference or best.artifact.precision == "fp32":
+        return None
+    return findings.builder.build(BuildSpec(best.artifact.engine, "fp32", target.profile))
+
+
 def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Timings) -> None:
     """Add a warning for each artifact that computes in float although the user may expect INT8."""
     target, quantized = findings.target, findings.builder.evaluation.source.quantized
@@ -195,7 +206,11 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
 
 
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
-    """Return the specs that the build needs whatever the accuracy gate decides, each spec once."""
+    """Return the specs that can be built before the accuracy gate decides, each spec once.
+
+    The reference is that of the first engine. `choose` may need another: it takes the engine of the best candidate,
+    and no reference if this candidate is FP32.
+    """
     specs: dict[str, BuildSpec] = {}
     for target in targets:
         wanted = [_first_spec(evaluation.source, engine, target) for engine in target.engines]
@@ -264,7 +279,7 @@ class _EngineBuild:
         findings: The target; each result is added here.
         engine: The engine.
         budget: The builds that searches for layers in float may still use.
-        until_passed: Stop at the first candidate that passes; False if all candidates are timed.
+        until_passed: Stop at the first candidate that passes and `is_worth_it`; False if all candidates are timed.
     """
 
     findings: _Findings
@@ -336,11 +351,13 @@ def _first_spec(source: SourceModel, engine: str, target: TargetRequest) -> Buil
 
 def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
     """Return the candidates sorted by time, the fastest first; without times, in the profile's order."""
+    if not timings:
+        return tuple(candidates)
     waiting, ordered = list(candidates), list[Candidate]()
-    while waiting and timings:
+    while waiting:
         ordered.append(fastest(waiting, timings))
         waiting = [candidate for candidate in waiting if candidate is not ordered[-1]]
-    return tuple(ordered or waiting)
+    return tuple(ordered)
 
 
 def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Timings) -> str:
