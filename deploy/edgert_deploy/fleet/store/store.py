@@ -248,7 +248,10 @@ def _last_rows(connection: sa.Connection, streams: Collection[int]) -> dict[int,
 
 
 def _advance(last: dict[str, Any], report: MetricsMessage) -> dict[str, int]:
-    """Make `report` the last report of its stream; return each counter's growth. A late report changes nothing."""
+    """Make `report` the last report of its stream, and return each counter's growth.
+
+    A late report changes nothing.
+    """
     new_spool = last["last_seq"] >= 0 and is_new_spool(report.seq, last["last_seq"])
     if report.seq <= last["last_seq"] and not new_spool:
         return {}
