@@ -20,6 +20,8 @@ FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
 FILE_PATH_LENGTH_MAX = 100  # the limit of a USTAR header
 FILES_MAX = 512
 FILE_BYTES_MAX = 8 * 1024**3 - 1  # the limit of a USTAR header
+# Accuracies are ratios of counts. The margin lets a drop pass that equals the limit but is rounded up.
+ROUNDING_MARGIN = 1e-9
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Accuracy:
 
     @property
     def passed(self) -> bool:
-        # Accuracies are ratios of counts. The margin lets a drop pass that equals the limit but is rounded up.
-        return self.drop <= self.max_drop + 1e-9
+        return self.drop <= self.max_drop + ROUNDING_MARGIN
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ def limit_value(name: str, given: str | float) -> float | None:
     Raises ConfigInvalid.
     """
     if given == OFF:
-        _check(name, 0.5)
+        _check_name(name)
         return None
     text = str(given)
     try:
@@ -278,10 +278,14 @@ def limit_value(name: str, given: str | float) -> float | None:
     return value
 
 
-def _check(name: str, value: float) -> None:
+def _check_name(name: str) -> None:
     if name not in _KINDS:
         known = "; ".join(f"{each} ({kind.meaning})" for each, kind in _KINDS.items())
         raise ConfigInvalid(f"unknown limit {name[:80]!r}; known: {known}")
+
+
+def _check(name: str, value: float) -> None:
+    _check_name(name)
     share = _KINDS[name].is_share
     if not (math.isfinite(value) and 0 <= value <= (1 if share else math.inf)):
         rule = "a share from 0 to 1, or a percentage" if share else "a number from 0 up"

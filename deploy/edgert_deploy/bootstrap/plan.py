@@ -155,7 +155,7 @@ def plan_bootstrap(
     if not device.kind.needs_runtime:
         facts = local_facts(facts)
     progress(describe(facts))
-    unit = service.chosen_unit(device, facts, options.service, transport)
+    has_unit = service.chosen_unit(device, facts, options.service, transport) is not None
     installed, house, plan = InstalledRuntimes(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)
@@ -171,14 +171,14 @@ def plan_bootstrap(
         device,
         profile,
         facts,
-        options.keys,
-        broker,
-        options.following,
-        options.settings,
-        unit is not None,
-        transport,
+        keys=options.keys,
+        broker=broker,
+        following=options.following,
+        settings=options.settings,
+        has_unit=has_unit,
+        transport=transport,
     )
-    if unit is not None:
+    if has_unit:
         unit = service.unit_for(device, facts, (*profile.engines, *options.engines_of(profile)), config)
         assert unit is not None
         files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
@@ -190,8 +190,19 @@ def plan_bootstrap(
     due = installed.restart_due
     if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", restart_marker(device)], QUICK_S_MAX).ok
-    kept_by = "systemd" if unit else "monitor"
-    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, installed, house)
+    return BootstrapPlan(
+        device,
+        profile,
+        facts,
+        options,
+        service="systemd" if has_unit else "monitor",
+        runtime=plan,
+        files=differing,
+        config=config,
+        restart_due=due,
+        installed=installed,
+        house=house,
+    )
 
 
 def _plan_runtime(

@@ -131,7 +131,9 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
             "drop_low": low,
             "drop_high": high,
         },
-        "other_metrics": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.other_metrics},
+        "other_metrics": {
+            other.name: {"fp32": other.fp32, "artifact": other.artifact} for other in result.other_metrics
+        },
         "classes": groups("class"),
         "slices": groups("slice"),
         "buckets": groups("bucket"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from edgert.bundle.manifest import Accuracy, ArtifactEntry, Manifest, TargetEntry
+from edgert.bundle.manifest import ROUNDING_MARGIN, Accuracy, ArtifactEntry, Manifest, TargetEntry
 from edgert.checks.status import LIMITS_FORMAT, DeviceStatus, ModelStatus
 from edgert.engines import FOR_TESTS
 from edgert.errors import (
@@ -128,7 +128,9 @@ def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, targe
         target: The target of the new release.
     """
     new = manifest.artifact(target.artifacts[0]).accuracy
-    if accuracy is None or accuracy.metric != new.metric or accuracy.artifact - new.artifact <= LOWER_SCORE_MAX + 1e-9:
+    if accuracy is None or accuracy.metric != new.metric:
+        return ""
+    if accuracy.artifact - new.artifact <= LOWER_SCORE_MAX + ROUNDING_MARGIN:
         return ""
     return (
         f"release {manifest.release} of {manifest.model} scored {new.artifact:.4f} at its build ({new.metric}, "

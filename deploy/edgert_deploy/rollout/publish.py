@@ -111,6 +111,8 @@ def put_release(
     again. A broken transfer is repeated.
 
     Args:
+        registry: The registry.
+        signed: The release.
         files: The blobs of the release, each with a name for `paths_of`.
         paths_of: Returns the path on this host of each named file.
         on_bytes: Called with the bytes sent so far and their total.

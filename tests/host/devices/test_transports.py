@@ -94,6 +94,11 @@ def test_a_command_that_takes_too_long_is_given_up(transport: Transport) -> None
     assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
 
 
+def test_a_command_that_does_not_read_its_input_is_given_up_too(transport: Transport) -> None:
+    with pytest.raises(DeviceError, match="longer than"):
+        transport.run(["sleep", "30"], 0.3, input=bytes(200_000))  # more than a pipe holds
+
+
 def test_a_child_left_behind_does_not_hold_the_answer(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "sleep 9999 & echo $!"], WAIT_S_MAX)
     os.kill(int(result.stdout), signal.SIGKILL)  # it still runs

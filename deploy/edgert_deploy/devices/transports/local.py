@@ -105,8 +105,8 @@ def _finish(
     ]
     for reader in readers:
         reader.start()
-    with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(data)
+    # A command that does not read its input would block the writer for longer than the time-out.
+    threading.Thread(target=_feed, args=(process.stdin, data), daemon=True).start()
     try:
         exit_code = process.wait(timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -120,6 +120,11 @@ def _finish(
     if out.full or err.full:
         raise DeviceError(f"`{argv[0]}` printed more than {OUTPUT_BYTES_MAX // 1024**2} MB; it exited with {exit_code}")
     return Result(argv, exit_code, out.text(), err.text())
+
+
+def _feed(stream: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), stream:
+        stream.write(data)
 
 
 def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:

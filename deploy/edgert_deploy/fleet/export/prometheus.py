@@ -37,7 +37,7 @@ class Exposition:
         with self._exporter.lock:
             parts, drawn = list[bytes](), dict[tuple[str, Labels], tuple[int, bytes]]()
             for each in histograms(self._exporter):
-                parts.append(_delimited(_family(each.name, each.help, _HISTOGRAM), self._native(each, drawn)))
+                parts.append(_delimited(_family(each.name, each.help, _HISTOGRAM), self._cached_native(each, drawn)))
             self._drawn = drawn
             for family in families(self._exporter):
                 kind = _COUNTER if family.type == "counter" else _GAUGE
@@ -58,7 +58,7 @@ class Exposition:
                     lines.append(f"{family.name}{labels_text(named)} {value!r}")
         return "\n".join(lines) + "\n"
 
-    def _native(self, family: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
+    def _cached_native(self, family: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
         for labels, sketch, changed in family.samples:
             key = family.name, labels
             cached = self._drawn.get(key)
@@ -205,9 +205,9 @@ def _declare() -> dict[str, Any]:
     package = "edgert.prometheus"  # not the original name: another library may have declared it
     file = descriptor_pb2.FileDescriptorProto(name="edgert_prometheus.proto", package=package, syntax="proto2")
     for name, declared in _MESSAGES.items():
-        message = file.message_type.add(name=name)
+        message_type = file.message_type.add(name=name)
         for field_name, (number, kind, repeated) in declared.items():
-            field = message.field.add(name=field_name, number=number)
+            field = message_type.field.add(name=field_name, number=number)
             field.label = _F.LABEL_REPEATED if repeated else _F.LABEL_OPTIONAL
             if isinstance(kind, str):
                 field.type, field.type_name = _F.TYPE_MESSAGE, f".{package}.{kind}"

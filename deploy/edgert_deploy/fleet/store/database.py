@@ -180,7 +180,8 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
         name = shown(url)
         return StoreFailed(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
-    is_other = "not a database" in reason or os.path.isdir(url.database or "")
+    is_folder = url.get_backend_name() == "sqlite" and os.path.isdir(url.database or "")
+    is_other = "not a database" in reason or is_folder
     advice = "it is not a store: give another file" if is_other else "check that it exists, is writable and has room"
     if "malformed" in reason:
         advice = "the file is damaged: move it away, and a new one begins; or restore a copy (docs/sql.md)"

@@ -8,7 +8,7 @@ write to one store. Only new windows are added to the merged rows (merged_rows.p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -99,7 +99,7 @@ class Store:
         new += self._write_metrics(connection, _by_key(metrics, batch.metrics), merged)
         new += self._write_events(connection, batch.events)
         merged.write()
-        self._last_hours.store(connection, schema.stream_heard, _last_hours(batch, streams))
+        self._last_hours.store(connection, schema.stream_heard, _stream_hours(batch, streams))
         self._last_hours.store(connection, schema.group_heard, merged.group_hours())
         return new
 
@@ -176,38 +176,20 @@ class Store:
         merged: MergedRows,
     ) -> None:
         """Store each counter's growth since the last report. The growth of a late report is already counted."""
-        table = schema.stream
-        last_rows: dict[int, Any] = {}
         arrived: dict[int, list[int]] = {}
         for stream, seq in new:
             arrived.setdefault(stream, []).append(seq)
-        for few in chunks(sorted(arrived)):
-            for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
-                last_rows[row.id] = row._asdict()
+        last_rows = _last_rows(connection, arrived)
         increases = []
         ordered = [(stream, seq) for stream, seqs in sorted(arrived.items()) for seq in in_order(seqs)]
         for stream, seq in ordered:
             origin, report = new[stream, seq]
-            last = last_rows[stream]
-            new_spool = last["last_seq"] >= 0 and is_new_spool(seq, last["last_seq"])
-            if seq <= last["last_seq"] and not new_spool:
-                continue
-            counters = counters_of(report)
-            before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
-            grown = dict(zip(COUNTERS, increase(counters, before, report, new_spool), strict=True))
-            last.update(zip(COUNTERS, counters, strict=True), last_seq=seq)
+            grown = _advance(last_rows[stream], report)
             if any(grown.values()):
                 merged.add_counters(stream, origin, report, grown)
                 increases.append({"_stream": stream, "_seq": seq, **grown})
-        if last_rows:
-            state: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
-            updates = [{"_id": row["id"], **{name: row[name] for name in state}} for row in last_rows.values()]
-            connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**state), updates)
-        if increases:
-            window = schema.metrics_window
-            same = (window.c.stream == sa.bindparam("_stream"), window.c.seq == sa.bindparam("_seq"))
-            values: dict[str, Any] = {name: sa.bindparam(name) for name in COUNTERS}
-            connection.execute(window.update().where(*same).values(**values), increases)
+        _write_last_rows(connection, last_rows.values())
+        _write_increases(connection, increases)
 
     def _write_events(self, connection: sa.Connection, events: Sequence[tuple[Origin, EventMessage]]) -> int:
         rows = [
@@ -243,7 +225,7 @@ def _by_key(streams: Sequence[int], reports: Sequence[tuple[Origin, T]]) -> dict
     return {(stream, report[1].seq): report for stream, report in zip(streams, reports, strict=True)}
 
 
-def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
+def _stream_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
     """Return the last hour of each stream.
 
     `streams` has the ids of the batch's hists, then of its metrics.
@@ -253,6 +235,48 @@ def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
     for stream, (origin, report) in zip(streams, reports, strict=True):
         hours[stream] = max(minute_of(origin, report) // HOUR_MIN, hours.get(stream, 0))
     return hours
+
+
+def _last_rows(connection: sa.Connection, streams: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Return the row of each stream: the counters of its last report, and the number of this report."""
+    table = schema.stream
+    return {
+        row.id: row._asdict()
+        for few in chunks(sorted(streams))
+        for row in connection.execute(sa.select(table).where(table.c.id.in_(few)))
+    }
+
+
+def _advance(last: dict[str, Any], report: MetricsMessage) -> dict[str, int]:
+    """Make `report` the last report of its stream, and return each counter's growth.
+
+    A late report changes nothing.
+    """
+    new_spool = last["last_seq"] >= 0 and is_new_spool(report.seq, last["last_seq"])
+    if report.seq <= last["last_seq"] and not new_spool:
+        return {}
+    counters = counters_of(report)
+    before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
+    last.update(zip(COUNTERS, counters, strict=True), last_seq=report.seq)
+    return dict(zip(COUNTERS, increase(counters, before, report, new_spool), strict=True))
+
+
+def _write_last_rows(connection: sa.Connection, rows: Collection[Mapping[str, Any]]) -> None:
+    if not rows:
+        return
+    table = schema.stream
+    values: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
+    updates = [{"_id": row["id"], **{name: row[name] for name in values}} for row in rows]
+    connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), updates)
+
+
+def _write_increases(connection: sa.Connection, increases: Sequence[Mapping[str, int]]) -> None:
+    if not increases:
+        return
+    window = schema.metrics_window
+    same = (window.c.stream == sa.bindparam("_stream"), window.c.seq == sa.bindparam("_seq"))
+    values: dict[str, Any] = {name: sa.bindparam(name) for name in COUNTERS}
+    connection.execute(window.update().where(*same).values(**values), increases)
 
 
 def _window(key: Key, origin: Origin, report: HistMessage | MetricsMessage) -> dict[str, Any]:

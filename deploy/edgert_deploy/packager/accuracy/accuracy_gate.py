@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgert.bundle.manifest import Accuracy
+from edgert.bundle.manifest import ROUNDING_MARGIN, Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
-OF_OUTPUT = " of "  # part of the name of a judgement of an output
 ALIKE_DROP_MAX = 0.1  # the largest --max-drop that the check for similar answers uses
 GROUP_SAMPLES_MIN = 10  # a smaller group never fails a build, because one sample is over 10 % of the group
 
@@ -89,35 +88,37 @@ class GateResult:
         failed = []
         for group in self.groups:
             allowed = limit.get(group.kind, self.limits.max_class_drop)
-            if allowed is not None and group.samples >= GROUP_SAMPLES_MIN and group.drop > allowed + 1e-9:
+            if allowed is not None and group.samples >= GROUP_SAMPLES_MIN and group.drop > allowed + ROUNDING_MARGIN:
                 failed.append(group)
         return tuple(failed)
 
     def loss(self) -> str:
         """Return the artifact's loss in one line."""
-        a = self.accuracy
-        if a.passed and self.failed_groups:
-            g = max(self.failed_groups, key=lambda g: g.drop)
-            if g.kind == "output":
+        total = self.accuracy
+        if total.passed and self.failed_groups:
+            group = max(self.failed_groups, key=lambda each: each.drop)
+            scores = f"{group.fp32:.4f} -> {group.artifact:.4f}"
+            if group.kind == "output":
                 return (
-                    f"{g.name} fell by {g.drop:.4f} ({g.fp32:.4f} -> {g.artifact:.4f} on {counted(g.samples, 'sample')}), "
-                    f"though {a.metric} passes; --metric {a.metric.removeprefix('1-')} judges only the outputs that it reads"
+                    f"{group.name} fell by {group.drop:.4f} ({scores} on {counted(group.samples, 'sample')}), though "
+                    f"{total.metric} passes; --metric {total.metric.removeprefix('1-')} judges only the outputs that it reads"
                 )
-            return (
-                f"{g.kind} {g.name!r} lost {g.drop:.4f} of {a.metric} ({g.fp32:.4f} -> {g.artifact:.4f} on {g.samples})"
-            )
-        parts = [(score, name) for name, _, score in self.other_metrics if OF_OUTPUT in name]
+            return f"{group.kind} {group.name!r} lost {group.drop:.4f} of {total.metric} ({scores} on {group.samples})"
+        parts = [(other.artifact, other.name) for other in self.other_metrics if other.of_output]
         most = f", {min(parts)[1]} the most" if parts else ""
-        return f"{a.metric} fell by {a.drop:.4f} ({a.fp32:.4f} -> {a.artifact:.4f} on {counted(a.samples, 'sample')}{most})"
+        return (
+            f"{total.metric} fell by {total.drop:.4f} ({total.fp32:.4f} -> {total.artifact:.4f} on "
+            f"{counted(total.samples, 'sample')}{most})"
+        )
 
 
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:
     """Return the result for the artifact that gave `answers` to the hold-out."""
     answers, reference = reference.with_embeddings(answers), reference.as_embeddings()
-    rows = reference.all_rows
+    all_rows = reference.all_rows
     # FP32's agreement with itself is 1, even if its answers contain NaN.
-    fp32 = 1.0 if metric.is_agreement else metric.score(reference.answers, rows)
-    accuracy = Accuracy(metric.name, len(rows), fp32, metric.score(answers, rows), limits.max_drop)
+    fp32 = 1.0 if metric.is_agreement else metric.score(reference.answers, all_rows)
+    accuracy = Accuracy(metric.name, len(all_rows), fp32, metric.score(answers, all_rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
     if reference.holdout.slices is not None:
         groups += [("slice", name, rows) for name, rows in by_value(reference.holdout.slices).items()]
@@ -126,10 +127,10 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     compared = []
     for kind, name, rows in groups:
         of_class = name if kind == "class" else ""
-        fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
+        fp32, artifact = (metric.score(outputs, rows, of_class) for outputs in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
     if metric.other_outputs is not None:
-        parts = metric.other_outputs.parts(answers, reference.all_rows)
+        parts = metric.other_outputs.parts(answers, all_rows)
         compared += [Group("output", name, accuracy.samples, 1.0, score) for name, score in parts]
     interval = _drop_interval(metric, accuracy.drop, answers)
     others = _other_metrics(metric, reference, answers)

@@ -169,7 +169,8 @@ class Decisions(Metric):
     def others(self, answers: Outputs) -> list[OtherMetric]:
         if len(self.judgements) == 1:
             return []
-        return [OtherMetric(name, 1.0, score) for name, score in self.parts(answers, self._reference.all_rows)]
+        parts = self.parts(answers, self._reference.all_rows)
+        return [OtherMetric(name, 1.0, score, of_output=True) for name, score in parts]
 
 
 class _OtherOutputs(Decisions):

@@ -68,11 +68,15 @@ class Reference:
 
 
 class OtherMetric(NamedTuple):
-    """A metric that the receipt shows and the gate does not judge; `fp32` is None if FP32 has no value."""
+    """A metric that the receipt shows and the gate does not judge; `fp32` is None if FP32 has no value.
+
+    `of_output` marks a judgement of an output, such as `boxes of output0`.
+    """
 
     name: str
     fp32: float | None
     artifact: float
+    of_output: bool = False
 
 
 class Metric(Protocol):

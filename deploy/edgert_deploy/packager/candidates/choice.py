@@ -16,6 +16,7 @@ from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import (
     BuildSpec,
+    Precision,
     accepts,
     builder_for,
     check_source,
@@ -48,7 +49,8 @@ class Choice:
         profile: The target.
         packed: The candidates for the bundle, the best first. If no candidate of the first engine passes, `packed` is
             the candidate with the smallest loss, and the accuracy gate fails.
-        tried: All candidates that were built.
+        tried: The candidates that were built to choose from. A candidate is missing if another build of its engine
+            raised an error outside CANNOT_BE_BUILT.
         left_out: The engines without an artifact.
         warnings: The facts about the choice that the user should know.
         searches: The searches for layers in float, with their engines.
@@ -78,7 +80,7 @@ class Choice:
         return ", ".join(words) if len(words) > 1 else ""
 
 
-def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
+def all_packed(choices: Sequence[Choice]) -> dict[str, Candidate]:
     """Return the candidates that go into the bundle, sorted by id."""
     packed = {candidate.id: candidate for choice in choices for candidate in choice.packed}
     packed |= {choice.reference.id: choice.reference for choice in choices if choice.reference is not None}
@@ -120,16 +122,10 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
                 raise
             # One warning of the whole build names the engines that do not support classical models.
             findings.leave_out(engine, error, warned=not supports_operators(source, engine))
-    timings: Timings = {}
-    if measure is not None:
-        every = [candidate for good in passed for candidate in good]
-        timings = measure(target.profile, builder.evaluation, every, builder.progress)
+    timings = _timings(findings, passed, measure)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     _warn_of_float(findings, packed, timings)
-    reference = None
-    if target.with_reference and packed[0].artifact.precision != "fp32":
-        reference = builder.build(BuildSpec(packed[0].artifact.engine, "fp32", target.profile))
-    return findings.choice(packed, timings, reference)
+    return findings.choice(packed, timings, _reference(findings, packed[0]))
 
 
 @dataclass
@@ -157,6 +153,10 @@ class _Findings:
         if not warned:
             self.warn(f"{self.name} goes without {engine}: {error.message}")
 
+    def record_failure(self, engine: str, precision: Precision, error: EdgeRTError) -> None:
+        self.builder.report_failure(f"{self.name}: no {engine} {precision}", error)
+        self.not_built.append(NotBuilt(engine, precision.upper(), error.message))
+
     def choice(
         self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
     ) -> Choice:
@@ -171,6 +171,22 @@ class _Findings:
             reference=reference,
             not_built=tuple(self.not_built),
         )
+
+
+def _timings(findings: _Findings, passed: Sequence[Sequence[Candidate]], measure: Measurer | None) -> Timings:
+    if measure is None:
+        return {}
+    builder = findings.builder
+    candidates = [candidate for good in passed for candidate in good]
+    return measure(findings.target.profile, builder.evaluation, candidates, builder.progress)
+
+
+def _reference(findings: _Findings, best: Candidate) -> Candidate | None:
+    """Build the FP32 artifact in the engine of `best`. Return None if none is requested or `best` is FP32."""
+    target = findings.target
+    if not target.with_reference or best.artifact.precision == "fp32":
+        return None
+    return findings.builder.build(BuildSpec(best.artifact.engine, "fp32", target.profile))
 
 
 def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Timings) -> None:
@@ -190,7 +206,11 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
 
 
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
-    """Return the specs that the build needs whatever the accuracy gate decides, each spec once."""
+    """Return the specs that can be built before the accuracy gate decides, each spec once.
+
+    The reference is that of the first engine. `choose` may need another: it takes the engine of the best candidate,
+    and no reference if this candidate is FP32.
+    """
     specs: dict[str, BuildSpec] = {}
     for target in targets:
         wanted = [_first_spec(evaluation.source, engine, target) for engine in target.engines]
@@ -259,7 +279,7 @@ class _EngineBuild:
         findings: The target; each result is added here.
         engine: The engine.
         budget: The builds that searches for layers in float may still use.
-        until_passed: Stop at the first candidate that passes; False if all candidates are timed.
+        until_passed: Stop at the first candidate that passes and `is_worth_it`; False if all candidates are timed.
     """
 
     findings: _Findings
@@ -281,10 +301,11 @@ class _EngineBuild:
                 else:
                     tried.append(builder.build(spec))
             except CANNOT_BE_BUILT as error:
-                builder.report_failure(f"{self.findings.name}: no {self.engine} {precision}", error)
                 failures.append(error)
-                if precision != "int8":
-                    self.findings.not_built.append(NotBuilt(self.engine, precision.upper(), error.message))
+                if precision == "int8":  # `best_recipe` recorded each recipe
+                    builder.report_failure(f"{self.findings.name}: no {self.engine} int8", error)
+                else:
+                    self.findings.record_failure(self.engine, precision, error)
                 continue
             if self.until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
                 break
@@ -308,7 +329,10 @@ class _EngineBuild:
                     yield best
         if not self.until_passed:
             for precision in builder_for(self.engine).timed_beside_int8:
-                yield builder.build(replace(best.spec, precision=precision))
+                try:
+                    yield builder.build(replace(best.spec, precision=precision))
+                except CANNOT_BE_BUILT as error:  # INT8 itself was built
+                    self.findings.record_failure(self.engine, precision, error)
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
@@ -327,11 +351,13 @@ def _first_spec(source: SourceModel, engine: str, target: TargetRequest) -> Buil
 
 def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
     """Return the candidates sorted by time, the fastest first; without times, in the profile's order."""
+    if not timings:
+        return tuple(candidates)
     waiting, ordered = list(candidates), list[Candidate]()
-    while waiting and timings:
+    while waiting:
         ordered.append(fastest(waiting, timings))
         waiting = [candidate for candidate in waiting if candidate is not ordered[-1]]
-    return tuple(ordered or waiting)
+    return tuple(ordered)
 
 
 def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Timings) -> str:

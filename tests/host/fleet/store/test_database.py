@@ -51,6 +51,16 @@ def test_a_store_that_cannot_be_used_is_named_without_its_password(store: str, s
     assert "secret" not in error.message
 
 
+def test_a_folder_with_the_name_of_a_database_does_not_change_the_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fleet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    error = cli("postgresql://ops@127.0.0.1:1/fleet").exception
+    assert isinstance(error, EdgeRTError)
+    assert "check that it exists, is writable and has room" in error.message
+
+
 def test_a_store_that_is_empty_or_newer_says_so(url: str, tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(StoreFailed, match="no reports yet"):

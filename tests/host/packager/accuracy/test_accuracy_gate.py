@@ -14,8 +14,9 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.buckets import Buckets, PaddedInput
 from edgert.bundle.manifest import Accuracy
 from edgert_deploy.packager.accuracy import accuracy_gate as gate
-from edgert_deploy.packager.accuracy.accuracy_gate import GROUP_SAMPLES_MIN, Limits
+from edgert_deploy.packager.accuracy.accuracy_gate import GROUP_SAMPLES_MIN, GateResult, Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import OtherMetric
 from tests.support import models
 from tests.support.models.metrics import EYE, SCORES, reference_to, result_of, worst
 
@@ -102,6 +103,16 @@ def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate
     strict = result_of(reference, [answers], Limits(0.1, max_class_drop=0.2))
     assert not strict.passed
     assert "slice 'night' lost 0.6000" in strict.loss()
+
+
+def test_the_loss_names_the_output_that_lost_the_most() -> None:
+    others = (
+        OtherMetric("share of hits", None, 0.1),
+        OtherMetric("boxes of a", 1.0, 0.4, of_output=True),
+        OtherMetric("values of b", 1.0, 0.9, of_output=True),
+    )
+    result = GateResult(Accuracy("boxes+values", 20, 1.0, 0.4, 0.01), Limits(), other_metrics=others)
+    assert result.loss() == "boxes+values fell by 0.6000 (1.0000 -> 0.4000 on 20 samples, boxes of a the most)"
 
 
 def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:

@@ -13,6 +13,7 @@ from edgert.bundle.rules import Ctc
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import OtherMetric
 from edgert_deploy.packager.accuracy.text_metrics import edits
 from tests.support.models.metrics import reference_to, result_of
 
@@ -52,7 +53,7 @@ def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
     reference = reference_to(SPECS, [steps_of(["ab c", "b"])], ctc=RULE, transcripts=np.array(["ab c", "b"]))
     result = result_of(reference, [steps_of(["ab a", "b"])])
     assert (result.accuracy.metric, result.accuracy.fp32, result.accuracy.artifact) == ("1-cer", 1.0, 0.8)
-    assert result.other_metrics[0] == ("1-wer", 1.0, 1 - 1 / 3)
+    assert result.other_metrics[0] == OtherMetric("1-wer", 1.0, 1 - 1 / 3)
     assert result_of(reference, [steps_of(["", ""])], metric="wer").accuracy.artifact == 0.0
     assert metric_for("auto", reference_to(SPECS, reference.answers, ctc=RULE)).name == "texts"
 

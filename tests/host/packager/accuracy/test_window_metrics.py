@@ -15,6 +15,7 @@ from edgert.bundle.rules import Classify, Smooth
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import OtherMetric
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1, Counts, Event, events, matched
 from tests.support.models.metrics import reference_to, result_of
 from tests.support.needed import needed
@@ -82,7 +83,8 @@ def test_the_gate_shows_precision_and_recall_and_each_class() -> None:
     reference = reference_to(SPECS, scores_of(truth), np.array(truth), classify=RULE)
     result = result_of(reference, scores_of([0] * 9 + [2] + [1] * 15 + [2] * 5), metric="window_f1")
     assert result.accuracy.metric == "window_f1"
-    assert result.other_metrics[:2] == (("precision", 1.0, 19 / 24), ("recall", 1.0, 19 / 20))
+    precision, recall = OtherMetric("precision", 1.0, 19 / 24), OtherMetric("recall", 1.0, 19 / 20)
+    assert result.other_metrics[:2] == (precision, recall)
     by_class = [(group.name, group.samples, round(group.artifact, 4)) for group in result.groups]
     assert by_class == [("yes", 10, 0.9474), ("no", 10, 0.8)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,19 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.candidates.choice import worth_first
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders import BuildSpec
+from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.choice import choose, worth_first
+from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
+from edgert_deploy.packager.candidates.measure import Measurer, Timings
+from edgert_deploy.packager.candidates.mixed_precision import Budget
+from edgert_deploy.packager.candidates.recipes import NotBuilt
 from edgert_deploy.packager.pack import build_bundle
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.receipt import read_receipt
-from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.request import BuildRequest, target_requests
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -117,6 +127,33 @@ def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
     assert worth_first([plain, half]) == [plain, half]
     assert worth_first([hardly, half]) == [half, hardly]
+
+
+class WithoutMemory(CandidateBuilder):
+    """Builds every precision except INT8 with FP16."""
+
+    def build(self, spec: BuildSpec) -> Candidate:
+        if spec.precision == "int8fp16":
+            raise BuildFailed("out of memory")
+        return super().build(spec)
+
+
+class WithoutTimes(Measurer):
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings:
+        return {}
+
+
+def test_an_extra_precision_that_fails_is_recorded_and_int8_stays(build_request: BuildRequest, tmp_path: Path) -> None:
+    lines = list[str]()
+    cache = BuildCache(tmp_path / "cache")
+    builder = WithoutMemory(evaluate_source(build_request), cache, tmp_path, lines.append)
+    (target,) = target_requests(replace(build_request, targets=(profile("box", "tensorrt"),)))
+    choice = choose(builder, target, Budget(0), WithoutTimes())
+    assert [candidate.id for candidate in choice.packed] == ["tensorrt-int8"]
+    assert choice.not_built == (NotBuilt("tensorrt", "INT8FP16", "out of memory"),)
+    assert "box: no tensorrt int8fp16: out of memory" in lines
 
 
 def crashes_in_int8(request: BuildRequest, folder: Path) -> BuildRequest:

@@ -55,8 +55,9 @@ def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
     from onnx import TensorProto, numpy_helper
 
     stored, outer, named = _found(proto, kinds)
-    given = [*(tensor.data_type for tensor in stored), *map(_type_of, outer), *(attribute.i for attribute in named)]
-    if not given:
+    kind_of_outer = {value.name: kinds[_type_of(value)] for value in outer}  # before these values become FP32
+    types = {*(tensor.data_type for tensor in stored), *map(_type_of, outer), *(attribute.i for attribute in named)}
+    if not types:
         return ()
     size = sum(math.prod(tensor.dims) for tensor in stored) * 4
     if size > PROTO_BYTES_MAX:
@@ -76,10 +77,12 @@ def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
         for value in (*graph.input, *graph.output, *graph.value_info):
             if _type_of(value) in kinds:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    kind = next(name for each, name in kinds.items() if each in given)
-    remarks = [f"the model computes in {kind}; it is built {how}"]
-    digits = ", which keeps 7 digits of a number" if kind == "FP64" else ""
-    return (*remarks, *(f"{value.name!r} is FP32, not {kind}: send and read it as float32{digits}" for value in outer))
+    found = " and ".join(kind for each, kind in kinds.items() if each in types)
+    remarks = [f"the model computes in {found}; it is built {how}"]
+    for name, kind in kind_of_outer.items():
+        digits = ", which keeps 7 digits of a number" if kind == "FP64" else ""
+        remarks.append(f"{name!r} is FP32, not {kind}: send and read it as float32{digits}")
+    return tuple(remarks)
 
 
 def _type_of(value: Any) -> int:

@@ -44,6 +44,16 @@ def test_weights_of_16_bits_are_the_same_in_every_engine(tmp_path: Path, engine:
     assert np.abs(quantized[0] - want).max() < 0.05 * np.abs(want).max()
 
 
+def test_each_input_is_reported_in_its_own_precision() -> None:
+    body = "wide = Cast <to = 1> (a)  other = Cast <to = 1> (b)  y = Add (wide, other)"
+    proto = models.model("float16[N,4] a, bfloat16[N,4] b) => (float[N,4] y", body, {})
+    assert widen_half(proto) == (
+        "the model computes in FP16 and BF16; it is built from the same weights in FP32",
+        "'a' is FP32, not FP16: send and read it as float32",
+        "'b' is FP32, not BF16: send and read it as float32",
+    )
+
+
 def in_double(nodes: str, weights: dict[str, Any], signature: str = "double[N,3,8,8] x) => (double[N,4] y") -> Any:
     return models.model(signature, nodes, {name: np.asarray(value, np.float64) for name, value in weights.items()})
 
