@@ -74,7 +74,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
-    """Raise TransitionRefused while trial limits are watched: the requests would be counted as apps' requests."""
+    """Raise TransitionRefused while trial limits are watched: a benchmark would change the figures."""
     slots = store.read()
     if slots.on_trial and slots.limits is not None and not slots.limits.passed:
         raise TransitionRefused(

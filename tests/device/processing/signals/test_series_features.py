@@ -98,7 +98,7 @@ def test_missing_values_are_completed_by_the_rule(rule: str, wanted: list[float]
 def test_missing_and_infinite_values_are_refused_where_no_rule_helps() -> None:
     with pytest.raises(RequestError, match=r"1 missing value \(NaN\), and the model has no rule"):
         fill_missing(np.array([[[NAN, 1.0]]]), "refuse")
-    with pytest.raises(RequestError, match="without any value"):
+    with pytest.raises(RequestError, match="only missing values"):
         fill_missing(np.array([[[NAN, NAN]]]), "hold")
     with pytest.raises(RequestError, match="infinite"):
         fill_missing(np.array([[[np.inf, 1.0]]]), "zero")

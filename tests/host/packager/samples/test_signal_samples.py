@@ -131,7 +131,7 @@ def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationInvalid, match=r"shape \[9, 2, 2\]; the model takes \[samples, 16, 2\]"):
         load(tmp_path / "features.npz", SERIES, 2, 2)
     np.savez(tmp_path / "nan.npz", x=np.full((9, 16, 2), np.nan, np.float32))
-    with pytest.raises(CalibrationInvalid, match=r"sample 0 of .*nan\.npz: .*without any value"):
+    with pytest.raises(CalibrationInvalid, match=r"sample 0 of .*nan\.npz: .*only missing values"):
         load(tmp_path / "nan.npz", SERIES, 2, 2)
 
 
