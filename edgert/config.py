@@ -90,19 +90,20 @@ class ServingConfig(Closed):
             session, each run has its own weights.
         batch_max: The batch cap; 0 to measure the best cap when the model is loaded, 1 for no batches.
         queue_max: The largest number of waiting requests of each priority.
-        cache_mb: The size of a model's prediction cache.
+        cache_mb: The size of a model's prediction cache; 0 for no cache.
         cache_ttl_s: The time for which a cached answer is valid.
         connections_max: The largest number of connections to a model.
         frame_mb: The largest size of a frame, which contains a request or an answer.
         window_s: The length of a window of telemetry.
-        run_s_max: The time after which the daemon kills a worker whose engine run has not ended.
+        run_s_max: The time after which the daemon kills a worker whose engine run has not ended; 0 for no limit.
         worker_mb_max: The memory limit of one worker; 0 for no limit.
         memory_mb: The memory limit of all workers together; 0 for no limit.
         strict: Whether a version is served only on its preferred artifact.
         sessions_max: The largest number of sessions of a model.
         session_mb: The memory limit of all sessions of a model.
         session_idle_s: The time without a request after which a session ends.
-        allow_uids: The users that may connect. If both lists are empty, only the socket's mode decides.
+        allow_uids: The users that may connect, besides root and the daemon's user. If both lists are empty, only the
+            socket's mode decides.
         allow_gids: The groups that may connect.
     """
 
@@ -159,7 +160,7 @@ class AlarmConfig(Closed):
         temp_c: The limit of the temperature.
         throttled: Whether a throttled processor raises an alarm.
         worker_mb: The limit of a worker's memory; 0 for 90 % of `worker_mb_max`.
-        silent_s: The limit of the time since the model's last request.
+        silent_s: The limit of the time since the model's last request, if the model had one.
         channel_stale_s: The limit of the time without a valid answer of the registry; 0 turns this alarm off, except
             for an expired channel.
     """

@@ -1,8 +1,8 @@
 """DSSE envelopes: a manifest, the statement of a channel or a runtime, with its signatures.
 
-DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. Workers import
-this module, so it does not import the package cryptography. Workers read only envelopes that were verified at
-installation. The keys of `edgert.bundle.signing` sign and verify.
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. Workers import this
+module, so it does not import the package cryptography. Workers read only envelopes that were verified at installation.
+The keys of `edgert.bundle.signing` sign and verify.
 """
 
 from __future__ import annotations

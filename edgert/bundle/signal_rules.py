@@ -31,7 +31,7 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 class Sound(Closed):
     """The rule that computes features of mono sound.
 
-    Names and definitions are the same as in librosa, except for these:
+    Fields that are not listed here have the names and definitions of librosa.
 
     Attributes:
         input: The name of the model's input.

@@ -16,7 +16,7 @@ from edgert.errors import EngineFailed, EngineMissing
 
 
 class Cuda(Protocol):
-    """One stream on one GPU. Copies wait in the stream's queue until `synchronize` returns.
+    """One stream on one GPU. Copies are queued and run without the caller; `synchronize` waits for all.
 
     Attributes:
         stream: The stream's handle for TensorRT.

@@ -39,8 +39,8 @@ def engine_versions(versions_file: Path) -> dict[str, str | None]:
 
 
 def _version(name: str) -> str | None:
-    # An engine's module imports NumPy, which takes 0.1 s; do this only for an installed SDK.
     """Return the version of an engine's SDK; None if the SDK is missing or broken."""
+    # An engine's module imports NumPy, which takes 0.1 s; do this only for an installed SDK.
     if (packages := ENGINES[name].packages) and not any(importlib.util.find_spec(package) for package in packages):
         return None
     try:

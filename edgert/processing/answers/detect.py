@@ -95,7 +95,7 @@ def candidates(
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
     """Return the indices of at most `most` boxes, best first.
 
-    No returned box is covered by a better box of its class.
+    No returned box is covered by a better returned box of its class.
     """
     corners = boxes.astype(np.float64)
     if len(boxes) > TOGETHER_MAX:

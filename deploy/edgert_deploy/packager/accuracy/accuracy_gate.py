@@ -63,7 +63,8 @@ class GateResult:
         other_metrics: Metrics for the reader; the gate does not use them.
         drop_interval: The interval that contains the true drop with 95 % confidence; None for a metric that is not a
             share of samples.
-        similarity_only: Whether the metric compares only values with FP32's values, because the hold-out has no labels.
+        similarity_only: Whether the metric compares only values with FP32's values, because no output holds a
+            decision that the metric knows.
     """
 
     accuracy: Accuracy

@@ -22,7 +22,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
-# With a smaller share of INT8, an artifact saves little time. "auto" then prefers FP16, which halves the file.
+# With a smaller share of INT8, an artifact saves little. "auto" then prefers FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
 
 

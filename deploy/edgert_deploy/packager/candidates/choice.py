@@ -310,7 +310,7 @@ class _EngineBuild:
             if self.until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
                 break
         if not tried:
-            raise failures[-1]  # the error of the simplest precision, such as FP32, is the most useful one
+            raise failures[-1]  # the last error, that of FP32 if it was tried, is the most useful one
         self.findings.tried += tried
         return tried
 

@@ -25,7 +25,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.sandbox import Progress
 
 FASTER_SHARE = 0.05
-SECONDS = 5.0  # the longest time for all candidates of a target together
+SECONDS = 5.0  # about the time of the timed rounds of all candidates of a target together
 ERROR_SHARE_MAX = 0.005  # the largest error of a median, as its share: a tenth of FASTER_SHARE
 
 
