@@ -268,11 +268,11 @@ def _login(
     """Return the table `name` with absolute paths. Raises ConfigInvalid, also for a secret in the project.
 
     Args:
-        file: the `edgert.toml`.
-        name: the name of the table, for messages.
-        kind: the dataclass of the table.
-        table: the values of the table.
-        files, secrets: the keys whose values are paths; secrets must be outside of the project.
+        file: The `edgert.toml`.
+        name: The name of the table, for messages.
+        kind: The dataclass of the table.
+        table: The values of the table.
+        files, secrets: The keys whose values are paths; secrets must be outside of the project.
     """
     login = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {

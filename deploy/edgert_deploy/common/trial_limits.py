@@ -37,11 +37,11 @@ def limits_for(
     """Return the limits of `model`; None if there is no limit and no watch. Raises ConfigInvalid.
 
     Args:
-        model: the model on trial.
+        model: The model on trial.
         table: `[trial]` of the project.
-        limits: the limits of the command line; None removes a limit.
-        watch_s, unattended: the options of the command line; None if they are not given.
-        trial_s: the length of the trial.
+        limits: The limits of the command line; None removes a limit.
+        watch_s, unattended: The options of the command line; None if they are not given.
+        trial_s: The length of the trial.
     """
     merged = {**_merged(table, model), **limits}
     if watch_s is not None:

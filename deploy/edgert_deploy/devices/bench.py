@@ -89,12 +89,12 @@ def write_spec(
     """Write the inputs and the description for `edgertd bench` into `folder`.
 
     Args:
-        folder: the folder with the files of `artifacts`.
-        inputs, outputs: the tensors of the model.
-        samples: an array for each input.
-        artifacts: values for the keys id, engine, path and sha256 of each artifact.
-        buckets: the sizes that the engine runs, if the model has open axes.
-        error_share_max: the measurement ends early if the error of each figure is below this share of the figure.
+        folder: The folder with the files of `artifacts`.
+        inputs, outputs: The tensors of the model.
+        samples: An array for each input.
+        artifacts: Values for the keys id, engine, path and sha256 of each artifact.
+        buckets: The sizes that the engine runs, if the model has open axes.
+        error_share_max: The measurement ends early if the error of each figure is below this share of the figure.
     """
     names = [f"input-{i}.npy" for i in range(len(samples))]
     for name, sample in zip(names, samples, strict=True):

@@ -59,10 +59,10 @@ class HeldClaim:
     """The claim of a deployment on one model of a device: no other deployment changes the model.
 
     Attributes:
-        daemon: the commands of `edgertd`.
-        token: the token of the claim.
-        facts: the status of the device under the claim.
-        has: the files that the device has (the answer of `edgertd list-files`); None if the slots are damaged.
+        daemon: The commands of `edgertd`.
+        token: The token of the claim.
+        facts: The status of the device under the claim.
+        has: The files that the device has (the answer of `edgertd list-files`); None if the slots are damaged.
     """
 
     daemon: RemoteDaemon
@@ -82,10 +82,10 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
     Raises DeployUnderWay if another deployment has the claim, or if a host is setting the device up.
 
     Args:
-        daemon: the commands of `edgertd` on the device.
-        model: the model to claim.
-        send_bytes: the bytes to send under the claim, on a link that may be slow.
-        bytes_per_s: the limit on the speed of the transfer; 0 for no limit.
+        daemon: The commands of `edgertd` on the device.
+        model: The model to claim.
+        send_bytes: The bytes to send under the claim, on a link that may be slow.
+        bytes_per_s: The limit on the speed of the transfer; 0 for no limit.
     """
     slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
     lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)

@@ -98,18 +98,18 @@ class MachineFacts:
     """A machine before anything is installed.
 
     Attributes:
-        machine: the processor, as `uname -m` prints it; on a 32-bit system, that of the Python.
-        python: the version of `python_path`; "" if there is no Python of 3.10 or newer.
-        glibc: the version of glibc; "" if there is none.
-        uid, home: the number and the home folder of the user who logs in.
-        model: the name of the board or the computer.
-        systemd: whether systemd runs.
-        cpu, cpus: the name of the processor, and the number of its cores.
-        vnni: whether an x86 processor has fast instructions for INT8.
-        disk_free_mb: the free space where bootstrap installs; 0 means unknown.
-        python_lacks: the modules of the standard library that EdgeRT needs and this Python lacks.
-        l4t: the version of a Jetson's system, such as 36.4.3.
-        engines: the versions of installed packages by name, in EdgeRT's own environment if there is one.
+        machine: The processor, as `uname -m` prints it; on a 32-bit system, that of the Python.
+        python: The version of `python_path`; "" if there is no Python of 3.10 or newer.
+        glibc: The version of glibc; "" if there is none.
+        uid, home: The number and the home folder of the user who logs in.
+        model: The name of the board or the computer.
+        systemd: Whether systemd runs.
+        cpu, cpus: The name of the processor, and the number of its cores.
+        vnni: Whether an x86 processor has fast instructions for INT8.
+        disk_free_mb: The free space where bootstrap installs; 0 means unknown.
+        python_lacks: The modules of the standard library that EdgeRT needs and this Python lacks.
+        l4t: The version of a Jetson's system, such as 36.4.3.
+        engines: The versions of installed packages by name, in EdgeRT's own environment if there is one.
     """
 
     machine: str

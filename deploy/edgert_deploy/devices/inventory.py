@@ -59,16 +59,16 @@ class Device(Closed):
     """One device of the inventory.
 
     Attributes:
-        transport: a key of TRANSPORTS.
+        transport: A key of TRANSPORTS.
         address: [USER@]HOST[:PORT] for ssh, the state folder for local.
-        profile: the name of the device's profile.
-        state: the folder of `edgertd --state`.
-        home: the folder in which bootstrap installs; "" for local.
-        host_key: the only host key that is accepted, as an OpenSSH public key line.
-        identity: the file of the private key for the login; "" leaves the choice to ~/.ssh/config and the agent.
-        jump, jump_host_key: the address and the host key of a jump host; if "", ~/.ssh/config decides.
+        profile: The name of the device's profile.
+        state: The folder of `edgertd --state`.
+        home: The folder in which bootstrap installs; "" for local.
+        host_key: The only host key that is accepted, as an OpenSSH public key line.
+        identity: The file of the private key for the login; "" leaves the choice to ~/.ssh/config and the agent.
+        jump, jump_host_key: The address and the host key of a jump host; if "", ~/.ssh/config decides.
         become: "sudo" if commands run as root through sudo, else "".
-        same_machine: whether another device may have the same host key.
+        same_machine: Whether another device may have the same host key.
     """
 
     name: str

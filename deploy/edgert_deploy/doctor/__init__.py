@@ -17,10 +17,10 @@ class Finding:
 
     Attributes:
         where: "host", or the name of a device.
-        check: the name of the check.
+        check: The name of the check.
         level: OK, WARN or FAIL.
-        text: the result, for people.
-        next_step: the command or action that repairs a fault; "" without a fault.
+        text: The result, for people.
+        next_step: The command or action that repairs a fault; "" without a fault.
         exit_code: `edgert doctor` exits with the code of the first failure.
     """
 

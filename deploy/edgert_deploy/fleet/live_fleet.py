@@ -82,9 +82,9 @@ class DeviceState:
     """One device.
 
     Attributes:
-        known_since, heard_at: the times of the first and the newest message, in seconds of the fleet's clock.
-        alarms: the alarms of each model in the newest `deploy`; the key "" has the alarms of the device itself.
-        alarms_ms: the time at which `alarms` changed, in ms since 1970.
+        known_since, heard_at: The times of the first and the newest message, in seconds of the fleet's clock.
+        alarms: The alarms of each model in the newest `deploy`; the key "" has the alarms of the device itself.
+        alarms_ms: The time at which `alarms` changed, in ms since 1970.
     """
 
     site: str

@@ -120,8 +120,8 @@ class Pool:
         """Add the other figures of histograms, all at once.
 
         Args:
-            groups: the group of each histogram.
-            columns: zero, count, sum, least and most, each with a value for each histogram.
+            groups: The group of each histogram.
+            columns: Zero, count, sum, least and most, each with a value for each histogram.
         """
         at, (zero, count, total, least, most) = np.asarray(groups, np.int64), columns
         whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))

@@ -92,10 +92,10 @@ def increase(
     Then, and without `before`, the growth is the whole value only if the worker started in this window, else 0.
 
     Args:
-        counters: the counters of `report`.
-        before: the counters of the newest report before; None if there is none.
-        report: the report whose growth counts.
-        new_spool: whether a spool was lost between the two reports.
+        counters: The counters of `report`.
+        before: The counters of the newest report before; None if there is none.
+        report: The report whose growth counts.
+        new_spool: Whether a spool was lost between the two reports.
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
     if before is None or (fell and new_spool):

@@ -43,13 +43,13 @@ class FleetSubscriber:
         """Prepare a connection; `open` connects.
 
         Args:
-            settings: the broker and the login.
-            listeners: receive every message.
-            site: the site whose messages are received; None for every site.
-            client_id: the client's name at the broker; "" lets the broker choose.
-            session_s: for how long the broker keeps messages while the connection is lost; None for no session.
-            settled: returns the number of messages, from the first on, that the broker may drop.
-            log: receives a line about each loss and each new connection.
+            settings: The broker and the login.
+            listeners: Receive every message.
+            site: The site whose messages are received; None for every site.
+            client_id: The client's name at the broker; "" lets the broker choose.
+            session_s: For how long the broker keeps messages while the connection is lost; None for no session.
+            settled: Returns the number of messages, from the first on, that the broker may drop.
+            log: Receives a line about each loss and each new connection.
         """
         self._listeners = listeners
         self._filters = messages.subscriptions(site)

@@ -21,10 +21,10 @@ class WebServer:
     """Serves HTTP from its own thread. Raises ConfigInvalid.
 
     Args:
-        handle: answers a request.
-        host, port: the address to listen on; port 0 means a free port.
-        option: the option with the address as the user gave it, for messages.
-        name: the name of the thread.
+        handle: Answers a request.
+        host, port: The address to listen on; port 0 means a free port.
+        option: The option with the address as the user gave it, for messages.
+        name: The name of the thread.
     """
 
     def __init__(self, handle: Handler, host: str, port: int, option: str, name: str) -> None:

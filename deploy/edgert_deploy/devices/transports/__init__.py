@@ -67,10 +67,10 @@ class PutOptions:
     """The options of `Transport.put`.
 
     Attributes:
-        progress: receives the bytes so far and the bytes in total.
-        mode: the mode of the file on the device.
-        resumable: whether the bytes of a failed upload stay. The next upload of the same content continues there.
-        bytes_per_s: the limit of the speed; 0 means no limit.
+        progress: Receives the bytes so far and the bytes in total.
+        mode: The mode of the file on the device.
+        resumable: Whether the bytes of a failed upload stay. The next upload of the same content continues there.
+        bytes_per_s: The limit of the speed; 0 means no limit.
     """
 
     progress: ByteProgress | None = None

@@ -23,8 +23,8 @@ def refusal(error: BaseException, *, encrypted: bool) -> str | None:
     """Return why the server refuses the login and what to do; None if it does not refuse the login.
 
     Args:
-        error: an error of paramiko or of the socket.
-        encrypted: whether the key exchange was complete when the error came.
+        error: An error of paramiko or of the socket.
+        encrypted: Whether the key exchange was complete when the error came.
     """
     text = str(error)
     if encrypted and _NO_SESSION in text:

@@ -80,9 +80,9 @@ class Exporter(Fleet):
     """The fleet's figures. One thread calls `apply`; other threads hold `lock` while they read.
 
     Args:
-        name: distinguishes this exporter from other exporters.
-        by: the dimensions of the series.
-        wall_clock: returns the time in seconds since 1970.
+        name: Distinguishes this exporter from other exporters.
+        by: The dimensions of the series.
+        wall_clock: Returns the time in seconds since 1970.
     """
 
     def __init__(self, name: str, by: tuple[str, ...] = BY_DEFAULT, *, wall_clock: Callable[[], float]) -> None:

@@ -75,9 +75,9 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
     """Connect to a store of reports. Raises ConfigInvalid or StoreFailed.
 
     Args:
-        url: the store, in a form that `new_engine` describes.
-        writes: whether to create a missing store, and to migrate an older store.
-        log: receives a line about a migration, which may be slow.
+        url: The store, in a form that `new_engine` describes.
+        writes: Whether to create a missing store, and to migrate an older store.
+        log: Receives a line about a migration, which may be slow.
     """
     engine = new_engine(url, writes=writes)
     with transaction(engine) as connection:

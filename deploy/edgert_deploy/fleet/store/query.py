@@ -41,11 +41,11 @@ class Question:
     """A question to the store.
 
     Attributes:
-        since_ms, until_ms: the period, in ms since 1970.
-        by: the dimensions to group by.
-        where: the filter: a value for each of some dimensions.
-        step_min: the length of a step, in minutes; 0 makes the whole period one step.
-        stages: whether the answers have the time of each stage.
+        since_ms, until_ms: The period, in ms since 1970.
+        by: The dimensions to group by.
+        where: The filter: a value for each of some dimensions.
+        step_min: The length of a step, in minutes; 0 makes the whole period one step.
+        stages: Whether the answers have the time of each stage.
     """
 
     since_ms: int
@@ -74,14 +74,14 @@ class Answer:
     """The merged windows of one group in one step.
 
     Attributes:
-        group: the values of the dimensions that the question groups by.
-        start_ms: the start of the step, or of the period if the question has no steps.
-        duration_s: the length of the step.
-        latency: the latencies of all requests.
-        windows: the number of windows.
-        counters: the growth of each counter.
-        missing: how many reports of each device (SITE/DEVICE) were sent and never arrived.
-        stages: the times of the stages; None if the question or the devices' reports have no stages.
+        group: The values of the dimensions that the question groups by.
+        start_ms: The start of the step, or of the period if the question has no steps.
+        duration_s: The length of the step.
+        latency: The latencies of all requests.
+        windows: The number of windows.
+        counters: The growth of each counter.
+        missing: How many reports of each device (SITE/DEVICE) were sent and never arrived.
+        stages: The times of the stages; None if the question or the devices' reports have no stages.
     """
 
     group: dict[str, str]
@@ -249,9 +249,9 @@ class _AnswerBuilder:
         """Add rows.
 
         Args:
-            groups: the group of each row.
-            form: the form of the packed buckets.
-            columns: the columns of HISTOGRAM, in their order.
+            groups: The group of each row.
+            form: The form of the packed buckets.
+            columns: The columns of HISTOGRAM, in their order.
         """
         _add_up(self._windows, groups, columns[0])
         self._histograms.append((groups, form, columns[1:]))

@@ -30,9 +30,9 @@ class QueryRequest:
     """A question, and the form of its answer.
 
     Attributes:
-        question: the question; if it is about stages, the answer has a row for each stage.
-        shares: the percentiles of each row.
-        buckets: whether each row has its histogram.
+        question: The question; if it is about stages, the answer has a row for each stage.
+        shares: The percentiles of each row.
+        buckets: Whether each row has its histogram.
     """
 
     question: Question

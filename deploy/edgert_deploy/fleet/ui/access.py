@@ -30,9 +30,9 @@ class Access:
     """The clients that may open the page.
 
     Attributes:
-        names: the values of `Host` that are accepted besides the names of loopback.
-        token: the token that a client needs; None if no token is needed. With a token, `Host` may be any IP address.
-        cookie: the name of the cookie with the token.
+        names: The values of `Host` that are accepted besides the names of loopback.
+        token: The token that a client needs; None if no token is needed. With a token, `Host` may be any IP address.
+        cookie: The name of the cookie with the token.
     """
 
     names: frozenset[str]

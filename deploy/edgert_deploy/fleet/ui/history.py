@@ -61,10 +61,10 @@ class History:
     """Queries the store for any number of pages at once. Every method raises StoreFailed.
 
     Args:
-        query: the store.
-        wall_ms: returns ms since 1970.
-        rows_max: the most rows of minutes for one answer.
-        targets: the p99 target (ms) of each model.
+        query: The store.
+        wall_ms: Returns ms since 1970.
+        rows_max: The most rows of minutes for one answer.
+        targets: The p99 target (ms) of each model.
     """
 
     def __init__(

@@ -23,15 +23,15 @@ class View:
     """The fleet under one filter at one moment.
 
     Attributes:
-        at_ms: the time of the view, in ms since 1970.
-        sites: for each site, the names of its devices, and a text with one letter for the state of each device.
-        counts: the number of devices in each state.
-        per_s: requests a second; None until two reports of a model have arrived.
-        words: the possible values of each field of a filter.
-        revisions: numbers that grow when the data of other requests change.
-        refused: the number of refused messages.
-        last_refusal: why the last of these messages was refused.
-        trouble: why the page may be out of date; "" if it is up to date.
+        at_ms: The time of the view, in ms since 1970.
+        sites: For each site, the names of its devices, and a text with one letter for the state of each device.
+        counts: The number of devices in each state.
+        per_s: Requests a second; None until two reports of a model have arrived.
+        words: The possible values of each field of a filter.
+        revisions: Numbers that grow when the data of other requests change.
+        refused: The number of refused messages.
+        last_refusal: Why the last of these messages was refused.
+        trouble: Why the page may be out of date; "" if it is up to date.
     """
 
     at_ms: int

@@ -52,10 +52,10 @@ class PageServer:
     """Serves the page from threads. Raises ConfigInvalid.
 
     Args:
-        answers: the answers of the API.
-        access: decides which requests are allowed.
-        host, port: the address to listen on; port 0 means a free port.
-        alerts: the address of an Alertmanager, to which the page links; "" for none.
+        answers: The answers of the API.
+        access: Decides which requests are allowed.
+        host, port: The address to listen on; port 0 means a free port.
+        alerts: The address of an Alertmanager, to which the page links; "" for none.
     """
 
     def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:
