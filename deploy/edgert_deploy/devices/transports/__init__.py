@@ -42,7 +42,7 @@ TRANSPORTS = {
 OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
 OTHER_BYTES = "other bytes"
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in messages of commands there
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # texts in messages of the device's commands
 EOF_GRACE_S = 2.0  # the longest wait for the end of the pipes, which a command's remaining child may keep open
 
 # From stdin, sha256sum prints no file name, which could be escaped.

@@ -50,7 +50,7 @@ Labels = tuple[str, ...]
 class Group:
     """The reports of one group so far.
 
-    `changed` grows with each report: a rendered form is valid until then.
+    `changed` grows with each report: a rendered text of the group is valid until `changed` grows.
     """
 
     latency: Sketch = field(default_factory=Sketch)
@@ -165,6 +165,6 @@ class Exporter(Fleet):
         return group
 
     def _forget(self, now: float) -> None:
-        """Remove groups whose last report is old: a device was renamed, or no device runs the version."""
+        """Remove groups whose last report is old, because a device was renamed or no device runs the version."""
         for labels in [key for key, group in self.groups.items() if now - group.changed_at > FORGET_AFTER_S]:
             del self.groups[labels]

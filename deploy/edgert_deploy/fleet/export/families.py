@@ -51,7 +51,7 @@ def histograms(exporter: Exporter) -> Iterator[Histograms]:
 
 
 def families(exporter: Exporter) -> Iterator[Family]:
-    """Yield all families but the histograms. The caller holds the exporter's lock."""
+    """Yield all families except the histograms. The caller holds the exporter's lock."""
     for number, (name, text) in enumerate(COUNTERS.items()):
         counted = [(labels, float(group.counters[number])) for labels, group in exporter.groups.items()]
         yield Family(name, text, "counter", exporter.by, counted)

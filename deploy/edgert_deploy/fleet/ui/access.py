@@ -1,4 +1,4 @@
-"""Access to the page: all users on loopback; on other addresses only users with the token. Pure.
+"""Access to the page: on loopback all users, on other addresses only users with the token. Pure.
 
 Another site can map its own name to the address 127.0.0.1, and then read this server's answers (DNS rebinding). So
 `Host` must be a known name of this server. Requests that a browser marks as sent by another site are refused.

@@ -32,7 +32,7 @@ TYPES = {
     ".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml", ".json": "application/json"
 }  # fmt: skip
 DESCRIPTION = "openapi.json"
-PAGES = ("", "devices", "events", "rollouts", "device")  # all have one file, whose script shows the page
+PAGES = ("", "devices", "events", "rollouts", "device")  # all have one file; its script shows the page
 STREAMS_MAX = 32
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 2000
@@ -128,7 +128,7 @@ class PageServer:
             return _json(HTTPStatus.BAD_REQUEST, {"error": error.as_json()})
 
     def _accept_token(self, path: str) -> HttpResponse:
-        """Store the token in a cookie, and remove it from the address.
+        """Store the token in a cookie and remove it from the address.
 
         People copy addresses, and browsers store them.
         """
@@ -144,7 +144,7 @@ class PageServer:
         if not self._streams.acquire(blocking=False):
             return _text(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{STREAMS_MAX} pages are open, the most that the server allows: close one",
+                f"{STREAMS_MAX} pages are open; the server allows no more: close one",
             )
         return HttpResponse(HTTPStatus.OK, (), "text/event-stream", tuple(HEADERS.items()), self._events(chosen))
 
