@@ -167,7 +167,7 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("store = 'mysql://db/fleet'", "is not a store"),
         ("broker = 'x'", "must be a table"),
         ("p99_target_ms = 20", "must be a table"),
-        ("[p99_target_ms]\ndigits = 0", "write ms"),
+        ("[p99_target_ms]\ndigits = 0", "give ms"),
         ("[broker]\nhost = 'x'", "unknown key 'host'"),
         ("[broker]\ntls = 'yes'", "tls is 'yes', not of type bool"),
         ("selector = ", "not TOML"),

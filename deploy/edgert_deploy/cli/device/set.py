@@ -111,7 +111,11 @@ _login_options = gathered(
             "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to the device; the jump host's key is pinned."
         ),
         click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
-        click.option("--no-jump", is_flag=True, help="Connect without a jump host, or as ~/.ssh/config states."),
+        click.option(
+            "--no-jump",
+            is_flag=True,
+            help="Remove the jump host from the inventory. ~/.ssh/config may still name one.",
+        ),
         click.option("--identity", type=FILE, help="Private SSH key."),
         click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh."),
     ),
@@ -181,7 +185,7 @@ def set_(
 
 
 def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
-    """Print the commands that make the changes take effect on the devices."""
+    """Print the commands that apply the changes to the devices."""
     moved = [new.name for new in changed if new.site != before[new.name].site]
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:

@@ -50,7 +50,7 @@ def test_what_people_write_is_taken(kind: Any, given: Any, value: Any) -> None:
         (Duration(10), "9s", "write at least 10s$"),
         (Duration(10, 60), "61s", "at most 1m"),
         (Duration(), "soon", "soon"),
-        (DeviceShare(), "0%", "write 5%, 50% or 100%"),
+        (DeviceShare(), "0%", "give 5%, 50% or 100%"),
         (DeviceShare(), "101%", "not a share"),
         (DeviceShare(), "5", "not a share"),
         (DeviceCount(1), "kitchen", "edgert deploy BUNDLE SELECTOR"),
