@@ -138,7 +138,7 @@ def test_a_setting_is_a_line_of_toml(lines: tuple[str, ...], settings: dict[str,
         (("serving=1", "serving.window_s=2"), "already exist"),
     ],
 )
-def test_what_is_no_setting_is_refused_with_the_form(lines: tuple[str, ...], reason: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_valid_form(lines: tuple[str, ...], reason: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         parse_settings(lines)
     assert reason in refused.value.message
