@@ -145,7 +145,8 @@ _DEVICES = (
         "--share",
         type=DeviceShare(),
         default=1.0,
-        help="Offer it to this share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
+        help="Offer the release to this share of the devices, such as 5%; a higher share later only adds devices "
+        "[default: 100%].",
     ),
     click.option("--site", "sites", multiple=True, metavar="SITE", help="Only devices of this site. May be repeated."),
     click.option(

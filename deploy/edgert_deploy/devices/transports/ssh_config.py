@@ -99,7 +99,7 @@ def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
     if not certificate or not _path(certificate).is_file():
         return None
     for file in files:
-        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # such as a passphrase
+        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # it has a passphrase
             key = paramiko.PKey.from_path(file)
             key.load_certificate(str(_path(certificate)))
             return key

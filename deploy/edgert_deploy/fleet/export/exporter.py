@@ -27,7 +27,7 @@ FORGET_AFTER_S = 86_400.0
 
 # In the order of reports.COUNTER_FIELDS.
 COUNTERS = {
-    "edgert_requests_total": "Requests, however they ended.",
+    "edgert_requests_total": "Requests, with any result.",
     "edgert_errors_total": "Requests answered with an error.",
     "edgert_shed_total": "Requests refused because of overload.",
     "edgert_cache_hits_total": "Requests answered from the cache.",
@@ -40,7 +40,7 @@ GAUGES = {
     "edgert_batch_mean": ("batch_mean", "Mean items per engine run in the last window."),
     "edgert_queue_p99_milliseconds": ("queue_p99_ms", "99th percentile of the wait for the engine, last window."),
     "edgert_engine_p99_milliseconds": ("engine_p99_ms", "99th percentile of engine runs, last window."),
-    "edgert_shadow_agreement": ("shadow_agreement", "Share of the shadow's last 50 that agreed."),
+    "edgert_shadow_agreement": ("shadow_agreement", "Share of the shadow's last 50 answers that agreed."),
 }
 
 Labels = tuple[str, ...]

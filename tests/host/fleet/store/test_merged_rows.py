@@ -1,4 +1,4 @@
-"""The stage times of any period and grouping equal those of the raw times of all requests."""
+"""For any period and grouping, the stage times equal the stage times computed from all raw requests."""
 
 from __future__ import annotations
 
