@@ -1,4 +1,4 @@
-"""`python -m edgert_deploy.cli`: the same as `edgert`, for use if the script is not on the path."""
+"""`python -m edgert_deploy.cli`: the same as `edgert`, if the script `edgert` is not on the PATH."""
 
 import sys
 

@@ -42,7 +42,8 @@ def bench(
     same model. Then the device removes the artifacts, so nothing stays installed.
 
     For a MODEL, the device measures the live version with golden inputs through the daemon's socket: one client
-    measures the latency, --clients the throughput. Without SELECTOR, the devices are those of the project's `selector`.
+    measures the latency, --clients the throughput. Without SELECTOR, the command measures the devices of the project's
+    `selector`.
 
     Exits with the code of the first device that could not be measured.
 

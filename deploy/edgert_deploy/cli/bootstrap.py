@@ -61,10 +61,10 @@ def bootstrap(
     The devices need no internet: all files come from this host. A repeated bootstrap changes only the parts that
     differ. A bootstrap replaces another version of edgert only with --upgrade.
 
-    The device first tests a new runtime beside the old runtime, then puts the new runtime on trial. The device restores
+    A device first tests a new runtime beside the old runtime, then puts the new runtime on trial. The device restores
     the old runtime unless the new runtime serves all models that the old runtime served, with the right answers. The
     command upgrades one device first; if this upgrade fails, the other devices do not change. Without SELECTOR, the
-    devices are those of the project's `selector`.
+    command sets up the devices of the project's `selector`.
 
     \b
     Examples:
@@ -118,7 +118,7 @@ def bootstrap(
 def _line(result: BootstrapResult, python: str) -> str:
     status = result.status
     assert status is not None  # a bootstrap ends with the device's status, or with an error
-    changed = ", ".join(result.changed) or "nothing, all was there"
+    changed = ", ".join(result.changed) or "nothing, all parts were present"
     engines = ", ".join(
         f"{name} {version}" for name, version in status.engines.items() if version and name not in FOR_TESTS
     )

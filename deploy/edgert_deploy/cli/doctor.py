@@ -38,8 +38,8 @@ def doctor(
     """Check every precondition on this host and on devices.
 
     Each finding is ok, warn or fail; a finding that is not ok names the next step. The command changes nothing. A
-    device that does not answer does not delay the other devices. Without SELECTOR, the devices are those of the
-    project's `selector`, else all.
+    device that does not answer does not delay the other devices. Without SELECTOR, the command checks the devices of
+    the project's `selector`, else all devices.
 
     Exits with 0 if nothing failed, else with the code of the first failure: 4 this host, 6 unreachable or another
     host key, 7 a device.

@@ -76,7 +76,7 @@ def infer(
         if source is None:
             source = Path(folder) / "text.txt"
             source.write_bytes((text or "").encode(errors="surrogateescape"))
-        inputs = read_inputs(source)  # reports an unreadable file before the command sends it
+        inputs = read_inputs(source)  # this reports an unreadable file before the command sends it
         if selector is not None:
             outputs, names = ask_device(inventory.device(selector), model, source)
         else:

@@ -76,7 +76,7 @@ def init(folder: Path, as_json: bool) -> None:
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
         raise ConfigInvalid(f"cannot make {folder} a project: {error.filename or folder}: {error.strerror}") from error
-    project = find_project(folder)  # also reports a fault in an existing file
+    project = find_project(folder)  # this also reports a fault in an existing file
     private, public = key_paths(project.keys, "default")
     shared = project.public_keys / public.name
     if not private.exists() and not public.exists() and not shared.exists():
@@ -91,7 +91,7 @@ def init(folder: Path, as_json: bool) -> None:
         say("", f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here")
     users = config_folder() / INVENTORY
     if INVENTORY in written and users.exists():
-        say("", f"note: your devices so far are in {users}: copy it here, or pass --inventory")
+        say("", f"note: your devices so far are in {users}: copy this file here, or pass --inventory")
     if lacking := [line for line in IGNORED if line not in lines]:
         say("", f"note: .gitignore existed; it lacks {', '.join(lacking)}")
     if private.exists():
@@ -102,13 +102,13 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write a file unless it exists; return whether the function wrote the file."""
+    """Write a file if it does not exist. Return whether the function wrote it."""
     try:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
         return False
-    except OSError as error:  # an empty file would look like an existing one
+    except OSError as error:  # an empty file would look like a file of the user
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error

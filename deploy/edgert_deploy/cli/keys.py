@@ -35,7 +35,10 @@ def keys() -> None:
 @keys.command()
 @click.option("--name", default="default", show_default=True, metavar="NAME", help="The key's name.")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="The folder to write to [default: your configuration]."
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="The folder for the keys [default: `keys` of the project, else the keys folder of your configuration].",
 )
 @json_option
 def new(name: str, folder: Path | None, as_json: bool) -> None:
@@ -100,9 +103,9 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
 @inventory_option
 @json_option
 def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
-    """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that this key signed.
+    """Remove KEY (a key's id) from the keys that devices trust: they refuse new bundles that it signed.
 
-    Installed versions stay and serve. The key's files on this host stay, too. Pass another --key to later bootstraps:
+    Installed versions stay and serve. The key's files on this host also stay. Pass another --key to later bootstraps;
     otherwise a bootstrap installs the removed key again.
 
     \b
@@ -113,7 +116,7 @@ def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: 
 
 
 def _on_devices(selector: str, inventory: Inventory, as_json: bool, *words: str) -> None:
-    """Run `edgertd keys WORDS` on each device, and print the keys that each device then trusts."""
+    """Run `edgertd keys WORDS` on each device. Print the keys that each device then trusts."""
 
     def ask(device: Device, transport: Transport) -> dict[str, list[str]]:
         answer = RemoteDaemon(transport, device).call("keys", *words)

@@ -26,7 +26,7 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 
 @click.command()
 @click.argument("model", type=ModelName())
-@click.option("--from", "source", type=ChannelName(), help="The channel that has the release [default: that of --to].")
+@click.option("--from", "source", type=ChannelName(), help="The channel that has the release [default: as --to].")
 @click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets the release.")
 @entry_options("as it was; with --limit the project's, else 60s")
 @reach_options

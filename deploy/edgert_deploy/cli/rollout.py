@@ -87,10 +87,10 @@ def status(id: str | None, as_json: bool) -> None:
 @verbose_option
 @json_option
 def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool, as_json: bool) -> None:
-    """Finish rollout ID (default: the newest) on devices that failed, were interrupted or not tried yet.
+    """Finish rollout ID (default: the newest) on devices that failed, were interrupted or did not start.
 
-    Waves, limits and pauses stay the same; earlier failures do not count. The exit codes are those of edgert deploy.
-    Any host of the team may finish a rollout of another host.
+    Waves, limits and pauses stay the same; the limit of failures ignores earlier failures. The command has the exit
+    codes of edgert deploy. Any host of the team may finish a rollout of another host.
 
     \b
     Examples:
@@ -185,7 +185,7 @@ def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
-    """Ask the user if another host may still work on the rollout; end the command on a no."""
+    """If another host may still work on the rollout, ask the user. End the command if the user declines."""
     may_run = rollout.state in (RolloutState.RUNNING, RolloutState.PAUSED) and store.is_at_work(rollout.id) is None
     if yes or not may_run:
         return

@@ -23,9 +23,9 @@ from edgert_deploy.devices.inventory import Inventory
 def ssh(tty: bool, inventory: Inventory, selector: str, command: tuple[str, ...]) -> None:
     """Open a shell on one device with the system's ssh, or run one COMMAND there.
 
-    ssh accepts only the host keys in the inventory, also for the jump host. User, port, identity and jump host come
-    from the inventory, other settings from ~/.ssh/config. A shell on the device interprets COMMAND, as with ssh. Exits
-    with COMMAND's code, with 255 if ssh could not connect.
+    ssh accepts only the host keys in the inventory, for the device and for the jump host. User, port, identity and jump
+    host come from the inventory, other settings from ~/.ssh/config. A shell on the device interprets COMMAND, as with
+    ssh. Exits with COMMAND's code, with 255 if ssh could not connect.
 
     \b
     Examples:

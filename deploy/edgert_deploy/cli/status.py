@@ -52,9 +52,9 @@ class _DeviceReport:
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
     """Show the releases that devices serve, and mark drift from the wanted releases.
 
-    If the device follows a channel, the wanted release is that of the channel, and WANTED also shows the channel's
-    name. Otherwise the wanted release is that of the newest rollout of the project to this device. Without SELECTOR,
-    the devices are those of the project's `selector`, else all.
+    If the device follows a channel, the channel states the wanted release, and WANTED also shows the channel's name.
+    Otherwise the wanted release is the release of the project's newest rollout to this device. Without SELECTOR, the
+    command uses the project's `selector`, else all devices.
 
     \b
     Drift means one of these:
@@ -101,7 +101,7 @@ def _reasons(good: list[tuple[str, _DeviceReport]]) -> list[str]:
 
 
 def _doubts(good: list[tuple[str, _DeviceReport]]) -> list[str]:
-    """Return a line for each live version whose trial proved little."""
+    """Return a line for each live version whose trial compared only few answers."""
     lines = []
     for name, report in good:
         for model in report.status.models:
@@ -112,7 +112,11 @@ def _doubts(good: list[tuple[str, _DeviceReport]]) -> list[str]:
 
 
 def _next_steps(good: list[tuple[str, _DeviceReport]], rollouts: Sequence[Rollout]) -> list[str]:
-    """Return the next steps if no daemon runs, nothing was deployed, or a release was rolled back."""
+    """Return the next steps for devices that lack a daemon, a model or the wanted release.
+
+    Five cases have a next step: the daemon is stopped; the device has no model at all; its rollout was interrupted; the
+    wanted release is missing; the device rolled the wanted release back.
+    """
     stopped = ",".join(name for name, report in good if not report.status.daemon.running)
     bare = ",".join(name for name, report in good if not report.models)
     lines = []

@@ -51,7 +51,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
 
 
 def _agreed(devices: list[Device], purge: bool) -> bool:
-    """Return whether to remove models and configuration, too; end the command if the user refuses."""
+    """Return whether to also remove models and configuration. End the command if the user refuses."""
     if not sys.stdin.isatty():
         raise click.UsageError("not a terminal: pass --yes, and --purge to remove models too")
     names = ", ".join(device.name for device in devices)

@@ -43,7 +43,7 @@ def signing_key(given: str | None) -> SigningKey:
 
 
 def is_key_file(given: str) -> bool:
-    """Return whether `given` is a file, and not the name of a key."""
+    """Return whether `given` is a file and not the name of a key."""
     path = Path(given)
     return path.suffix == PUBLIC_SUFFIX or path.parent != Path() or path.is_file()
 
@@ -76,7 +76,7 @@ def restore_public_halves() -> Path:
 
 
 def public_key(name: str) -> Path:
-    """Return the public half of key `name`: the project's, else the user's. Raises ConfigInvalid."""
+    """Return the public half of key `name`, from the project, else from the user. Raises ConfigInvalid."""
     folders = find_project().public_keys, restore_public_halves()
     for folder in folders:
         path = key_paths(folder, name)[1]
@@ -104,9 +104,9 @@ def check_new_key(name: str, folder: Path) -> None:
 
 
 def publish(public: Path, project: Project) -> Path | None:
-    """Copy a public key to the project, and return the copy. Raises ConfigInvalid.
+    """Copy a public key to the project and return the copy. Raises ConfigInvalid.
 
-    Return None if the project has a key of this name already, or is the user's own.
+    Return None if the project has a key of this name already, or if the project is the user's own folder.
     """
     copy = project.public_keys / public.name
     if project.is_users or copy.exists():

@@ -19,14 +19,14 @@ AT_ONCE_DEFAULT = 8
 # A deployment mostly waits for its device: 16 at a time use about a sixth of a core (bench/rollout.py).
 AT_ONCE_PER_CORE, AT_ONCE_MAX = 16, 128
 FILES_EACH = 8  # open at once for a connection: its socket, pipes, the bundle
-POLL_S = 0.1  # how soon a second Ctrl-C takes effect
+POLL_S = 0.1  # a second Ctrl-C takes effect within this time
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 class UserStop:
-    """Counts how often the user asked to stop. A signal handler may call `press`: it takes no lock."""
+    """Counts the user's requests to stop. A signal handler may call `press`: it takes no lock."""
 
     def __init__(self) -> None:
         self._presses = 0
@@ -46,7 +46,7 @@ class UserStop:
     def on_interrupt(self, first: str, second: str) -> Iterator[None]:
         """Count each Ctrl-C as a press.
 
-        Print `first`, from the second press on `second`, on stderr ("": nothing).
+        At the first press, print `first` on stderr; at each later press, print `second`. "" prints nothing.
         """
         if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
             yield
@@ -66,7 +66,7 @@ class UserStop:
 
 
 def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
-    """Return how many deployments this host can run at a time, by its cores and its limit on open files."""
+    """Return how many deployments this host can run at a time: its cores and open files limit the number."""
     cores = cores or len(os.sched_getaffinity(0))
     if files_max is None:
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -79,8 +79,8 @@ def for_each(
 ) -> list[Answer | None]:
     """Run `work(item)` for each item, `at_once` at a time; return the answers in the order of `items`.
 
-    After a second press of Ctrl-C, the items that are not done have the answer None. An exception of `work` is raised
-    again here.
+    After a second press of Ctrl-C, the items that are not done have the answer None. `for_each` raises an exception of
+    `work` again.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     # Not a SimpleQueue: before Python 3.13, its `get` never returns if a signal handler runs longer than the timeout.

@@ -30,7 +30,7 @@ from edgert_deploy.common.trial_limits import check_table
 FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
 KEYS = "keys"
-# The defaults that each command accepts. A rollback and changes of the inventory need an explicit selector.
+# The defaults that each command accepts. A rollback or a change of the inventory needs an explicit selector.
 _TAKES = {
     "bench": "selector",
     "bootstrap": "reporting selector profiles",
@@ -70,7 +70,7 @@ class BrokerDefaults(BrokerLogin):
 
 @dataclass(frozen=True)
 class RegistryDefaults(Closed):
-    """`[registry]`: `address` is oci://HOST/REPOSITORY; `ca` and `login` are files, "" for the defaults."""
+    """`[registry]`: `address` is oci://HOST/REPOSITORY. `ca` and `login` are files; "": the defaults."""
 
     address: str = ""
     ca: str = ""
@@ -96,7 +96,7 @@ class Project:
     profiles: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
     registry: RegistryDefaults = RegistryDefaults()
-    trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
+    trial: dict[str, Any] = field(default_factory=dict)  # the table that edgert_deploy.common.trial_limits reads
     p99_target_ms: dict[str, float] = field(default_factory=dict)  # by model
 
     @property
@@ -113,7 +113,7 @@ class Project:
         return self.root / KEYS
 
     def name_of(self, path: Path) -> str:
-        """Return a name of `path` for every host of the team: relative to the project if `path` is inside."""
+        """Return a name of `path` for all hosts of the team: a relative path if `path` is in the project."""
         whole = path.resolve()
         return str(whole.relative_to(self.root)) if whole.is_relative_to(self.root) else str(whole)
 
@@ -143,7 +143,7 @@ class Project:
 
 
 def takes_default(command: str, kind: str) -> bool:
-    """Return whether `command` (`channel show`) takes defaults of this kind from a project."""
+    """Return whether `command` (for example `channel show`) takes defaults of this kind from a project."""
     return kind in _TAKES.get(command, "").split()
 
 
@@ -186,14 +186,14 @@ def read_project(file: Path) -> Project:
 def find_bundle(given: Path) -> Path:
     """Return the path of a bundle. Raises ConfigInvalid if there is none.
 
-    If `given` is only a name, and the working folder has no such file, the bundle is in the project's bundles.
+    If `given` is only a file name that the working folder lacks, look in the project's folder of bundles.
     """
     if given.parent == Path() and not given.is_absolute() and not given.exists():
         project = find_project()
         if project.bundles is not None and (project.bundles / given).exists():
             return project.bundles / given
     if not given.exists():
-        raise ConfigInvalid(f"there is no bundle {given}: give the path of one, or make it with edgert build")
+        raise ConfigInvalid(f"there is no bundle {given}: give the path of a bundle, or build one with edgert build")
     if given.is_dir():
         raise ConfigInvalid(f"{given} is a folder, not a bundle: give the .edgert file")
     return given
@@ -246,7 +246,7 @@ def _store(file: Path, text: str) -> str:
         return str(_path(file.parent, text)) if text else ""
     parts = urlsplit(text)
     if not parts.scheme.startswith("postgres"):
-        raise ConfigInvalid(f"{file}: store = {text!r} is not a store: write a file or postgresql://USER@HOST/DATABASE")
+        raise ConfigInvalid(f"{file}: store = {text!r} is not a store: give a file or postgresql://USER@HOST/DATABASE")
     if parts.password or "password" in parse_qs(parts.query):
         raise ConfigInvalid(f"{file}: store holds a password, and a team commits this file: keep it in ~/.pgpass")
     return text
@@ -258,21 +258,21 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
         raise ConfigInvalid(f"{file}: [p99_target_ms] must be a table, got {table!r}")
     for model, target_ms in table.items():
         if isinstance(target_ms, bool) or not isinstance(target_ms, (int, float)) or not 0 < target_ms < float("inf"):
-            raise ConfigInvalid(f"{file}: [p99_target_ms] {model} = {target_ms!r}: write ms, such as {model} = 20")
+            raise ConfigInvalid(f"{file}: [p99_target_ms] {model} = {target_ms!r}: give ms, such as {model} = 20")
     return {model: float(target_ms) for model, target_ms in table.items()}
 
 
 def _login(
     file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
 ) -> Defaults:
-    """Return the table `name` with absolute paths. Raises ConfigInvalid, also for a secret in the project.
+    """Return the table `name` with absolute paths. Raises ConfigInvalid, even for a secret in the project.
 
     Args:
-        file: the `edgert.toml`.
-        name: the name of the table, for messages.
-        kind: the dataclass of the table.
-        table: the values of the table.
-        files, secrets: the keys whose values are paths; secrets must be outside of the project.
+        file: The `edgert.toml`.
+        name: The name of the table, for messages.
+        kind: The dataclass of the table.
+        table: The values of the table.
+        files, secrets: The keys whose values are paths; secrets must be outside of the project.
     """
     login = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Sizes and rates as text: `500KB`, `2MB/s`. Durations are in `edgert/durations.py`.
 
-Options and keys of edgert.toml accept only these forms. Units are decimal, like those of disks and networks.
+Options and keys of edgert.toml accept only these forms. Units are decimal, as for disks and networks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def size_bytes(text: str) -> int:
     """Return the bytes of `500KB`, `2MB` or `1.5 GB`. Raises ConfigInvalid."""
     match = re.fullmatch(rf"{_NUMBER} ?([KMGT]?B)", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ConfigInvalid(f"{text[:40]!r} is not a size: write a number and KB, MB or GB, such as 500KB or 2GB")
+        raise ConfigInvalid(f"{text[:40]!r} is not a size: give a number and KB, MB or GB, such as 500KB or 2GB")
     return round(float(match[1]) * UNITS_BYTES[match[2].upper()])
 
 
@@ -30,7 +30,7 @@ def rate_bytes_per_s(text: str) -> float:
     """Return the bytes a second of `500KB/s` or `2MB/s`. Raises ConfigInvalid."""
     size, slash, unit = text.strip().partition("/")
     if not slash or unit != "s":
-        raise ConfigInvalid(f"{text[:40]!r} is not a rate: write a size for each second, such as 500KB/s or 2MB/s")
+        raise ConfigInvalid(f"{text[:40]!r} is not a rate: give a size for each second, such as 500KB/s or 2MB/s")
     return float(size_bytes(size))
 
 
@@ -65,7 +65,7 @@ def expiry_from(text: str, now_s: float) -> str:
         else:
             until = datetime.fromtimestamp(expiry_time(text), timezone.utc)
     except (ValueError, OverflowError, ConfigInvalid) as error:
-        raise ConfigInvalid(f"{text[:40]!r} is not an expiry: write 90d, 2027-02-19 or 2027-02-19T08:00:00Z") from error
+        raise ConfigInvalid(f"{text[:40]!r} is not an expiry: give 90d, 2027-02-19 or 2027-02-19T08:00:00Z") from error
     if not now < until < _LATEST:
         raise ConfigInvalid(f"the expiry {text!r} is {until.strftime(FORM)}: choose a time after now")
     return until.strftime(FORM)

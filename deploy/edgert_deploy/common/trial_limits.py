@@ -37,11 +37,11 @@ def limits_for(
     """Return the limits of `model`; None if there is no limit and no watch. Raises ConfigInvalid.
 
     Args:
-        model: the model on trial.
+        model: The model on trial.
         table: `[trial]` of the project.
-        limits: the limits of the command line; None removes a limit.
-        watch_s, unattended: the options of the command line; None if they are not given.
-        trial_s: the length of the trial.
+        limits: The limits of the command line; None removes a limit.
+        watch_s, unattended: The options of the command line; None if they are not given.
+        trial_s: The length of the trial.
     """
     merged = {**_merged(table, model), **limits}
     if watch_s is not None:
@@ -66,9 +66,9 @@ def check_table(table: Any) -> dict[str, Any]:
 
 
 def _merged(table: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the lines of `[trial]`, overridden by those of `[trial.MODEL]`."""
+    """Return the lines of `[trial]`. Lines of `[trial.MODEL]` override them."""
     general = {key: limit for key, limit in table.items() if not isinstance(limit, dict)}
-    own = table.get(model)  # a line of [trial] if the model is called `watch`
+    own = table.get(model)  # this is a line of [trial], and no table, if the model has the name `watch`
     return {**_read(general, "[trial]"), **_read(own if isinstance(own, dict) else {}, f"[trial.{model}]")}
 
 

@@ -47,7 +47,7 @@ def bench_bundle_on(
 ) -> BenchAnswer:
     """Measure the bundle's artifacts for the device.
 
-    They alternate with the live version, if there is one.
+    The runs of the artifacts alternate with runs of the live version, if there is one.
 
     Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
     """
@@ -61,7 +61,7 @@ def bench_bundle_on(
 
 
 def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: LineSink, *words: str) -> BenchAnswer:
-    """Send a folder that `write_spec` completed, and return the answer of `edgertd bench` on it."""
+    """Send a folder that `write_spec` completed. Return the answer of `edgertd bench` on this folder."""
     incoming, name = f"{daemon.device.state}/incoming", f"bench-{uuid.uuid4().hex}"
     remote = f"{incoming}/{name}"
     paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
@@ -89,12 +89,12 @@ def write_spec(
     """Write the inputs and the description for `edgertd bench` into `folder`.
 
     Args:
-        folder: the folder with the files of `artifacts`.
-        inputs, outputs: the tensors of the model.
-        samples: an array for each input.
-        artifacts: values for the keys id, engine, path and sha256 of each artifact.
-        buckets: the sizes that the engine runs, if the model has open axes.
-        error_share_max: the measurement ends early if the error of each figure is below this share of the figure.
+        folder: The folder with the files of `artifacts`.
+        inputs, outputs: The tensors of the model.
+        samples: An array for each input.
+        artifacts: A dict for each artifact, with the keys id, engine, path and sha256.
+        buckets: The sizes that the engine runs, if the model has open axes.
+        error_share_max: The measurement ends early if the error of each figure is below this share of the figure.
     """
     names = [f"input-{i}.npy" for i in range(len(samples))]
     for name, sample in zip(names, samples, strict=True):

@@ -39,8 +39,8 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
-SPARE_S = 240.0  # a set-up's claim lasts longer than its longest command by this time
-SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
+SPARE_S = 240.0  # a set-up's claim outlasts its longest command by this time
+SLOW_LINK_BYTES_PER_S = 50_000  # the slowest transfer for which a claim lasts long enough
 TOKEN_BYTES_MAX = 200
 # EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
 KNOWN = (
@@ -59,10 +59,10 @@ class HeldClaim:
     """The claim of a deployment on one model of a device: no other deployment changes the model.
 
     Attributes:
-        daemon: the commands of `edgertd`.
-        token: the token of the claim.
-        facts: the status of the device under the claim.
-        has: the files that the device has (the answer of `edgertd list-files`); None if the slots are damaged.
+        daemon: The commands of `edgertd`.
+        token: The token of the claim.
+        facts: The status of the device under the claim.
+        has: The files that the device has (the answer of `edgertd list-files`); None if the slots are damaged.
     """
 
     daemon: RemoteDaemon
@@ -71,7 +71,7 @@ class HeldClaim:
     has: dict[str, Any] | None = None
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
-        """Call `edgertd WORDS` under the claim. Raises as RemoteDaemon.call, and DeployUnderWay."""
+        """Call `edgertd WORDS` under the claim. Raises DeployUnderWay, and the errors of RemoteDaemon.call."""
         return self.daemon.call(*words, "--claim", self.token, timeout_s=timeout_s)
 
 
@@ -82,10 +82,10 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
     Raises DeployUnderWay if another deployment has the claim, or if a host is setting the device up.
 
     Args:
-        daemon: the commands of `edgertd` on the device.
-        model: the model to claim.
-        send_bytes: the bytes to send under the claim, on a link that may be slow.
-        bytes_per_s: the limit on the speed of the transfer; 0 for no limit.
+        daemon: The commands of `edgertd` on the device.
+        model: The model to claim.
+        send_bytes: The bytes to send under the claim, on a link that may be slow.
+        bytes_per_s: The limit on the speed of the transfer; 0 for no limit.
     """
     slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
     lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)
@@ -112,8 +112,9 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
 def setting_up(device: Device, transport: Transport, *, make: bool = True) -> Iterator[Transport]:
     """Claim the whole device; yield a transport that runs commands only while this host has the claim.
 
-    If not `make`, a device that was never set up is neither changed nor claimed. Raises DeployUnderWay if another host
-    sets the device up, StorageFailed if the device's disk is full, and DeviceError if its folders hold other files.
+    With `make` False, the function neither changes nor claims a device that was never set up. Raises DeployUnderWay if
+    another host sets the device up, StorageFailed if the device's disk is full, and DeviceError if its folders hold
+    other files.
     """
     with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
         if not device.kind.needs_runtime:
@@ -145,7 +146,7 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
 
 
 def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Record on the device which folders will be created: `edgert uninstall` removes only these folders."""
+    """Record on the device the folders that bootstrap will create. An uninstall removes only these."""
     _script(device, transport, ("note", device.home, *folders))
 
 
@@ -211,7 +212,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 def _noted(device: Device, what: str, other: str) -> Iterator[int]:
     """Lock this host's record of its last token for `what`.
 
-    Raises DeployUnderWay, whose message names `other`.
+    The message of DeployUnderWay names `other`.
     """
     folder = cache_folder() / "claims"
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
@@ -241,6 +242,6 @@ def who() -> str:
     """Return USER@HOST of this process, for messages on other hosts."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
+    except (KeyError, OSError):  # the user has no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

@@ -43,8 +43,8 @@ _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
 class Broker:
     """The broker to which a device reports.
 
-    `password` and `ca` are the contents of files. If `for_new`, a device that already logs in to this broker as another
-    user keeps its own login.
+    `password` and `ca` are the contents of files. With `for_new`, a device that already logs in to this broker as
+    another user keeps its own login.
     """
 
     host: str
@@ -90,13 +90,16 @@ class Following:
         """Check the address and read the files. Raises ConfigInvalid."""
         repository = parse_repository(registry)
         if login is not None and read_credentials(login, repository.host) is None:
-            raise ConfigInvalid(f"{login} has no login for {repository.host}: log in there first, or leave it out")
+            raise ConfigInvalid(
+                f"{login} has no login for {repository.host}: run docker login {repository.host} first, or omit "
+                "--registry-login"
+            )
         return cls(registry, channel, _content(ca), _content(login))
 
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A file that the device should have. `change` describes a change of the file, for messages."""
+    """A file that the device should have. For messages, `change` describes a change of the file."""
 
     path: str
     data: bytes
@@ -118,15 +121,15 @@ def wanted_files(
     """Return the files that the device should have, and its configuration. Raises ConfigInvalid.
 
     Args:
-        device: the device of the inventory.
-        profile: the device's profile.
-        facts: the machine.
-        keys: the keys that the device should trust.
-        broker: the broker to report to; None leaves the broker unchanged.
-        following: the channel to follow; None leaves the channel unchanged.
-        settings: the user's values for config.toml.
-        has_unit: whether systemd runs the daemon.
-        transport: the connection to the device.
+        device: The device of the inventory.
+        profile: The device's profile.
+        facts: The machine.
+        keys: The keys that the device should trust.
+        broker: The broker to report to; None leaves the broker unchanged.
+        following: The channel to follow; None leaves the channel unchanged.
+        settings: The user's values for config.toml.
+        has_unit: Whether systemd runs the daemon.
+        transport: The connection to the device.
     """
     state = device.state
     files_of_device = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
@@ -165,9 +168,10 @@ def device_config(device: Device, transport: Transport) -> DeviceConfig:
 
 
 def config_text(state: str, transport: Transport) -> str:
-    """Return the device's config.toml, "" if there is none. Raises StorageFailed if it cannot be read.
+    """Return the device's config.toml; "" if there is none. Raises StorageFailed if it cannot be read.
 
-    Root reads the file as the owner of STATE, because that user could replace it with a link to a file of root's.
+    Root reads the file as the owner of STATE. Otherwise that user could make root read a file of root, by a link in its
+    place.
     """
     words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
     answer = transport.run(in_folder(state, words), QUICK_S_MAX)
@@ -219,7 +223,7 @@ def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user of the device's own login if it stays; "" if the device gets the login of `broker`."""
+    """Return the user of the device's own login if it stays; "" if the login of `broker` replaces it."""
     table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
@@ -230,7 +234,7 @@ def own_user(broker: Broker, present: str) -> str:
 
 
 def _table(document: tomlkit.TOMLDocument, name: str) -> dict[str, Any]:
-    """Return a table of the configuration, {} if there is none."""
+    """Return a table of the configuration; {} if there is none."""
     table = document.get(name)
     return table if isinstance(table, dict) else {}
 
@@ -323,7 +327,7 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
 
 
 def holds(transport: Transport, file: DeviceFile) -> bool:
-    """Return whether the device has the file with this content. A link does not count."""
+    """Return whether the device has the file with this content. Return False for a link."""
     words = ["sh", "-c", _IF_PLAIN, "sh", file.path, *sha256_command(file.path)]
     result = transport.run(words, QUICK_S_MAX)
     return result.ok and result.stdout.strip() == hashlib.sha256(file.data).hexdigest()
@@ -333,14 +337,14 @@ def put(transport: Transport, device: Device, file: DeviceFile) -> None:
     """Write the file on the device.
 
     The daemon's user can change STATE, but only root can change STATE/keys. So a file for STATE is first written into
-    STATE/keys, and then renamed. In this way, no other user can change a file of root's.
+    STATE/keys, and then renamed. Otherwise that user could make root overwrite another file, by a link.
     """
     target = PurePosixPath(file.path)
     keys = f"{device.state}/keys"
     arrives = (
         target if str(target.parent) != device.state else PurePosixPath(keys, f".{target.name}.{uuid.uuid4().hex}.part")
     )
-    with tempfile.NamedTemporaryFile() as copy:  # only its owner can read it
+    with tempfile.NamedTemporaryFile() as copy:  # only the owner can read this temporary file
         copy.write(file.data)
         copy.flush()
         transport.put(Path(copy.name), str(arrives), PutOptions(mode=file.mode))

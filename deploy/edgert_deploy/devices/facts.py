@@ -17,8 +17,8 @@ PYTHON_MIN = (3, 10)
 PYTHON_MAX = (3, 13)
 LOCAL_PROFILE = "this-machine"
 NO_GLIBC = (
-    "has no glibc (Alpine has musl instead), and the engines have no wheels for that. Use a system with glibc, such as "
-    "Debian; a container of one will do"
+    "has no glibc (Alpine has musl), and the engines have no wheels for such a system. Use a system with glibc, such as "
+    "Debian, or a Debian container"
 )
 MEMORY_SLACK = 0.85  # a "4 GB" board reports less, since firmware and GPU reserve a part
 
@@ -98,18 +98,18 @@ class MachineFacts:
     """A machine before anything is installed.
 
     Attributes:
-        machine: the processor, as `uname -m` prints it; on a 32-bit system, that of the Python.
-        python: the version of `python_path`; "" if there is no Python of 3.10 or newer.
-        glibc: the version of glibc; "" if there is none.
-        uid, home: the number and the home folder of the user who logs in.
-        model: the name of the board or the computer.
-        systemd: whether systemd runs.
-        cpu, cpus: the name of the processor, and the number of its cores.
-        vnni: whether an x86 processor has fast instructions for INT8.
-        disk_free_mb: the free space where bootstrap installs; 0 means unknown.
-        python_lacks: the modules of the standard library that EdgeRT needs and this Python lacks.
-        l4t: the version of a Jetson's system, such as 36.4.3.
-        engines: the versions of installed packages by name, in EdgeRT's own environment if there is one.
+        machine: The processor, as `uname -m` prints it; on a 32-bit system, the processor for which Python was built.
+        python: The version of `python_path`; "" if there is no Python of 3.10 or newer.
+        glibc: The version of glibc; "" if there is none.
+        uid, home: The number and the home folder of the user who logs in.
+        model: The name of the board or the computer.
+        systemd: Whether systemd runs.
+        cpu, cpus: The name of the processor, and the number of its cores.
+        vnni: Whether an x86 processor has fast instructions for INT8.
+        disk_free_mb: The free space where bootstrap installs; 0 means unknown.
+        python_lacks: The modules of the standard library that EdgeRT needs and this Python lacks.
+        l4t: The version of a Jetson's system, such as 36.4.3.
+        engines: The versions of installed packages by name, in EdgeRT's own environment if there is one.
     """
 
     machine: str
@@ -172,7 +172,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
     pythons = [value.split(" ", 3) for value in answers.get("python", [])]
     usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
-    # Choose a Python above PYTHON_MAX only if there is no other.
+    # Choose a Python above PYTHON_MAX only if there is no other Python.
     usable.sort(key=lambda words: (version(words[0]) > PYTHON_MAX, words[2] != "-"))
     python, bits, lacks, path = usable[0] if usable else ("", "64", "-", "")
     machine = fact("machine")
@@ -202,7 +202,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
-    """Return the reasons why `profile` does not fit this machine, by processor, python, glibc and memory."""
+    """Return the reasons why `profile` does not fit this machine: processor, Python, glibc or memory."""
     reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:
@@ -271,7 +271,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
-    """Score how well `profile` names this machine: 0 if not at all. A named processor counts twice."""
+    """Score how well `profile` names this machine; 0: not at all. A named processor has twice the weight."""
     match = profile.match
     if not (match.model or match.cpu):
         return int(_contains(facts.model, profile.name.replace("-", " ")))

@@ -14,7 +14,8 @@
     jump_host_key = "ssh-ed25519 AAAA..."
 
 People edit this file, so a command keeps its comments and its order. A command replaces the file in one step or leaves
-it unchanged. The file is the one of --inventory, else the project's (edgert_deploy.common.project).
+it unchanged. `--inventory` names the file. Without this option, commands use the project's inventory
+(edgert_deploy.common.project).
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ class Device(Closed):
     """One device of the inventory.
 
     Attributes:
-        transport: a key of TRANSPORTS.
+        transport: A key of TRANSPORTS.
         address: [USER@]HOST[:PORT] for ssh, the state folder for local.
-        profile: the name of the device's profile.
-        state: the folder of `edgertd --state`.
-        home: the folder in which bootstrap installs; "" for local.
-        host_key: the only host key that is accepted, as an OpenSSH public key line.
-        identity: the file of the private key for the login; "" leaves the choice to ~/.ssh/config and the agent.
-        jump, jump_host_key: the address and the host key of a jump host; if "", ~/.ssh/config decides.
+        profile: The name of the device's profile.
+        state: The folder of `edgertd --state`.
+        home: The folder in which bootstrap installs; "" for local.
+        host_key: The only host key that is accepted, as an OpenSSH public key line.
+        identity: The file of the private key for the login; "" leaves the choice to ~/.ssh/config and the agent.
+        jump, jump_host_key: The address and the host key of a jump host; if "", ~/.ssh/config decides.
         become: "sudo" if commands run as root through sudo, else "".
-        same_machine: whether another device may have the same host key.
+        same_machine: Whether another device may have the same host key.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Device(Closed):
         return f"{self.home}/venv/bin/python" if self.kind.needs_runtime else sys.executable
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, and the fingerprint of the host key (None without a host key)."""
+        """Return the fields, and the fingerprint of the host key (None if there is no host key)."""
         lists = {key: list(getattr(self, key)) for key in LISTS}
         return {**asdict(self), **lists, "fingerprint": fingerprint(self.host_key) if self.host_key else None}
 
@@ -129,7 +130,7 @@ class SshAddress:
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
     """Raise ConfigInvalid if two devices are one machine, and neither has `same_machine`.
 
-    Devices of `chosen` are compared with those of `known`, by host key. Local devices are compared by folder.
+    The function compares devices of `chosen` with devices of `known`: by host key, or by folder if they are local.
     """
     by_key: dict[str, list[Device]] = {}
     for device in known:
@@ -150,7 +151,7 @@ def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> No
 
 
 def _machine(device: Device) -> str:
-    """Return what identifies the machine: the host key, or the folder of a local device; "" if unknown."""
+    """Return the identity of the machine: its host key, or the folder of a local device; "" if unknown."""
     return device.host_key or ("" if device.kind.uses_ssh else device.address)
 
 
@@ -180,7 +181,7 @@ class Inventory:
         return select(self.devices(), selector, self.path)
 
     def check_new(self, device: Device) -> None:
-        """Check a new device before any connection to it. Raises ConfigInvalid where `add` would raise it."""
+        """Check a new device before any connection to it. Raises ConfigInvalid if `add` would raise it."""
         self._check_new(device, self.devices())
 
     def add(self, device: Device) -> None:
@@ -199,7 +200,7 @@ class Inventory:
             return removed
 
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
-        """Apply `edit` to each of these devices, as they are now in the file. Return the changed devices.
+        """Apply `edit` to the present entry of each of these devices in the file. Return the changed devices.
 
         Changes of other commands, order and comments stay. Raises ConfigInvalid for an unknown name and for an invalid
         device.
@@ -223,7 +224,7 @@ class Inventory:
         for path in (device.state, device.home) if device.kind.uses_ssh else ():
             if odd := next(
                 (c for c in path if not c.isprintable() or c in "'\"\\`$*?[]|"), ""
-            ):  # for shebang lines, find and sed
+            ):  # shebang lines, find and sed do not support them
                 raise ConfigInvalid(
                     f"device {device.name}: the folder {path!r} has {odd!r} in its name, and programs on the device do not "
                     "start from such a path: give others with --state and --home"
@@ -251,9 +252,9 @@ class Inventory:
 
     @contextmanager
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
-        """Read the document under a lock, let the caller change it, and replace the file."""
+        """Lock and read the file, let the caller change the document, then replace the file."""
         try:
-            target = self.path.resolve()  # the lock is the same for a link to the file
+            target = self.path.resolve()  # a link to the file and the file itself have the same lock
             target.parent.mkdir(parents=True, exist_ok=True)
             lock = locked(target.with_name(f".{target.name}.lock"))
         except OSError as error:
@@ -367,7 +368,7 @@ def _check_device(device: Device, where: str) -> None:
 
 
 def _change_table(table: Table, before: Device | None, after: Device) -> Table:
-    """Write the changed fields into the device's table, and return the table. Omit default values."""
+    """Write the changed fields into the device's table and return the table. Omit default values."""
     for field in fields(Device):
         value = getattr(after, field.name)
         if field.name == "name" or (before is not None and value == getattr(before, field.name)):

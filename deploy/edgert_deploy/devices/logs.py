@@ -20,7 +20,7 @@ from edgert_deploy.devices.transports import Transport
 
 READ_S_MAX = 60.0
 LINES_MAX = 50_000
-LINES_SEARCHED = 20_000  # how far back the lines of one model are searched
+LINES_SEARCHED = 20_000  # the number of lines to search for the lines of one model
 _NO_LOG = 66
 
 # $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: follow the log,
@@ -93,7 +93,7 @@ def parse_since(text: str) -> str:
             return f"-{duration_s(text):.0f}"
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, ConfigInvalid) as error:
-        raise ConfigInvalid(f"--since {text[:40]!r}: write 10m, 2h, 1d, or a time such as 2026-11-21T07:30") from error
+        raise ConfigInvalid(f"--since {text[:40]!r}: give 10m, 2h, 1d, or a time such as 2026-11-21T07:30") from error
     return f"@{int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())}"
 
 

@@ -35,14 +35,14 @@ class DeviceProfile(Closed):
     """One `devices/<name>.toml`.
 
     Attributes:
-        machines: values of `uname -m`; an empty tuple means any processor.
-        engines: the engine preference, the best engine first.
-        precision: a value of PRECISIONS.
-        python, glibc: the lowest versions that the engines' wheels need.
-        memory_mb: the least memory of the machine.
-        socket: the path of the daemon's socket.
-        python_max: the highest version of Python; "" for no limit.
-        match: the marks by which `edgert device probe` recognizes the machine.
+        machines: Values of `uname -m`; an empty tuple means any processor.
+        engines: The engine preference, the best engine first.
+        precision: A value of PRECISIONS.
+        python, glibc: The lowest versions that the engines' wheels need.
+        memory_mb: The smallest memory that the machine may have.
+        socket: The path of the daemon's socket.
+        python_max: The highest version of Python; "" for no limit.
+        match: The marks by which `edgert device probe` recognizes the machine.
     """
 
     name: str

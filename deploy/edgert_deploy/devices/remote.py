@@ -39,7 +39,7 @@ class RemoteDaemon:
         return DeviceStatus.from_json(self.call("status"))
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
-        """Return the JSON of `edgertd WORDS --json`. Raises its error, NotBootstrapped or RuntimeBroken."""
+        """Return the JSON of `edgertd WORDS --json`. Raises its errors, NotBootstrapped and RuntimeBroken."""
         progress = None if words == ("status",) else self._progress  # the device may have no edgertd yet
         result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=progress)
         value = _object(result.stdout)
@@ -75,7 +75,7 @@ class RemoteDaemon:
 
 
 def answer_of(cls: type[T], value: Any) -> T:
-    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if the answer does not fit."""
+    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if it does not fit."""
     try:
         return from_json(cls, value)
     except Mistyped as error:

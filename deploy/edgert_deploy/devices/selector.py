@@ -17,7 +17,7 @@ KNOWN_SHOWN_MAX = 20
 
 
 def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
-    """Return the devices that `selector` matches, each once, in the inventory's order.
+    """Return the devices that `selector` matches: each device once, in the order of the inventory.
 
     A selector is a list of words, separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`,
     `profile:NAME`. `!` before a word excludes the devices of the word. If every word has `!`, the selection starts from

@@ -1,7 +1,7 @@
 """The service that keeps `edgertd` running: a systemd unit, or edgertd's own monitor.
 
-Root gets a system unit: the daemon runs as the user USER, in a sandbox. Any other user gets a user unit. It needs
-lingering, or else it ends at log-out.
+Root gets a system unit: the daemon runs as the user USER, in a sandbox. Any other user gets a user unit. Without
+lingering, the user unit ends at log-out.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Unit:
 def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
     """Return the unit that keeps edgertd running on the device; None if the monitor keeps it running.
 
-    `chosen` is auto, systemd or monitor. With auto, a running monitor stays. Raises DeviceError if both systemd and the
-    monitor would start the daemon.
+    `chosen` is auto, systemd or monitor. With auto, a running monitor continues to run. Raises DeviceError if both
+    systemd and the monitor would start the daemon.
     """
     unit = unit_for(device, facts)
     if unit is None:
@@ -87,7 +87,7 @@ def unit_for(
         keys=_quoted(f"-{device.state}/keys"),
         config=_quoted(f"-{device.state}/config.toml"),
         user=USER,
-        group=USER if config is None else config.socket_group or USER,  # the socket is this group's
+        group=USER if config is None else config.socket_group or USER,  # the group that owns the socket
         protect_home="read-only" if _in_a_home(device.home) or _in_a_home(device.state) else "yes",
         devices=_devices(engines),
         credential=_credentials(config),
@@ -104,7 +104,7 @@ def serves(device: Device) -> str:
 
 
 def give_to_user(transport: Transport, device: Device) -> bool:
-    """Create the unit's user, and make it the owner of the state folder. Return whether anything changed.
+    """Create the unit's user and give it the state folder. Return whether anything changed.
 
     Root stays the owner of keys, configuration and passwords. Raises DeviceError if the user cannot reach the folders.
     """
@@ -199,7 +199,7 @@ done
 exit 1
 """
 _CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
-# Without polkit, only root may enable lingering. Then loginctl would refuse this call, also if lingering is on.
+# Without polkit, only root may enable lingering. Then loginctl would refuse this call, even if lingering is on already.
 _LINGER = """
 test -e "/var/lib/systemd/linger/$(id -un)" || { loginctl enable-linger && printf 'linger\\n' >>"$1/receipt"; }
 """
@@ -240,7 +240,7 @@ def _devices(engines: Sequence[str]) -> str:
 def _credentials(config: DeviceConfig | None) -> str:
     """Return the lines of the unit that pass secrets to the daemon, from files that only root may read.
 
-    The files are read-only for the daemon: it must not replace them with links to other files of root's.
+    The files are read-only for the daemon: otherwise it could replace them with links to other files of root.
     """
     lines = []
     if config is not None:

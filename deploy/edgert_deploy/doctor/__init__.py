@@ -1,4 +1,4 @@
-"""The doctor: checks every precondition on this host and on devices, and gives the next step.
+"""The doctor checks every precondition on this host and on devices, and gives the next step.
 
 The doctor changes nothing. If a check cannot run, this is a finding, and the other checks continue.
 """
@@ -17,11 +17,11 @@ class Finding:
 
     Attributes:
         where: "host", or the name of a device.
-        check: the name of the check.
+        check: The name of the check.
         level: OK, WARN or FAIL.
-        text: the result, for people.
-        next_step: the command or action that repairs a fault; "" without a fault.
-        exit_code: `edgert doctor` exits with the code of the first failure.
+        text: The result, for people.
+        next_step: The command or action that repairs a fault; "" if there is no fault.
+        exit_code: The code of a failure; `edgert doctor` exits with the code of the first failure.
     """
 
     where: str

@@ -24,8 +24,8 @@ from edgert_deploy.doctor import Finding, Report
 
 LOOK_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500
-SKEW_S_WARN, SKEW_S_FAIL = 5.0, 300.0  # certificates and bundles expire by the clock
-WAITING_WARN = 500  # reports; a model makes two in each window
+SKEW_S_WARN, SKEW_S_FAIL = 5.0, 300.0  # the clock decides whether certificates and bundles have expired
+WAITING_WARN = 500  # waiting reports; a model makes two reports in each window
 MODE_OTHERS_WRITE = 0o002
 
 # $1 state folder, $2 Python, $3 the text of the unit that serves that folder.
@@ -87,7 +87,7 @@ def check_device(
                 _telemetry(report, status)
                 _channel(report, status)
                 _models(report, status)
-    except EdgeRTError as error:  # the link was lost, or a command took too long
+    except EdgeRTError as error:  # for example, the link was lost or a command took too long
         report.fail("reachable", error.message, f"edgert doctor {device.name}", error.exit_code)
     finally:
         report.transport.close()
@@ -203,10 +203,10 @@ def crontab_line(device: Device) -> str:
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:
-    """Return by how many seconds a device's clock is ahead of this host's.
+    """Return the number of seconds by which a device's clock is ahead of this host's clock.
 
     The device's clock showed `now` (whole seconds) at a time between `before` and `after`. The duration of the command
-    does not count as skew.
+    is not part of the skew.
     """
     return now + 1 - before if now + 1 < before else max(0.0, now - after)
 

@@ -47,7 +47,7 @@ BROKER_S_MAX = 5.0
 
 
 def check_host(inventory: Inventory) -> list[Finding]:
-    """Run every check. An unexpected error in a check becomes a finding."""
+    """Run every check. If a check raises an unexpected error, this error becomes a finding."""
     checks: tuple[tuple[str, Callable[[Report], None]], ...] = (
         ("python", _python),
         ("packages", _packages),

@@ -16,8 +16,8 @@ from edgert.bundle.channel import ChannelDevice, Entry, Statement
 from edgert.versions.slots import SlotState
 
 STALE_MS = 15 * 60_000  # without a report for longer than this, a device is stale
-EVENTS_MS = 90 * 86_400_000  # how far back events count
-FAILED_SHOWN_MAX = 200  # the largest number of failed devices to list for a release
+EVENTS_MS = 90 * 86_400_000  # older events are ignored
+FAILED_SHOWN_MAX = 200  # the maximum number of failed devices to list for a release
 _ACTIVE = "_active"  # suffix of the `deploy` field with a model's live release
 
 
@@ -65,7 +65,7 @@ class Progress:
 
     @property
     def done(self) -> bool:
-        """Whether every device that reports keeps the release or rolled it back."""
+        """Whether every device that reports has kept the release or rolled it back."""
         return not any(each.state in (ReleaseState.ON_TRIAL, ReleaseState.WAITING) for each in self.devices)
 
 
@@ -74,7 +74,7 @@ def progress_of(
 ) -> list[Progress]:
     """Return the progress of each entry.
 
-    `devices` and `events` (newest first) are results of FleetQuery's methods of these names.
+    `devices` and `events` (newest first) are results of the methods of FleetQuery with the same names.
     """
     failed = _newest_failures(events)
     found: dict[int, list[DeviceRelease]] = {i: [] for i in range(len(statement.entries))}

@@ -25,17 +25,17 @@ class FleetListener:
     `now` is monotonic seconds.
     """
 
-    decodes_hist = True  # False saves most of the work: then `on_hist` receives None
+    decodes_hist = True  # with False, `on_hist` receives None, which saves most of the work
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self.refused = 0
         self.last_refusal = ""
         self._limit = StreamLimit()
         self._wall_ms = wall_ms
-        self._described: dict[Topic, tuple[str, int]] = {}  # boot and time of the newest description
+        self._described: dict[Topic, tuple[str, int]] = {}  # the boot and the time of the newest description
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
-        """Decode one message, and call its method. Count the message if it is refused."""
+        """Decode one message and call its method. Count the message if it is refused."""
         try:
             parsed = parse_topic(topic)
             if not payload and parsed.kind in RETAINED:
@@ -71,7 +71,7 @@ class FleetListener:
         """Handle an event of the device."""
 
     def _decode(self, topic: Topic, payload: bytes, now: float) -> str:
-        """Call the method of a message. Return the fault of a part that was ignored, or ""."""
+        """Call the method of a message. Return the fault of an ignored part of the message, or ""."""
         if topic.kind == "status":
             self.on_status(topic, messages.parse_status(payload), now)
         elif topic.kind not in KINDS:

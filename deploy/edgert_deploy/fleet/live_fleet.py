@@ -1,4 +1,4 @@
-"""The present state of a fleet by its messages: devices and their models, without history.
+"""The present state of a fleet, from its messages: devices and their models, without history.
 
 The terminal's table (live_percentiles.py) and the page (ui/fleet_state.py) extend the class `Fleet`. A model takes
 little memory: one record with its newest report.
@@ -17,7 +17,7 @@ from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, storable
 
 MODELS_PER_DEVICE_MAX = 64
-ALARMS_MAX = 32  # alarms of one model; a device may send any names
+ALARMS_MAX = 32  # the maximum number of alarms of one model, because a device may send any names
 STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
@@ -30,8 +30,8 @@ _OWN_ALARMS = "alarms"  # the field with the device's own alarms
 class ReportedModel:
     """One model on one device, by its newest report.
 
-    A report of a window without requests lacks some figures; they are None here. `p99s` are the p99 of the last windows
-    with enough requests, the oldest first.
+    A report of a window without requests lacks some figures; they are None here. `p99s` has the p99 of each of the last
+    windows with enough requests, the oldest first.
     """
 
     version: str = ""
@@ -50,7 +50,7 @@ class ReportedModel:
     rss_bytes: int = 0
 
     def update(self, metrics: MetricsMessage) -> None:
-        """Replace the figures by those of a newer report."""
+        """Replace the figures with the figures of a newer report."""
         requests = int(metrics.number("req_total"))
         self._note_p99(requests - self.requests, metrics)
         self.per_s = self._rate(requests, metrics)
@@ -70,7 +70,7 @@ class ReportedModel:
             self.p99s = (*self.p99s, p99_ms)[-P99S_KEPT:]
 
     def _rate(self, requests: int, metrics: MetricsMessage) -> float | None:
-        """Return the requests a second of this window. Return the last rate if the window before is unknown."""
+        """Return the requests a second of this window, or the last rate if the previous window is unknown."""
         grown = requests - self.requests
         if not self.ts_ms or grown < 0 or metrics.window_s <= 0 or metrics.ts_ms <= self.ts_ms:
             return self.per_s
@@ -82,9 +82,9 @@ class DeviceState:
     """One device.
 
     Attributes:
-        known_since, heard_at: the times of the first and the newest message, in seconds of the fleet's clock.
-        alarms: the alarms of each model in the newest `deploy`; the key "" has the alarms of the device itself.
-        alarms_ms: the time at which `alarms` changed, in ms since 1970.
+        known_since, heard_at: The times of the first and the newest message, in seconds of the fleet's clock.
+        alarms: The alarms of each model in the newest `deploy`; the key "" has the alarms of the device itself.
+        alarms_ms: The time at which `alarms` changed, in ms since 1970.
     """
 
     site: str
@@ -112,7 +112,7 @@ class DeviceState:
         return None if self.heard_at is None else now - self.heard_at
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the device sent nothing for too long, though its status is online or unknown."""
+        """Return whether the device sent nothing for too long, although its status is online or unknown."""
         heard_at = self.known_since if self.heard_at is None else self.heard_at
         return self.status in ("online", "unknown") and now - heard_at > STALE_AFTER_WINDOWS * self.window_s
 
@@ -183,10 +183,10 @@ class Fleet(FleetListener):
 
 
 def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
-    """Return the alarms of each model in a `deploy` message, and of the device itself as "".
+    """Return the alarms of each model in a `deploy` message. The key "" has the device's own alarms.
 
-    A device may send any names. So their number is limited, and names that are not ids are ignored: an exporter could
-    not write such a label, and every scrape of the fleet would fail.
+    A device may send any names. So the function limits their number and ignores names that are not ids. An exporter
+    could not write such a name as a label, so every scrape of the fleet would fail.
     """
     alarms: dict[str, tuple[str, ...]] = {}
     for key, value in deploy.items():

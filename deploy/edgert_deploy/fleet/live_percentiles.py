@@ -41,7 +41,7 @@ class Window:
     model_version: str
     count: int
     p95_ms: float
-    scalars: tuple[float, ...]  # as Pool adds them
+    scalars: tuple[float, ...]  # the other figures, in the order that `Pool` needs
     buckets: bytes
 
     @classmethod
@@ -79,17 +79,17 @@ class Stream:
 
     @property
     def missing(self) -> int:
-        """The least number of missing histograms. `metrics` do not count: at QoS 0, they may be lost."""
+        """The minimum number of missing histograms. `metrics` are not included: at QoS 0, they may be lost."""
         return self.numbers["hist"].lost_min
 
     def keep(self, window: Window, horizon_s: float) -> None:
-        """Add a window, and drop the windows that are older than the horizon."""
+        """Add a window and drop the windows that are older than the horizon."""
         while self.windows and window.heard_at - self.windows[0].heard_at > horizon_s:
             self.windows.popleft()
         self.windows.append(window)
 
     def recent(self, now: float, horizon_s: float) -> list[Window]:
-        """Return the windows of the last `horizon_s`, by their time of receipt and also by the device's clock.
+        """Return the windows of the last `horizon_s`, by their time of receipt and by the device's clock.
 
         The time of receipt alone is not enough: after a loss of connection, a device delivers hours of windows within
         seconds.
@@ -107,8 +107,8 @@ class Row:
     """One line of the fleet's table: a model on a device, a device itself, or a model of the whole fleet.
 
     `device` and `site` are None in a row of the whole fleet. `model` is None in a row about a device itself, which has
-    no models or an alarm of its own. Rates and percentiles cover the horizon. Counters count since the model's worker
-    started.
+    no models or an alarm of its own. Rates and percentiles cover the horizon. Counters start at 0 when the model's
+    worker starts.
     """
 
     site: str | None
@@ -145,7 +145,7 @@ def _rounded(value: Any) -> Any:
 
 
 class LivePercentiles(Fleet):
-    """The fleet with the latencies of its last `horizon_s`. It gets messages and times, and returns rows."""
+    """The fleet with the latencies of its last `horizon_s`. Receives messages and times; returns rows."""
 
     def __init__(self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = wall_ms) -> None:
         super().__init__(wall_ms, DEVICES_MAX)

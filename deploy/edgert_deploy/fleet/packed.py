@@ -56,7 +56,7 @@ class Dense:
 
 
 def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
-    """Return the filled cells of packed stage times, each once, and their counts.
+    """Return the filled cells of packed stage times (each cell once) and the count of each cell.
 
     A window has the form of its report (edgert.telemetry.stages). A merged row stores the same records byte by byte:
     the first bytes of all records, then the second bytes, and so on. In this order, zlib compresses the records faster,
@@ -101,7 +101,7 @@ class StageCounts:
 
 
 class Pool:
-    """Histograms of several groups, merged exactly. Groups are numbers from 0."""
+    """Histograms of several groups, merged exactly. Groups are numbered from 0."""
 
     def __init__(self, groups: int) -> None:
         self._counts: NDArray[np.int64] = np.zeros((groups, _WIDTH), np.int64)
@@ -120,8 +120,8 @@ class Pool:
         """Add the other figures of histograms, all at once.
 
         Args:
-            groups: the group of each histogram.
-            columns: zero, count, sum, least and most, each with a value for each histogram.
+            groups: The group of each histogram.
+            columns: The columns zero, count, sum, least and most. Each has a value for each histogram.
         """
         at, (zero, count, total, least, most) = np.asarray(groups, np.int64), columns
         whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))

@@ -19,7 +19,7 @@ KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"
 WINDOW_S_MAX = 86_400.0  # a longer window would distort the fleet's trend
 NUMBER_END = 2**53  # every JSON reader keeps integers below this exact
-# Queries and metrics group reports by any of these.
+# The dimensions by which queries and metrics group reports.
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 # The counters of the store and the exporter, and their fields in `metrics`.
 COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
@@ -29,7 +29,7 @@ COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_
 class EventMessage:
     """An event of a device.
 
-    `model` is "" if the event concerns the whole device; `alarm` is "" without one.
+    `model` is "" if the event concerns the whole device; `alarm` is "" if the event is not an alarm.
     """
 
     ts_ms: int
@@ -89,13 +89,14 @@ def increase(
 
     A counter that decreased restarted at 0. Then its growth is its whole value. There is one exception: if counters
     decreased over a lost spool, the cause may also be a restart in the lost part, or a late report of the older spool.
-    Then, and without `before`, the growth is the whole value only if the worker started in this window, else 0.
+    In this case, and if `before` is None, the growth is the whole value only if the worker started in this window, else
+    0.
 
     Args:
-        counters: the counters of `report`.
-        before: the counters of the newest report before; None if there is none.
-        report: the report whose growth counts.
-        new_spool: whether a spool was lost between the two reports.
+        counters: The counters of `report`.
+        before: The counters of the newest earlier report; None if there is none.
+        report: The report whose growth the function returns.
+        new_spool: Whether a spool was lost between the two reports.
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
     if before is None or (fell and new_spool):
@@ -104,7 +105,7 @@ def increase(
 
 
 def storable(text: str) -> str:
-    """Replace characters that a database refuses (NUL and lone surrogates), and limit the length."""
+    """Replace characters that a database refuses (NUL and lone surrogates). Limit the length."""
     return text.encode(errors="replace").decode().replace("\0", "?")[:ID_CHARS_MAX]
 
 

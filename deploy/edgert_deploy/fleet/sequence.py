@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 BOOTS_KEPT_MAX = 16
-GAPS_MAX = 1_000  # gaps of one stream in memory; a message from an older gap counts as repeated
+GAPS_MAX = 1_000  # the maximum number of gaps of a stream in memory; a message from an older gap is treated as repeated
 # A longer jump does not mean lost messages: the device lost its spool, and began a new one.
 SEQ_JUMP_MAX = 2**31
 
@@ -39,7 +39,7 @@ class SeqTracker:
     __slots__ = ("_before", "_gaps", "last", "missing", "restarts")
 
     def __init__(self, before: int | None = None) -> None:
-        """`before` is the last number of the boot before; None if it is unknown."""
+        """`before` is the last number of the previous boot; None if it is unknown."""
         self.restarts = self.missing = 0
         self.last: int | None = None
         self._before = before
@@ -48,11 +48,11 @@ class SeqTracker:
 
     @property
     def lost_min(self) -> int:
-        """The least number of lost reports. A lost spool held an unknown number; it counts as one report."""
+        """The minimum number of lost reports. A lost spool had an unknown number of reports; it adds one."""
         return self.missing + self.restarts
 
     def is_new(self, seq: int) -> bool:
-        """Return whether `seq` is new, and remember it."""
+        """Remember `seq`. Return whether it is new."""
         last = self.last
         if last is not None and seq == last + 1:
             self.last = seq
@@ -97,7 +97,7 @@ class StreamTracker:
 
     It remembers the last BOOTS_KEPT_MAX boots.
 
-    A boot continues the numbers of the boot before, so a gap between two boots also means missing reports. After a
+    A boot continues the numbers of the previous boot, so a gap between two boots also means missing reports. After a
     power cut, a boot may use the last numbers again.
     """
 
@@ -112,7 +112,7 @@ class StreamTracker:
         return self._lost + sum(tracker.lost_min for tracker in self._trackers.values())
 
     def is_new(self, boot: str, seq: int) -> bool:
-        """Return whether `seq` of this boot is new, and remember it."""
+        """Remember `seq` of this boot. Return whether it is new."""
         tracker = self._trackers.get(boot)
         others = [each for each in self._trackers.values() if each is not tracker]
         late = any(each.fill(seq) for each in others)  # a broker may delay a report beyond the next boot

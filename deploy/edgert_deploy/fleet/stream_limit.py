@@ -1,4 +1,4 @@
-"""A limit on the streams of a device. Invented names then fill neither memory, disk nor Prometheus."""
+"""A limit on the streams of a device. So invented names cannot fill memory, disk or Prometheus."""
 
 from __future__ import annotations
 

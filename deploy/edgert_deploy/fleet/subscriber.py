@@ -43,13 +43,13 @@ class FleetSubscriber:
         """Prepare a connection; `open` connects.
 
         Args:
-            settings: the broker and the login.
-            listeners: receive every message.
-            site: the site whose messages are received; None for every site.
-            client_id: the client's name at the broker; "" lets the broker choose.
-            session_s: for how long the broker keeps messages while the connection is lost; None for no session.
-            settled: returns the number of messages, from the first on, that the broker may drop.
-            log: receives a line about each loss and each new connection.
+            settings: The broker and the login.
+            listeners: Objects that receive every message.
+            site: The site whose messages are received; None for every site.
+            client_id: The client's name at the broker; "" lets the broker choose.
+            session_s: The time for which the broker keeps messages after a lost connection; None for no session.
+            settled: Returns the number of messages, from the first on, that the broker may drop.
+            log: Receives a line about each loss and each new connection.
         """
         self._listeners = listeners
         self._filters = messages.subscriptions(site)
@@ -91,9 +91,9 @@ class FleetSubscriber:
         self._connection.close()
 
     def _pump(self, left_s: float, began: int) -> bool:
-        """Serve the network once. Return whether new messages wait for an acknowledgement and no more come.
+        """Serve the network once. Return whether unacknowledged messages keep the broker from sending more.
 
-        `began` is the number of messages before.
+        `began` is the number of messages that had arrived before.
         """
         connection, taken = self._connection, self._connection.taken
         connection.pump(min(left_s, QUIET_S) if connection.unacknowledged else left_s)

@@ -21,10 +21,10 @@ class WebServer:
     """Serves HTTP from its own thread. Raises ConfigInvalid.
 
     Args:
-        handle: answers a request.
-        host, port: the address to listen on; port 0 means a free port.
-        option: the option with the address as the user gave it, for messages.
-        name: the name of the thread.
+        handle: Answers a request.
+        host, port: The address to listen on; port 0 means a free port.
+        option: The option with the address as the user gave it, for messages.
+        name: The name of the thread.
     """
 
     def __init__(self, handle: Handler, host: str, port: int, option: str, name: str) -> None:
@@ -36,7 +36,7 @@ class WebServer:
         except (OSError, OverflowError) as error:
             reason, _, _ = str(getattr(error, "strerror", None) or error).partition(
                 " (while "
-            )  # a note that Python appends
+            )  # Python appends this note to the message
             raise ConfigInvalid(f"{option} cannot be used: {reason}; choose another address or port") from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])
@@ -46,7 +46,7 @@ class WebServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more requests, and wait a few seconds for the requests in progress."""
+        """Accept no more requests. Wait a few seconds for the requests in progress."""
         self._stop.close()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""`edgert bootstrap` writes its options to the device, and removes another broker's login."""
+"""`edgert bootstrap` writes its options to the device and removes the login for another broker."""
 
 from __future__ import annotations
 

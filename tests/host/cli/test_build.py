@@ -1,4 +1,4 @@
-"""The real command in its own process: results on stdout, progress on stderr, stable exit codes."""
+"""The real command in its own process has results on stdout, progress on stderr and stable exit codes."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ sys.exit(code)
 
 @pytest.fixture(scope="module")
 def built_twice(shell_with_key: Shell, tmp_path_factory: pytest.TempPathFactory) -> list[BuiltApart]:
-    """Two builds of four targets for all engines, with other folders, hashes, time zones and jobs."""
+    """Two builds of four targets for all engines, with different folders, hashes, time zones and jobs."""
     words = [w for t in ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine") for w in ("--target", t)]
     root, built = tmp_path_factory.mktemp("twice"), []
     for number, jobs in ((1, "1"), (2, "2")):
@@ -260,7 +260,7 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
     models.write_samples(shell_here.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
     models.write_samples(shell_here.folder / "bytes.npz", image=np.zeros((30, 1, 8, 8), np.uint8))
     (shell_here.folder / "labels.txt").write_text("only one\n")
-    with zipfile.ZipFile(shell_here.folder / "net.pt", "w") as archive:  # as TorchScript has them
+    with zipfile.ZipFile(shell_here.folder / "net.pt", "w") as archive:  # the files of a TorchScript model
         for name in ("net/code/net.py", "net/data.pkl", "net/constants.pkl"):
             archive.writestr(name, b"")
     (shell_here.folder / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))

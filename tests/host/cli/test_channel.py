@@ -62,7 +62,7 @@ def test_a_release_goes_from_a_share_of_the_canary_to_everybody(project: Signing
     assert "is halted" in answer["error"]["message"]
     assert edgert("publish", "digits-3.edgert", "--channel", "canary", "--share", "5%", "--site", "plant-a")[0] == 0
     code, answer = edgert("promote", "digits", "--to", "canary", "--share", "50%")
-    assert answer["channel"]["entries"][0]["sites"] == ["plant-a"]  # more devices of the same
+    assert answer["channel"]["entries"][0]["sites"] == ["plant-a"]  # the release keeps its sites
     assert (code, entries(answer)[0]) == (0, (3, 0.5, False))
     code, answer = edgert("promote", "digits", "--from", "canary", "--to", "stable", "--share", "50%")
     assert (code, entries(answer)) == (0, [(3, 0.5, False), (1, 1.0, False)])
@@ -102,7 +102,7 @@ def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edg
     key_file = key_paths(tmp_path / "conf" / "keys", "second")[0]
     code, answer = edgert("channel", "renew", "stable", "--revoke", own, "--key", key_file, "--expires", "60d")
     assert (code, answer["channel"]["revoked"]) == (0, [own])
-    assert edgert("channel", "resume", "stable")[0] == 5  # signed by the revoked key again
+    assert edgert("channel", "resume", "stable")[0] == 5  # the revoked key signs again
     code, answer = edgert("channel", "remove", "stable", "digits", "--key", key_file)
     assert (code, entries(answer)) == (0, [])
 
@@ -140,7 +140,7 @@ def test_a_release_is_halted_where_too_many_devices_rolled_it_back(
     assert entries(edgert("channel", "show", "canary")[1]) == [(2, 1.0, True)]
 
 
-AT_TLS = ("--registry", "oci://localhost:1/models")  # no certificate is read for one without TLS
+AT_TLS = ("--registry", "oci://localhost:1/models")  # the command reads no CA file without TLS
 
 
 def test_the_progress_is_for_people(
@@ -169,7 +169,7 @@ def test_the_progress_is_for_people(
         (("channel", "show", "stable", "--registry-login", "missing.json"), 4, "cannot read the login file"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_an_impossible_change_is_an_error(
     project: SigningKey, edgert: Edgert, words: tuple[str, ...], code: int, text: str
 ) -> None:
     found, answer = edgert(*words)

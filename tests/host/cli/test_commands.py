@@ -28,7 +28,7 @@ from tests.support.commands import Edgert, commands_of
 from tests.support.paths import ROOT
 from tests.support.shell import EDGERT, environment_of
 
-# The key of a machine that is nobody's.
+# A valid host key that no machine has.
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"
 FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_KEY, groups=("a-group",))
 
@@ -53,7 +53,7 @@ FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),
     ],
 )
-def test_wrong_words_have_their_exit_codes(
+def test_wrong_options_have_their_exit_codes(
     edgert: Edgert, inventory: Inventory, words: tuple[str, ...], code: int
 ) -> None:
     assert edgert(*words)[0] == code
@@ -232,7 +232,7 @@ def test_the_help_of_each_option_shows_what_to_write() -> None:
 
 
 def test_a_closed_stdout_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)  # as Python sets it after `>&-`
+    monkeypatch.setattr(sys, "stdout", None)  # Python sets it to None after `>&-`
     assert main(["profiles"]) == 0
 
 
@@ -283,8 +283,8 @@ def test_a_broken_pipe_to_a_device_is_said(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == "error: Broken pipe\n"
 
 
-def test_progress_that_nobody_takes_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An example is a deployment whose log is on a full disk."""
+def test_progress_that_cannot_be_printed_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, the log of a deployment is on a full disk."""
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stderr", full)
         say("board", "sending")

@@ -1,4 +1,4 @@
-"""`edgert deploy`: no device delays another, Ctrl-C rolls back, and wrong bundles are refused first."""
+"""`edgert deploy`: a device does not delay others, Ctrl-C rolls back, and invalid bundles are refused first."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SlowInstall:
         self.go_on()
 
     def interrupted_deploy(self, bundle: Path, presses: int) -> tuple[int, str, str]:
-        """Deploy in a separate process, and interrupt the installation; return exit code, stdout, stderr."""
+        """Deploy in a separate process. Interrupt the installation. Return exit code, stdout and stderr."""
         words = [sys.executable, "-m", "edgert_deploy.cli", "deploy", str(bundle), "here"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
         with subprocess.Popen(
@@ -76,7 +76,7 @@ class SlowInstall:
                 shown, rest = process.communicate(timeout=WAIT_S_MAX)
                 told += rest
             finally:
-                process.kill()  # had it not ended, Popen would wait for ever
+                process.kill()  # if the process still runs, Popen would wait for ever
         assert "Traceback" not in told
         return process.returncode, shown, told
 
@@ -123,7 +123,7 @@ def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
         assert (code, planned["devices"][0]["result"]) == (0, "planned")
         assert planned["devices"][0]["steps"] == ["send", "install", "activate", "check", "mark-good"]
         assert planned["devices"][0]["sent_bytes"] == (tmp_path / "b" / "echo-2.edgert").stat().st_size
-        # The text for people, once.
+        # This run prints the text for people.
         assert main(["status", "here"]) == 0
         assert main(["device", "list"]) == 0
     finally:
@@ -214,7 +214,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(slow: 
     slow.go_on()
     slow.wait_no_more()
 
-    def deployed() -> bool:  # the step that was under way may go on there for a moment
+    def deployed() -> bool:  # the current step may continue on the device for a moment
         code, answer = edgert("deploy", slow.there.bundle(release=3), "here")
         assert code == 0 or answer["error"]["code"] == "device.slots_busy"
         return code == 0

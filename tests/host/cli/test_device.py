@@ -85,7 +85,7 @@ def test_devices_are_changed_in_the_inventory(edgert: Edgert, inventory: Invento
     )
     two = inventory.device("two")
     assert (two.tags, two.groups, two.profile, two.host_key) == (("rack=2",), (), "generic-x86-64", sshd.host_key)
-    # A host key is pinned anew where that is asked for only.
+    # The command pins a new host key only on request.
     assert edgert("device", "set", "one", "--address", sshd.address.replace("127.0.0.1", "localhost"))[0] == 0
     assert inventory.device("one").host_key == old
     assert edgert("device", "set", "one", "--repin")[0] == 4
@@ -138,7 +138,7 @@ def test_a_machine_is_probed_and_its_profile_recorded_only_when_asked(
     assert inventory.device("board").profile == "raspberry-pi-4"
     assert edgert("device", "probe", "board", "--save")[1]["saved"] == ["board"]
     assert inventory.device("board").profile == board["profile"]
-    # A machine that is in no inventory; its key must be agreed to, and it is not recorded.
+    # The machine is in no inventory. The user must agree to its key, and the command does not record the machine.
     address = ("device", "probe", sshd.address, "--identity", sshd.client_key)
     assert edgert(*address)[0] == 4
     code, answer = edgert(*address, "--fingerprint", sshd.fingerprint)

@@ -1,4 +1,4 @@
-"""`edgert doctor` prints every finding with its next step, and its exit code is that of the first failure."""
+"""`edgert doctor` prints every finding with its next step. It exits with the code of the first failure."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_host_alone_is_checked_on_request_whatever_the_project_selects(
     assert (code, "exclude each other" in answer["error"]["message"]) == (2, True)
 
 
-# --- selectors and inventories that are wrong
+# --- invalid selectors and inventories
 
 
 @pytest.mark.parametrize("selector", ["nobody", "", ",", "tag:", "!here"])

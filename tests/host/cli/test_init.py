@@ -50,7 +50,7 @@ def test_init_makes_a_project_once_and_overwrites_nothing(folder: Path, capfd: p
 
 
 def test_init_on_a_full_disk_leaves_no_empty_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with nothing_may_be_written():  # a process of its own, as pytest keeps what is printed in files
+    with nothing_may_be_written():  # a separate process, because pytest stores the output in files
         words = [sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main(['init']))"]
         done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=60)
     assert (done.returncode, list(folder.iterdir())) == (4, [])

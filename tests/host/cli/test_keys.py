@@ -46,10 +46,10 @@ def test_a_key_is_revoked_on_a_device_and_what_it_signed_is_refused_from_then_on
     old, new = read_public_key(tmp_path / "conf" / "keys" / "default.pem"), new_key()
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     keys = tmp_path / "dev" / "keys"
-    assert edgert("keys", "remove", old.key_id, "here")[0] == 7  # the only one
+    assert edgert("keys", "remove", old.key_id, "here")[0] == 7  # the only key that the device trusts
     (keys / "new.pem").write_bytes(new.public.pem())
     (keys / "torn.pem").write_bytes(b"-----BEGIN PUBLIC KEY-----\nMCow")
-    assert edgert("status", "here")[0] == 0  # a damaged file is passed over
+    assert edgert("status", "here")[0] == 0  # the device ignores a damaged file
     code, listed = edgert("keys", "list", "here")
     (device,) = listed["devices"]
     assert (code, sorted(device["keys"])) == (0, sorted([old.key_id, new.public.key_id]))

@@ -76,7 +76,7 @@ def test_a_runtime_is_published_once_offered_promoted_and_halted(
         assert (target.python, target.machine, target.engines) == (PYTHON, "x86_64", ("null",))
         names = {wheel.name.partition("-")[0] for wheel in target.wheels}
         assert names >= {"edgert", "numpy", "pip", "urllib3", "cffi", "pycparser"}
-        # cryptography requires it of an old Python; in the lock it is for other packages, too.
+        # cryptography requires it if the Python is old. The lock has it for other packages, too.
         assert ("typing_extensions" in names) == (sys.version_info < (3, 11))
         assert all(registry.has(Blob(f"sha256:{wheel.sha256}", wheel.size_bytes)) for wheel in target.wheels)
 
@@ -88,7 +88,7 @@ def test_a_runtime_is_published_once_offered_promoted_and_halted(
         (["--python", "three", "--profile", "raspberry-pi-4"], "give two numbers, such as 3.11"),
     ],
 )
-def test_what_no_runtime_can_be_made_of_is_refused_before_anything_is_asked(
+def test_options_that_make_no_runtime_are_refused_before_a_request(
     capfd: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     code, said = Edgert(capfd)("publish-runtime", 1, *words)

@@ -90,7 +90,7 @@ def test_the_configuration_that_stays_names_no_removed_login(
     words = ("--follow", "oci://registry.example.org/plant/models", "--registry-login", login)
     code, answer = edgert("bootstrap", "here", *words)
     assert code == 0, answer
-    (state / "follow").mkdir(exist_ok=True)  # as the first round makes it
+    (state / "follow").mkdir(exist_ok=True)  # the first round of a follower makes this folder
     code, answer = edgert("uninstall", "here", "--yes")
     assert (code, (state / "registry-login").exists()) == (0, False), answer
     found = read_config(StateDir(state)).follow
@@ -98,7 +98,7 @@ def test_the_configuration_that_stays_names_no_removed_login(
     assert str(state / "follow") in answer["devices"][0]["left"]
 
 
-def test_what_is_advised_next_can_be_done(
+def test_the_advised_next_step_works(
     edgert: Edgert, state: Path, second: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()

@@ -1,4 +1,4 @@
-"""One parser of HOST[:PORT]."""
+"""The parser of HOST[:PORT] accepts and refuses the documented forms."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_our_own_variable_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, the host used it as a folder below the current folder, but the device refused it."""
+    """In older versions, the host used it as a folder below the current folder; the device refused it."""
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
     monkeypatch.setenv("HOME", "relative/home")
     for variable, (folder, _) in FOLDERS.items():
@@ -50,7 +50,7 @@ def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_user_without_a_home_is_told_what_to_set() -> None:
-    """Such as `docker run --user 54321`."""
+    """An example is `docker run --user 54321`."""
     said = as_nobody("from edgert_deploy.common.folders import config_folder", "config_folder")
     assert said.startswith(
         "ConfigInvalid: this user has no home folder: $HOME is not set, and user 54321 has no account"

@@ -1,4 +1,4 @@
-"""The private half of a key is only the user's, the public half also the project's. Errors give the next step."""
+"""Only the user has the private half of a key; the project also has the public half. Errors give the next step."""
 
 from __future__ import annotations
 

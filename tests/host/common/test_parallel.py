@@ -59,7 +59,7 @@ def test_a_terminal_that_takes_its_time_holds_up_no_second_ctrl_c(monkeypatch: p
     stop, done = UserStop(), threading.Event()
 
     def work(item: int) -> int:
-        time.sleep(POLL_S / 2)  # until the answer is awaited
+        time.sleep(POLL_S / 2)  # until the main thread waits for the answer
         os.kill(os.getpid(), signal.SIGINT)
         wait_until(lambda: stop.asked, "the first press was counted")
         os.kill(os.getpid(), signal.SIGINT)

@@ -66,7 +66,9 @@ def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
     assert project.p99_target_ms == {"digits": 20.0}
 
 
-def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_is_found_from_subfolders_and_the_nearest_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = folder.parent / "conf"
     assert find_project().root == conf
     assert (find_inventory().path, keys_dir()) == (conf / "inventory.toml", conf / "keys")
@@ -113,7 +115,7 @@ def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.Captur
 def test_a_login_goes_to_the_projects_broker_alone(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The broker of --broker receives neither name nor password. It is real, and accepts every login."""
+    """The broker of --broker receives neither name nor password. This real broker accepts every login."""
     (folder.parent / "pw").write_text("secret\n")
     with Broker.in_folder(tmp_path / "broker", extra=("log_type all",)) as broker:
         own = f'[broker]\naddress = "127.0.0.1:{broker.port}"\nusername = "edge"\npassword_file = "../pw"\n'
@@ -167,7 +169,7 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("store = 'mysql://db/fleet'", "is not a store"),
         ("broker = 'x'", "must be a table"),
         ("p99_target_ms = 20", "must be a table"),
-        ("[p99_target_ms]\ndigits = 0", "write ms"),
+        ("[p99_target_ms]\ndigits = 0", "give ms"),
         ("[broker]\nhost = 'x'", "unknown key 'host'"),
         ("[broker]\ntls = 'yes'", "tls is 'yes', not of type bool"),
         ("selector = ", "not TOML"),
@@ -218,7 +220,7 @@ def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("words", [["fleet", "watch"], ["bootstrap"], ["deploy", "x.edgert"]])
-def test_what_is_missing_may_also_stand_in_a_project(
+def test_an_error_about_a_missing_option_names_the_project_file(
     words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (Path.cwd() / "x.edgert").touch()

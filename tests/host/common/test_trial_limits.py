@@ -1,4 +1,4 @@
-"""Trial limits of the command line, of a model and of the project, in that order of precedence."""
+"""Trial limits come from the command line, a model's table and the project, in this order of precedence."""
 
 from __future__ import annotations
 

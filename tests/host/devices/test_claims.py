@@ -26,7 +26,7 @@ from edgert_deploy.devices.transports import Result
 from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import WAIT_S_MAX
 
-LONG_S = 1000.0  # a command that the first claim does not outlast
+LONG_S = 1000.0  # a command that lasts longer than the first claim
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_second_host_is_refused_and_where_nothing_was_set_up_nothing_stays(
     assert sorted(os.listdir(device.home)) == ["lock", "receipt", "venvs", "working"]
 
 
-def test_who_has_lost_the_claim_does_nothing_more(
+def test_a_host_that_has_lost_the_claim_does_nothing_more(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
     on_host("one")
@@ -83,7 +83,7 @@ def test_who_has_lost_the_claim_does_nothing_more(
             with pytest.raises(DeployUnderWay, match="took the claim"):
                 work()
     assert not (tmp_path / "done").exists()
-    assert claim.exists()  # it is the other's
+    assert claim.exists()  # the other host's claim
 
 
 def test_a_host_that_vanished_holds_up_its_own_next_command_not_at_all_and_others_until_it_ran_out(
@@ -176,7 +176,7 @@ def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_
 def test_a_claim_does_not_outlast_the_restart_of_a_container(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
-    """An LXC container has its own uptime and its host's boot id. Before, a claim lasted for weeks more."""
+    """An LXC container has its own uptime and its host's boot id. In older versions, a claim stayed for weeks."""
 
     class Container(LocalTransport):
         uptime_s = 3e6
@@ -205,7 +205,7 @@ def test_a_claim_does_not_outlast_the_restart_of_a_container(
 def test_folders_that_cannot_be_written_are_told_before_anything_is_sent(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
-    """For example on a read-only root. Before, a bootstrap sent 39 MB and then failed at the state folder."""
+    """An example is a read-only root. In older versions, a bootstrap sent 39 MB and then failed."""
     on_host("one")
     there = tmp_path / "read-only"
     there.mkdir()

@@ -1,4 +1,4 @@
-"""A device's configuration keeps the user's text. A broker is given by its address."""
+"""A device's configuration keeps the user's text. Options give the broker's address and login."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.device_files import Broker, Following, merged_config
 
 
-def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
+def test_the_users_text_in_the_devices_configuration_stays() -> None:
     present = '# ours\ndevice = "old"\n\n[serving]\nthreads = 2  # measured\n\n[mqtt]\nhost = "a"\ncert = "c"\n'
     merged = merged_config(tomlkit.parse(present), {"device": "new", "site": "s", "mqtt": {"host": "b", "port": 1883}})
     assert "threads = 2  # measured" in merged

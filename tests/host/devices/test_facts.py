@@ -36,7 +36,7 @@ ORIN_7 = replace(ORIN, python="3.12", glibc="2.39")
         (replace(PI_4, model="Raspberry Pi Compute Module 5 Rev 1.0"), "raspberry-pi-5"),
         (replace(ORIN, l4t="36.4.3"), "jetson-orin-nano"),
         (replace(ORIN_7, l4t="39.2.0", model=f"{ORIN.model} Super"), "jetson-orin-nano-jetpack-7"),
-        # If the system does not state its L4T version, its Python tells it.
+        # If the system does not state its L4T version, the version of Python identifies it.
         (ORIN, "jetson-orin-nano"),
         (ORIN_7, "jetson-orin-nano-jetpack-7"),
         (replace(PI_4, model="Raspberry Pi 3 Model B Plus Rev 1.3", machine="armv7l", memory_mb=900), "raspberry-pi-3"),
@@ -64,7 +64,7 @@ def test_this_host_gets_its_own_profile() -> None:
         (
             replace(PI_4, glibc="2.31"),
             "memory: generic-arm64 needs glibc 2.34",
-        ),  # and not the reasons of profiles for other processors
+        ),  # the message omits the reasons of profiles for other processors
         (replace(PI_4, glibc="", distribution="Alpine Linux"), r"\(Alpine Linux\) has no glibc .* such as Debian"),
         (replace(PI_4, glibc="", python="", python_path=""), "Install a Python"),
         (replace(PI_4, memory_mb=400), "MB of memory"),
@@ -72,7 +72,7 @@ def test_this_host_gets_its_own_profile() -> None:
         (replace(PI_4, machine="armv7l", python="3.13"), "needs Python 3.11 or lower"),
     ],
 )
-def test_where_none_fits_it_is_said_why(facts: MachineFacts, words: str) -> None:
+def test_if_no_profile_fits_the_error_gives_the_reason(facts: MachineFacts, words: str) -> None:
     with pytest.raises(ConfigInvalid, match=words):
         pick_profile(PROFILES, facts, local=False)
 
@@ -86,7 +86,7 @@ def test_a_local_device_runs_in_this_python_whatever_the_path_has() -> None:
     )
 
 
-def test_several_that_fit_are_named_not_guessed() -> None:
+def test_if_several_profiles_fit_the_error_names_them() -> None:
     without_generic = [p for p in PROFILES if not p.name.startswith("generic-")]
     with pytest.raises(ConfigInvalid, match=r"raspberry-pi-4.*--profile"):
         pick_profile(without_generic, replace(PI_4, model="Some Board", memory_mb=9000), local=False)
@@ -119,7 +119,7 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
 
 
 def on_path(folder: Path, lacks: str = "-", **pythons: str) -> str:
-    """Return a PATH with the probe's tools and Pythons of these versions; "" does not start."""
+    """Return a PATH with the probe's tools and with Pythons of these versions. The Python "" does not start."""
     folder.mkdir()
     for name in ("sh", "uname", "id", "getconf", "cut", "awk", "tr", "cat", "df", "sed", "env"):
         (folder / name).symlink_to(str(shutil.which(name)))

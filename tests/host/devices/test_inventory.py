@@ -109,7 +109,7 @@ def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["kitchen,garage", "all"])
-def test_where_one_device_is_asked_for_more_words_are_refused(inventory: Inventory, words: str) -> None:
+def test_a_selector_of_several_devices_is_refused_if_a_command_needs_one(inventory: Inventory, words: str) -> None:
     with pytest.raises(ConfigInvalid):
         inventory.device(words)
 
@@ -126,8 +126,8 @@ def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> No
     assert inventory.devices() == [kitchen, inventory.device("here")]
 
 
-def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_path: Path) -> None:
-    """For example, a user may take a while to confirm a host key."""
+def test_changes_of_other_commands_since_the_file_was_read_stay(inventory: Inventory, tmp_path: Path) -> None:
+    """A user may need a while to confirm a host key; meanwhile, another command may change the file."""
     other = Inventory(tmp_path / "link.toml")
     other.path.symlink_to(inventory.path)
     inventory.device("kitchen")
@@ -149,7 +149,9 @@ def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_p
         ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "not a host key"),
     ],
 )
-def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: dict[str, object], what: str) -> None:
+def test_an_invalid_change_of_a_device_changes_nothing(
+    inventory: Inventory, changes: dict[str, object], what: str
+) -> None:
     before = inventory.path.read_bytes()
     with pytest.raises(ConfigInvalid, match=what):
         inventory.change(["kitchen"], lambda kitchen: Device(**{**vars(kitchen), **changes}))
@@ -159,7 +161,7 @@ def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: di
 
 
 def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory) -> None:
-    """With a slash, a bootstrap did not find the running monitor, and `edgertd stop` did not find the unit."""
+    """In older versions, a slash hid the running monitor from a bootstrap, and the unit from `edgertd stop`."""
     inventory.add(replace(inventory.device("kitchen"), name="other", state="/var/lib/edgert/", home="/opt//edgert/"))
     other = inventory.device("other")
     assert (other.state, other.home) == ("/var/lib/edgert", "/opt/edgert")
@@ -170,7 +172,7 @@ def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory)
 )
 @pytest.mark.parametrize("which", ["state", "home"])
 def test_folders_that_no_program_may_be_in_are_refused(inventory: Inventory, which: str, path: str) -> None:
-    """In such folders, a bootstrap failed with a shell's syntax error after it had sent all wheels."""
+    """In older versions, a bootstrap failed there with a shell's syntax error, after it had sent all wheels."""
     with pytest.raises(ConfigInvalid, match="--state and --home"):
         inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: path}))
     inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: "/srv/my é folder%h"}))
@@ -285,7 +287,7 @@ def test_addresses(text: str, address: SshAddress) -> None:
         "pi;x@h",
     ],
 )
-def test_what_is_no_address(text: str) -> None:
+def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid):
         SshAddress.parse(text)
 

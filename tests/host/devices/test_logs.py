@@ -1,4 +1,4 @@
-"""`edgert logs` and `edgert ssh` with a real OpenSSH server: right lines, pinned keys, no process that stays there."""
+"""`edgert logs` and `edgert ssh` with a real OpenSSH server: right lines, pinned keys, and no remaining process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_invalid_times(text: str) -> None:
         parse_since(text)
 
 
-def test_where_nothing_ran_yet_it_is_said(sshd: SshDevice, tmp_path: Path) -> None:
+def test_a_device_without_a_log_is_reported(sshd: SshDevice, tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="edgert bootstrap board"):
         read(replace(sshd.device(), state=str(tmp_path)), LogRequest())
 
@@ -111,7 +111,7 @@ def test_lines_are_followed_and_nothing_stays_behind(sshd: SshDevice, log: Path)
 def test_following_does_not_depend_on_the_users_ssh_configuration(
     sshd: SshDevice, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, a terminal echoed the input, settings for a tunnel ran no command, and a port in use ended ssh."""
+    """In older versions, a terminal echoed input, tunnel settings ran no command, and a used port ended ssh."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         forward = f"LocalForward {held.getsockname()[1]} localhost:1\n ExitOnForwardFailure yes"
         lines = f"RequestTTY force\n SessionType none\n StdinNull yes\n ForkAfterAuthentication yes\n {forward}"

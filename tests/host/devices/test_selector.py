@@ -74,7 +74,7 @@ def test_a_word_that_matches_nothing_is_refused_with_what_its_kind_has(selector:
         select(DEVICES, selector, PATH)
 
 
-def test_where_one_device_is_asked_for_a_group_is_no_name() -> None:
+def test_a_group_is_not_accepted_as_the_name_of_one_device() -> None:
     assert select(DEVICES, "here", PATH, groups=False) == [DEVICES[1]]
     with pytest.raises(ConfigInvalid, match="no device 'canary'"):
         select(DEVICES, "canary", PATH, groups=False)

@@ -1,4 +1,4 @@
-"""The units: systemd accepts them, they give the daemon few rights, and the daemon works with these rights."""
+"""systemd accepts the units. They give the daemon few rights, and the daemon works with these rights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def system_unit(
 
 
 def written(unit: Unit, folder: Path) -> Path:
-    """Write the unit as a file. Its command is replaced by one that exists here, because systemd checks this."""
+    """Write the unit with another command, which exists here, because systemd checks the command."""
     path = folder / "edgertd.service"
     path.write_text(unit.text.replace("ExecStart=/opt/edgert/venv/bin/edgertd", f"ExecStart={shutil.which('true')}"))
     return path
@@ -175,7 +175,7 @@ def test_the_state_folder_is_given_to_the_user_and_what_is_trusted_stays_roots()
             path.write_text("")
 
         def give() -> str:
-            words = ["sh", "-c", _GIVE_TO_USER, "sh", os.fspath(state.root), "daemon"]  # a user of every system
+            words = ["sh", "-c", _GIVE_TO_USER, "sh", os.fspath(state.root), "daemon"]  # a user that every system has
             return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
         assert give() != ""

@@ -1,4 +1,4 @@
-"""Settings of a ~/.ssh/config: agents, certificates, criteria that paramiko does not support."""
+"""Settings of a ~/.ssh/config apply: agents, certificates, and criteria that paramiko does not support."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def says(device: Device) -> str:
 def test_the_agent_that_the_configuration_names_is_asked(
     board: SshDevice, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example a password manager, which also stores the public halves of its keys as files."""
+    """An example is a password manager, which also stores the public halves of its keys as files."""
     device = replace(board.device(), identity="")
     shutil.copy(f"{board.client_key}.pub", tmp_path / "board.pub")
     with an_agent(board.client_key, tmp_path / "agent"):
@@ -82,7 +82,7 @@ def test_the_agent_that_the_configuration_names_is_asked(
 
 
 def test_an_agent_with_more_keys_than_the_server_hears_of_is_reported(config: Path, tmp_path: Path) -> None:
-    """The server ends the connection. Before, it was reported as unreachable, and an upload was repeated."""
+    """The server ends the connection. In older versions, the error was `unreachable`, and an upload was repeated."""
     with running_sshd(tmp_path / "server") as server:
         server.stop()
         again = start_sshd(server.folder, port=server.port, more="MaxAuthTries 2\n")
@@ -133,7 +133,7 @@ def test_a_user_is_let_in_by_a_certificate(config: Path, tmp_path: Path, by: str
 def test_a_second_factor_is_asked_of_nobody(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """paramiko would print the server's question on stdout and read an answer, for all devices at once."""
+    """paramiko would print the server's question on stdout and read an answer, for all devices at the same time."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
     more = "Match User *\n KbdInteractiveAuthentication yes\n PasswordAuthentication yes\n"
     with running_sshd(tmp_path / "server") as server:
@@ -180,7 +180,7 @@ def test_sections_that_cannot_be_judged_here_do_not_apply(config: Path) -> None:
 
 
 def test_words_may_be_apart_by_a_tab(config: Path) -> None:
-    """Before, an include was ignored, and the lines after it applied to every host."""
+    """In older versions, such an include was ignored, and the lines after it applied to every host."""
     (config.parent / "more").write_text("Host board\n Port 7\n")
     config.write_text("Include\tmore\nHost\tother\n\tInclude = none\n\tUser\tone\nMatch\ttagged x\n Port 9\n")
     found = read_ssh_config()
@@ -191,7 +191,7 @@ def test_words_may_be_apart_by_a_tab(config: Path) -> None:
 
 
 def test_a_command_of_the_configuration_takes_nothing_from_stdin(config: Path) -> None:
-    """Before, the answer to a question, or an input of `edgert infer`, lost its first byte."""
+    """In older versions, the answer to a question, or an input of `edgert infer`, lost its first byte."""
     config.write_text('Match host board exec "cat; exit 0"\n User one\nMatch host board exec "exit 3"\n Port 7\n')
     program = (
         "import sys; from edgert_deploy.devices.transports.ssh_config import read_ssh_config; "
@@ -202,7 +202,7 @@ def test_a_command_of_the_configuration_takes_nothing_from_stdin(config: Path) -
 
 
 def test_files_of_fabric_change_nothing(board: SshDevice, config: Path, tmp_path: Path) -> None:
-    """Before, another program's settings chose the user and the port, and a broken file was a fault in edgert."""
+    """In older versions, Fabric's files chose the user and the port, and a broken file was a fault in edgert."""
     for text in ("user: nobody-else\nport: 9\n", "user: [\n"):
         (tmp_path / ".fabric.yml").write_text(text)
         config.write_text(f"Host board\n HostName 127.0.0.1\n Port {board.port}\n")

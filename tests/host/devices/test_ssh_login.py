@@ -139,7 +139,7 @@ def test_a_changed_key_of_the_device_behind_is_noticed_too(
     assert board.log.count("Accepted publickey") == accepted
 
 
-def test_what_the_jump_host_cannot_reach_is_said(board: SshDevice, bastion: SshDevice, home: Home) -> None:
+def test_a_device_that_the_jump_host_cannot_reach_is_reported(board: SshDevice, bastion: SshDevice, home: Home) -> None:
     elsewhere = replace(through(board, bastion), address=board.address.replace(str(board.port), str(free_port())))
     with pytest.raises(DeviceUnreachable, match=r"the jump host .* cannot connect to 127.0.0.1"):
         says(elsewhere)
@@ -161,7 +161,7 @@ def test_jump_hosts_of_the_ssh_config_are_taken_in_their_order(
                 hosts + settings("board", board, identity, "ProxyJump outer,inner"), known(outer) + known(bastion)
             )
             assert says(device) == "in\n"
-            # The same, each naming the one before; and behind the inventory's jump host.
+            # The same path, if each host names the host before it, and if the inventory's jump host comes first.
             chained = settings("outer", outer, identity) + settings("inner", bastion, identity, "ProxyJump outer")
             home.write(chained + settings("board", board, identity, "ProxyJump inner"), known(outer) + known(bastion))
             assert says(device) == "in\n"
@@ -229,7 +229,7 @@ def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
 def test_keys_come_out_of_an_agent(
     board: SshDevice, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes a key whose file has a passphrase, if the user's configuration allows no other key."""
+    """The agent may have a key whose file has a passphrase, even if the user's configuration allows no other key."""
     locked = tmp_path / "locked"
     shutil.copy(board.client_key, locked)
     shutil.copy(f"{board.client_key}.pub", f"{locked}.pub")

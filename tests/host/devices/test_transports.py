@@ -1,4 +1,4 @@
-"""One contract for every transport. Then the promises of SSH: pinned keys, resumed uploads, no endless wait."""
+"""Every transport keeps one contract. SSH also has pinned keys, resumed uploads and no endless wait."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_command_that_does_not_read_its_input_is_given_up_too(transport: Trans
 
 def test_a_child_left_behind_does_not_hold_the_answer(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "sleep 9999 & echo $!"], WAIT_S_MAX)
-    os.kill(int(result.stdout), signal.SIGKILL)  # it still runs
+    os.kill(int(result.stdout), signal.SIGKILL)  # the child process still runs
 
 
 @pytest.mark.parametrize("size", [0, 1, 200_003])
@@ -139,7 +139,7 @@ def test_it_works_again_after_close(transport: Transport) -> None:
     assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
 
 
-# --- SSH: who answers -----------------------------------------------------------------------
+# --- SSH: the identity of the server -----------------------------------------------------------------------
 
 
 def test_scan_shows_the_servers_key(sshd: SshDevice) -> None:
@@ -204,7 +204,7 @@ def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell:
 
 @pytest.mark.parametrize("become", ["", "sudo"])
 def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str) -> None:
-    """dropbear closes the connection at 9000 bytes. An uninstall sends a script, and failed with a lost link."""
+    """dropbear closes the connection at 9000 bytes. In older versions, an uninstall failed for this reason."""
     (tmp_path / "sudo").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
     (tmp_path / "sudo").chmod(0o755)
     limit = 'test ${#SSH_ORIGINAL_COMMAND} -lt 9000 || kill -9 $PPID; eval "$SSH_ORIGINAL_COMMAND"'
@@ -225,8 +225,8 @@ def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str
         ("", "sudo: not found"),
     ],
 )
-def test_what_sudo_says_is_distinguished_from_what_its_command_says(sudo: str, said: str, tmp_path: Path) -> None:
-    """Where the device's own name has no address, sudo warns and goes on."""
+def test_messages_of_sudo_are_distinguished_from_messages_of_its_command(sudo: str, said: str, tmp_path: Path) -> None:
+    """If the device's own name has no address, sudo prints a warning and continues."""
     program = tmp_path / "bin" / "sudo"
     program.parent.mkdir()
     for name in ("sh", "cat"):
@@ -384,10 +384,10 @@ def test_a_disk_that_is_full_is_no_dead_link(tmp_path: Path) -> None:
     assert list((tmp_path / "far").iterdir()) == []
 
 
-# --- SSH: links that die --------------------------------------------------------------------
+# --- SSH: lost links --------------------------------------------------------------------
 
 
-def test_nobody_there_is_unreachable(sshd: SshDevice) -> None:
+def test_a_port_where_nothing_listens_is_unreachable(sshd: SshDevice) -> None:
     with pytest.raises(DeviceUnreachable):
         SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], WAIT_S_MAX)
 
@@ -412,7 +412,7 @@ def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_
         again = start_sshd(server.folder, port=server.port, text=few)
         try:
             waits = socket.create_connection(("127.0.0.1", server.port))
-            while waits.recv(4) != b"SSH-":  # the check that the server had started may still count
+            while waits.recv(4) != b"SSH-":  # sshd may still count the connection of the check that it had started
                 waits.close()
                 waits = socket.create_connection(("127.0.0.1", server.port))
             with waits, pytest.raises(DeviceUnreachable, match=r"does not greet as SSH does\..*MaxStartups"):
@@ -425,7 +425,7 @@ def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_
 def test_a_server_that_says_nothing_is_unreachable_in_time(
     sshd: SshDevice, monkeypatch: pytest.MonkeyPatch, greeting_s: float
 ) -> None:
-    """Either of paramiko's time-outs may come first: that of the greeting, or that of the whole start."""
+    """paramiko has two time-outs, for the greeting and for the whole start. Either may come first."""
     monkeypatch.setattr(
         paramiko.Transport, "banner_timeout", property(lambda self: greeting_s, lambda self, s: None), raising=False
     )
@@ -447,7 +447,7 @@ def test_an_upload_goes_on_after_the_link_was_cut(sshd: SshDevice, tmp_path: Pat
         transport.close()
         assert relay.connections == 3
         # Without continuation, 10 MB of cut attempts and 12 MB of the last attempt would pass. Bytes that were on their
-        # way at a cut is sent again: at most a channel's window of 2 MB.
+        # way at a cut are sent again: at most a channel's window of 2 MB.
         assert relay.bytes_passed < 18_000_000
     assert there.read_bytes() == source.read_bytes()
     assert [entry.name for entry in there.parent.iterdir()] == ["big"]
@@ -465,7 +465,7 @@ def test_an_upload_gives_up_after_a_bounded_number_of_attempts(sshd: SshDevice, 
 
 
 def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
-    """A refused login would not be repeated, and its advice is about keys."""
+    """The command would not repeat a refused login, and would give advice about keys."""
     cuts = list(range(1000, 2000, 60))
     with Relay(sshd.port, cut_after=cuts) as relay:
         for cut in cuts:
@@ -480,8 +480,8 @@ def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice
 
 
 def test_a_link_that_freezes_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
-    """A device may stand still for a while. The error is retryable, so the command is repeated."""
-    with Relay(sshd.port, freeze_after=1200) as relay:  # once both sides have their keys
+    """A device may hang for a while. The error is retryable, so the command repeats the login."""
+    with Relay(sshd.port, freeze_after=1200) as relay:  # after both sides have their keys
         with pytest.raises(DeviceUnreachable, match="did not answer the login in time") as caught:
             SshTransport(sshd.device(port=relay.port), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)
         assert caught.value.retryable

@@ -17,7 +17,7 @@ from tests.support.devices import a_device
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """An empty fleet and a signing key, in a configuration of the test's own; no agent, no ~/.ssh."""
+    """An empty fleet and a signing key in the test's own configuration, without an agent and ~/.ssh."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))

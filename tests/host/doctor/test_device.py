@@ -58,7 +58,7 @@ def test_a_processor_without_fast_int8_is_named(
     assert [finding.text for finding in found if finding.check == "processor"] == [text]
 
 
-def test_what_is_wrong_on_a_device_is_named_with_its_next_step(inventory: Inventory, daemon: devices.Device) -> None:
+def test_a_fault_of_a_device_is_named_with_its_next_step(inventory: Inventory, daemon: devices.Device) -> None:
     ours = {daemon.key.public.key_id: "test"}
     other = replace(as_known(daemon), profile="raspberry-pi-3", site="elsewhere")
     found = check_device(other, {"0123": "default"}, clock=lambda: time.time() + 1000)
@@ -101,7 +101,7 @@ def test_http_that_lacks_its_package_is_named_with_what_brings_it(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_device('[http]\nlisten = "127.0.0.1:0"\n', started=False) as device:
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where Python looks first
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # Python searches this folder first
         (tmp_path / "httptools.py").write_text("raise ImportError('not here')\n")
         assert "edgert bootstrap d-test --upgrade" in device.run("status")["http"]["fault"]
         found = check_device(as_known(device), {})
@@ -137,7 +137,7 @@ def test_a_broker_that_refuses_the_login_has_the_login_as_its_next_step(inventor
 
 def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inventory, tmp_path: Path) -> None:
     access = tmp_path / "access"
-    access.write_text("topic read edgert/v1/#\n")  # like the output of a login for people
+    access.write_text("topic read edgert/v1/#\n")  # a login for people may print such a line
     broker = Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",))
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
         wait_until(

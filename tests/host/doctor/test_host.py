@@ -30,14 +30,14 @@ def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None
     assert list(signing_keys().values()) == ["default"]
 
 
-def test_what_is_wrong_on_the_host_is_named_with_its_next_step(
+def test_a_fault_of_the_host_is_named_with_its_next_step(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private, public = key_paths(tmp_path / "conf" / "keys", "default")
     private.chmod(0o644)
     assert f"chmod 600 {private}" in text_of(check_host(inventory), "signing key")
     private.chmod(0o600)
-    public.unlink()  # as after a restore of only the private half
+    public.unlink()  # the user restored only the private half
     assert levels(check_host(inventory), "signing key") == [OK]
     write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "other"))
     public.write_bytes(key_paths(tmp_path / "conf" / "keys", "other")[1].read_bytes())

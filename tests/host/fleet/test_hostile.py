@@ -1,4 +1,4 @@
-"""No message of a device ends or blocks a program of the fleet, or is shown as anything but text."""
+"""No message of a device ends or blocks a program of the fleet. The programs show messages only as text."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_device_that_invents_versions_leaves_room_for_others(store_url: str, m
         fleet_state.apply(*message, False, 0.0)
     assert len(exporter.groups) == streams_max + 1
     assert len(fleet_state.numbers("digits")) == streams_max + 1
-    for message in made_up[-1]:  # a device that is taken into use again and again comes through
+    for message in made_up[-1]:  # a device that is set up again and again is still accepted
         exporter.apply(*message, False, WINDOW_S + 1)
     assert len(exporter.groups) == streams_max + 2
 
@@ -192,7 +192,7 @@ def test_a_device_that_invents_boots_numbers_and_alarms_takes_little_memory_and_
     state, honest = LivePercentiles(), Pi("honest")
     windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
     for number, window in enumerate(windows):
-        for message in window + windows[0]:  # the first again and again
+        for message in window + windows[0]:  # the first window again
             exporter.apply(*message, False, 0.0)
         for made_up in range(30):
             event = {"v": 1, "ts": 1, "boot": f"b{number}-{made_up}", "event": f"a{number}-{made_up}_alarm"}

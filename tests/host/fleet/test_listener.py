@@ -102,7 +102,7 @@ def test_a_listener_that_decodes_no_histograms_hears_of_each_even_of_a_broken_on
         ),
     ],
 )
-def test_what_breaks_the_contract_is_refused_counted_and_not_taken_for_a_sign_of_life(
+def test_a_message_that_breaks_the_contract_is_refused_counted_and_no_sign_of_life(
     topic: str, payload: bytes, reason: str
 ) -> None:
     heard = Heard()

@@ -16,7 +16,7 @@ def test_a_tracker_counts_each_seq_once_and_knows_what_is_missing(arrivals: list
     tracker = SeqTracker()
     first = arrivals[0]
     new = [seq for seq in arrivals if tracker.is_new(seq)]
-    expected = {seq for seq in arrivals if seq >= first}  # messages before the first message are unknown
+    expected = {seq for seq in arrivals if seq >= first}  # earlier messages than the first one are unknown
     assert len(new) == len(set(new))
     assert set(new) == expected
     assert tracker.missing == max(arrivals) - first + 1 - len(expected)
@@ -53,7 +53,7 @@ def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
     assert all(numbers.is_new("b1", seq) for seq in (1, 2, 3))
     assert numbers.is_new("b2", 8)
     assert numbers.lost_min == 4
-    assert numbers.is_new("b1", 5)  # the end of the first boot, late
+    assert numbers.is_new("b1", 5)  # a late report from the end of the first boot
     assert numbers.is_new("b1", 4)
     assert not numbers.is_new("b1", 4)
     assert numbers.lost_min == 2
@@ -61,7 +61,7 @@ def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
     assert numbers.lost_min == 2
 
 
-def test_what_a_broker_delays_beyond_reboots_is_new_once_and_only_the_rest_is_missing() -> None:
+def test_reports_that_a_broker_delays_beyond_reboots_are_new_once_and_not_missing() -> None:
     for seed in range(300):
         dice, boot, lost = random.Random(seed), 0, 0
         arrivals = [(0.0, "b0", 0)]

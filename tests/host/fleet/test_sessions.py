@@ -33,7 +33,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Yield a list of programs, which are ended after the test at the latest."""
+    """Yield a list of programs. The fixture ends the programs that still run after the test."""
     programs: list[subprocess.Popen[str]] = []
     yield programs
     for program in programs:
@@ -93,9 +93,9 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
     recording = Recording(broker, store, started)
     for _ in range(3):
         recording.kill_with_reports_in_hand(broker, windows(6))
-        publish(broker, again := windows(4))  # while nobody listens
+        publish(broker, again := windows(4))  # while no recorder runs
         recording = Recording(broker, store, started)
-        publish(broker, again[-8:])  # as devices do after a reconnect
+        publish(broker, again[-8:])  # devices do so after a reconnect
     publish(broker, windows(2))
     sent = 2 * sum(len(pi.sketches) for pi in fleet)
 
@@ -156,7 +156,7 @@ def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile
     wait_until(lambda: _unacknowledged(broker) == 0, "the acknowledgements reach the broker")
     before = answered()
     process.send_signal(signal.SIGSTOP)
-    publish(broker, reports(3))  # in its socket and at the broker
+    publish(broker, reports(3))  # these reports are in the recorder's socket and at the broker
     process.kill()
     process.wait(WAIT_S_MAX)
     publish(broker, repeated := reports(3))

@@ -78,7 +78,7 @@ def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broker) -> None:
+def test_a_message_far_larger_than_a_report_is_not_read(broker: Broker) -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     subscriber = FleetSubscriber(broker.settings, [state])
     subscriber.open()

@@ -1,4 +1,4 @@
-"""`edgert build`: one model in, one checked and signed bundle out."""
+"""`edgert build`: make a checked and signed bundle of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgert_deploy.packager.sources.source_model import load_source
 
 
 def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:
-    """Make the keys of a model file the defaults of the options, and return its model."""
+    """Make the keys of a model file the defaults of the options. Return the model that the file names."""
     if ctx.resilient_parsing:
         return path
     if not path.exists():
@@ -122,6 +122,6 @@ def _write_model_file(model: Path, options: BuildOptions, force: bool, as_json: 
     targets = options.targets or sorted({device.profile for device in options.inventory.devices()})
     with work_folder():
         path = write_model_file(load_source(model, options.conversion()), force, kept, targets)
-    # A team shares the model file, so it does not contain this path of one machine.
+    # A team shares the model file, so the file does not contain this path, which exists only on this machine.
     again = f" --convert-with {options.convert_with}" if options.convert_with else ""
     emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)

@@ -78,7 +78,7 @@ class BuildOptions(BuildSettings):
         return tuple(load_profile(target, self.profiles_dir) for target in self.targets)
 
     def signing_key(self) -> SigningKey:
-        """Return the key to sign with. Raises ConfigInvalid."""
+        """Return the key that signs the bundle. Raises ConfigInvalid."""
         return signing_key(self.key)
 
 
@@ -190,7 +190,8 @@ build_options = gathered(
             default=BUDGET,
             show_default=True,
             metavar="BUILDS",
-            help="If INT8 does not pass: build at most this many artifacts to find the fewest layers to leave in float; 0: none.",
+            help="If INT8 does not pass: build at most this many artifacts to find the smallest set of layers to leave in "
+            "float; 0: none.",
         ),
         click.option(
             "--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with."

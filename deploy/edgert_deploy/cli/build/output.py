@@ -41,7 +41,7 @@ def rows(choice: Choice, model_bytes: int) -> str:
 
 
 def times(choices: Iterable[Choice]) -> str:
-    """Return a table of the candidates of each measured target: gate, speed, and whether they were packed."""
+    """Return a table of each measured target's candidates: gate, speed, and whether they were packed."""
     table = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
     for choice in choices:
         packed = [candidate.id for candidate in choice.packed]

@@ -32,7 +32,7 @@ DOWNGRADE_EXPIRES = "30d"  # the default: an attacker could replay a downgrade t
 
 
 def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:
-    """Read the files that the options name, and return the request."""
+    """Read the files of the options. Return the request."""
     source, before, state_id = _input_rule(source, options)
     after = _output_rule(source, before, options)
     for option, text in (("--licence", options.licence), ("--notes", options.notes)):

@@ -27,7 +27,7 @@ _RECEIPT = re.compile(
     r"licence|notes|gate\..*|targets\.[^.]+\.(artifacts|left_out|warnings)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
 )
 _CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices|buckets)\..+\.artifact")
-# Shown in lines of their own, or in the lines of artifacts.
+# The fields that have their own lines or are in the lines of artifacts.
 SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels", "ctc.labels")
 
 
@@ -41,7 +41,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     `edgert deploy` sends these bytes, as patches if patches are smaller. If both bundles have a receipt, the command
     also compares the builds: the accuracy gate, packed and omitted artifacts, layers in float, the classes that lost
     most. The command checks the contents but not the signatures (edgert bundle verify checks a signature). Exits with 0
-    also if the bundles differ.
+    even if the bundles differ.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
     if sizes[0] != sizes[1]:
         yield f"          {size_text(sizes[0])} -> {size_text(sizes[1])} ({sizes[1] - sizes[0]:+,} bytes)"
     if a != b:
-        same_metric = a.metric == b.metric  # two metrics have no difference
+        same_metric = a.metric == b.metric  # the difference between two metrics has no meaning
         after_text = (
             f"{b.artifact:.4f} ({difference_text(b.artifact - a.artifact)})"
             if same_metric

@@ -18,7 +18,7 @@ from edgert_deploy.common.quantities import difference_text, share_text, size_te
 from edgert_deploy.packager.report import Report, gather
 from edgert_deploy.packager.report.meaning import meaning
 
-WORST_SHOWN_MAX = 5  # classes, layers
+WORST_SHOWN_MAX = 5  # the maximum number of classes or layers
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`edgert bundle verify`: a bundle's signature and every byte that it covers."""
+"""`edgert bundle verify`: check a bundle's signature, and every byte that the signature covers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def channel() -> None:
     """Show and watch a channel of a registry, halt and resume its releases, renew it.
 
     Devices follow a channel with edgertd follow; edgert publish and edgert promote put releases into it. Each change is
-    a new statement that you sign, with a counter that only rises.
+    a new statement that you sign. The counter of the statements only rises.
 
     \b
     Examples:

@@ -70,7 +70,7 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
 @signing_options
 @json_option
 def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
-    """Sign channel NAME again as it is, with a later expiry; revoke keys.
+    """Sign channel NAME again without other changes, with a later expiry; revoke keys.
 
     Run this command before the channel expires, unless another command changes the channel in time. Devices install
     nothing from an expired statement, and raise the alarm channel_stale. A key cannot revoke itself: give another key
@@ -109,7 +109,7 @@ def _change(
     as_json: bool,
     revoked: tuple[str, ...] = (),
 ) -> None:
-    """Change an existing channel, and print its next statement."""
+    """Change an existing channel and print its next statement."""
     key = signing.key()
     with reach.opened() as client:
         channels, lasts_s = channels_of(client), signing.lasts_s

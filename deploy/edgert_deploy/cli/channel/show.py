@@ -21,10 +21,10 @@ from edgert_deploy.cli.shared.types import ChannelName
 @reach_options
 @json_option
 def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) -> None:
-    """Verify the statement of channel NAME and show it; with --fleet also its progress.
+    """Verify the statement of channel NAME and show it. --fleet adds the progress of the channel.
 
     The progress counts the devices that kept a release, have the release on trial, rolled it back, refused it, or wait.
-    A device without a decision that sent no report for 15 minutes counts as stale.
+    A device is stale if it has not decided and has sent no report for 15 minutes.
 
     \b
     Examples:

@@ -67,9 +67,9 @@ def watch(
 ) -> None:
     """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices roll it back.
 
-    Devices report their progress, and `edgert fleet record` writes the reports to the store. Every device that rolled a
-    release back counts, at any time. The command ends when each device has decided, or after --for. The command does
-    not wait for a stale device, which sent no report for 15 minutes.
+    Devices report their progress, and `edgert fleet record` writes the reports to the store. The limit includes every
+    device that rolled a release back at any time. The command ends when each device has decided, or after --for. The
+    command does not wait for a stale device, which sent no report for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 
@@ -164,7 +164,7 @@ def progress_json(releases: Sequence[Progress]) -> dict[str, Any]:
 
 
 def progress_table(releases: Sequence[Progress]) -> str:
-    """Return the number of each release's devices in each state, and the reasons of rollbacks."""
+    """Return the number of devices in each state for each release, and the reasons for rollbacks."""
     rows = [("MODEL", "RELEASE", "DEVICES", *(_words(state).upper() for state in ReleaseState))]
     for release in releases:
         state = ", halted" if release.entry.halted else ""

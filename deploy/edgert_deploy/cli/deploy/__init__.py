@@ -65,8 +65,8 @@ def deploy(
     device makes the new version live on trial, checks it again through the socket, and keeps it. If a step fails, the
     previous version stays live or becomes live again. A device that does not answer does not delay the other devices.
     If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one deployment
-    of a model at a time and refuses a second deployment. Without SELECTOR, the devices are those of the project's
-    `selector`.
+    of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the devices of the
+    project's `selector`.
 
     With --limit and --watch the device measures the version on trial. The device rolls back by itself, with the reason,
     when a limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table
@@ -74,14 +74,14 @@ def deploy(
 
     A rollout over a fleet can have steps: some devices first (--canary), then waves with a pause between them. The
     rollout stops when too many devices fail. The project records the progress: after Ctrl-C, a stop or a crash of this
-    host, `edgert rollout resume` continues the rollout, also on another host of the team.
+    host, `edgert rollout resume` continues the rollout, on this or another host of the team.
 
     For many devices, a terminal shows a table of the devices in progress. Without a terminal, the command prints a line
     for each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a
     summary, with one line for each cause of failure.
 
     A device gets only the files that it lacks, as patches if the device has an older version. An interrupted transfer
-    continues where it stopped, also when you repeat the command.
+    continues where it stopped, even if you repeat the command.
 
     Ctrl-C ends a transfer or a watch at once; any other step finishes first. Then the command rolls back the devices
     whose new version is on trial. A second Ctrl-C ends the command at once: a device on trial then rolls back by
@@ -153,7 +153,7 @@ def run_rollout(
         rollout = replace(store.read(rollout.id), devices=rollout.devices, by=who())
         request = replace(request, on_bytes=progress.sent)
         rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
-    # A rollout that stopped between two waves has no errors, but devices are left.
+    # A rollout that stopped between two waves has no errors, but some devices do not have the release yet.
     code = exit_code_of(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
     value = rollout_json(rollout) | {"ok": code == 0}
     first = next((error for error in rollout.errors if error is not None), None)
@@ -177,7 +177,7 @@ def _make_ready(device: Device, transport: Transport, progress: LineSink) -> Non
     """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
-    # Imported here: a bootstrap takes as long to import as the rest of a deployment.
+    # The import is here, because the code of a bootstrap takes as long to import as the rest of a deployment.
     from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
     from edgert_deploy.bootstrap.plan import BootstrapOptions
     from edgert_deploy.cli.shared.bootstrap_options import trusted_keys

@@ -31,7 +31,7 @@ class TrialOptions:
     unattended: bool | None
 
     def limits_of(self, model: str) -> TrialLimits | None:
-        """Return the limits of `model`, with those of the project. Raises ConfigInvalid."""
+        """Return the limits of `model`, including the project's limits. Raises ConfigInvalid."""
         table, limits = find_project().trial, parse_limits(self.limits)
         return limits_for(model, table, limits, self.watch_s, self.unattended, self.trial_s)
 
@@ -53,7 +53,7 @@ class WaveOptions:
 
 @dataclass(frozen=True)
 class TransferOptions:
-    """The rate at which a bundle is sent, and the bundles that devices have already."""
+    """The rate of the transfer, and the bundles that devices already have."""
 
     bytes_per_s: float | None
     delta_from: tuple[Path, ...]

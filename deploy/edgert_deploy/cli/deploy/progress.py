@@ -26,7 +26,7 @@ FIRST = "stopping: unfinished devices keep or return to their old version. Ctrl-
 SECOND = "detached: a device in progress rolls back on its own when the trial ends"
 STEPS = frozenset(step.value for step in Step)
 DRAWN_PER_S = 4
-LINES_KEPT = 8  # the terminal's lines for the headings, the last lines, and the user's own above
+LINES_KEPT = 8  # lines for the headings, for the last lines, and for the user's output above the table
 ROWS_MIN = 3
 
 

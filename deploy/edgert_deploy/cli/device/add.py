@@ -52,7 +52,11 @@ from edgert_deploy.devices.transports import open_transport
             help="A device profile [default: the one that fits the device].",
         ),
         click.option(
-            "--site", metavar="SITE", default="default", show_default=True, help="Its site, part of its MQTT topics."
+            "--site",
+            metavar="SITE",
+            default="default",
+            show_default=True,
+            help="The device's site, part of its MQTT topics.",
         ),
         click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group to join. May be repeated."),
         click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag. May be repeated."),

@@ -104,14 +104,20 @@ _login_options = gathered(
     LoginChange,
     *section(
         "Login",
-        click.option("--address", metavar="[USER@]HOST[:PORT]", help="Its new address; the pinned host key stays."),
-        click.option("--repin", is_flag=True, help="Show its present host key, and pin it after you agree."),
+        click.option(
+            "--address", metavar="[USER@]HOST[:PORT]", help="The device's new address; the pinned host key stays."
+        ),
+        click.option("--repin", is_flag=True, help="Show the device's present host key. Pin the key after you agree."),
         click.option("--fingerprint", metavar="SHA256:...", help="Pin the host key with this fingerprint."),
         click.option(
             "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to the device; the jump host's key is pinned."
         ),
         click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
-        click.option("--no-jump", is_flag=True, help="Connect without a jump host, or as ~/.ssh/config states."),
+        click.option(
+            "--no-jump",
+            is_flag=True,
+            help="Remove the jump host from the inventory. ~/.ssh/config may still name one.",
+        ),
         click.option("--identity", type=FILE, help="Private SSH key."),
         click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh."),
     ),
@@ -125,7 +131,9 @@ _place_options = gathered(
         "Place in the fleet",
         click.option("--profile", type=ProfileName(), help="A device profile. Takes effect at the next bootstrap."),
         click.option(
-            "--site", metavar="SITE", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap."
+            "--site",
+            metavar="SITE",
+            help="The device's site, part of its MQTT topics. Takes effect at the next bootstrap.",
         ),
         click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group to join. May be repeated."),
         click.option("--ungroup", multiple=True, metavar="GROUP", help="A group to leave. May be repeated."),
@@ -163,7 +171,7 @@ def set_(
     \b
     Examples:
       edgert device set kitchen --address pi@10.0.0.9
-      edgert device set kitchen --repin                     # it was reinstalled
+      edgert device set kitchen --repin                     # the device was reinstalled
       edgert device set site:plant-1 --jump ops@bastion
       edgert device set all --tag firmware=7 --ungroup canary
     """
@@ -181,7 +189,7 @@ def set_(
 
 
 def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
-    """Print the commands that make the changes take effect on the devices."""
+    """Print the commands that apply the changes to the devices."""
     moved = [new.name for new in changed if new.site != before[new.name].site]
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:

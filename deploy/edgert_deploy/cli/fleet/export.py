@@ -91,7 +91,7 @@ def export(
     write_url: str | None,
     for_s: float | None,
 ) -> None:
-    """Serve the fleet's latency to Prometheus as native histograms, and push it as OTLP."""
+    """Serve the fleet's latency to Prometheus as native histograms; push the latency as OTLP."""
     words = words_of(by)
     otlp_to = otlp.endpoint(otlp_url) if otlp_url else None
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
@@ -134,7 +134,7 @@ def export(
 
 
 class _Pushes:
-    """Calls `push` every `every_s`; reports when the pushes start to fail, and when they work again.
+    """Calls `push` every `every_s`; prints a line when pushes start to fail, and when they work again.
 
     The report of a failure ends with the `consequence` of the failure.
     """

@@ -39,7 +39,7 @@ store the command also removes every row of the device. Sums over groups of devi
 The broker must let this user write the device's topics.
 
 \b
-Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
+Exit codes: 0 done (even if nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
 7 the device is online.
 """
 
@@ -51,13 +51,13 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 @click.option(
     "--force",
     is_flag=True,
-    help="Forget the device even if its status is online: device and broker may have failed together.",
+    help="Forget the device even if its status is online: the status is outdated if device and broker failed together.",
 )
 @json_option
 def forget(
     settings: MqttSettings, site: str | None, device: str, store_url: str | None, force: bool, as_json: bool
 ) -> None:
-    """Forget DEVICE: clear its retained messages at the broker, and remove its rows from a store."""
+    """Forget DEVICE: clear its retained messages at the broker; remove its rows from a store."""
     checked_id("device", device)
     # The command detects a wrong store before it clears anything, and it creates no store.
     stored = _stored_sites(store_url, device) if store_url else []
@@ -67,7 +67,8 @@ def forget(
         raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
     if any(payload == b"online" for payload in retained.values()) and not force:
         raise DeviceError(
-            f"{device} is online: uninstall it first, or pass --force if it and the broker failed together"
+            f"{device} is online: uninstall it first. If this status is outdated because the device and the broker failed "
+            "at the same time, pass --force"
         )
     if retained:
         retain(settings, dict.fromkeys(retained, b""))

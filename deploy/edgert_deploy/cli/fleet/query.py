@@ -29,7 +29,7 @@ from edgert_deploy.fleet.store.tables import (
 )
 
 NEWEST_AGE_MS_MAX = 150_000  # two and a half windows of 60 s
-NAMED_MAX = 5  # devices in a warning
+NAMED_MAX = 5  # the maximum number of devices that a warning names
 
 EPILOG = f"""\b
 Examples:
@@ -51,7 +51,7 @@ that never arrived; stderr names the devices of these reports, and warns if the 
 its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch.
 
 \b
-Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the store cannot be reached.
+Exit codes: 0 done (even if there are no reports), 4 an option cannot be used, 6 the store cannot be reached.
 """
 
 
@@ -104,7 +104,7 @@ def query(
     if as_csv and as_json:
         raise ConfigInvalid("--csv and --json exclude each other: choose one")
     if step_s is not None and step_s % 60:
-        raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: write 1m, 15m or 1h")
+        raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: give 1m, 15m or 1h")
     question = Question(
         since_ms=until_ms - int(window_s * 1000),
         until_ms=until_ms,

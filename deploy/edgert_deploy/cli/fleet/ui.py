@@ -57,8 +57,8 @@ Examples:
 \b
 The page fetches nothing from the network and changes nothing. The state on the page comes from the broker. The curves
 come from the store that `edgert fleet record` fills (--store). Without --store, the command fills a store of its own
-while it runs (--size limits this store; stderr names the file). Rollouts are those of the project to devices that report
-to this broker.
+while it runs (--size limits this store; stderr names the file). The page shows the project's rollouts to devices that
+report to this broker.
 
 \b
 The server listens on loopback, where every user of this machine can read the page. With another --host, the server
@@ -72,7 +72,7 @@ Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the sto
 
 def _web_address(_context: click.Context, _option: click.Parameter, text: str | None) -> str:
     if text and not text.startswith(("http://", "https://")):
-        raise ConfigInvalid(f"--alerts {text!r} is not a web address: write http://HOST:9093")
+        raise ConfigInvalid(f"--alerts {text!r} is not a web address: give http://HOST:9093")
     return text or ""
 
 
@@ -142,7 +142,7 @@ def ui(
     _warn_if_reachable(host)
     stop = stopping(for_s)
     _repeat_in_background(lambda: fleet.load_baselines(baselines(query, wall_ms())), BASELINES_EVERY_S)
-    if rollouts.has_team:  # other hosts may roll out, too
+    if rollouts.has_team:  # other hosts may change the rollouts
         _repeat_in_background(rollouts.sync, TEAM_S)
     try:
         while not stop():
@@ -162,7 +162,7 @@ def ui(
 
 
 def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
-    """Return who may open the page. Raises ConfigInvalid."""
+    """Return the clients that may open the page. Raises ConfigInvalid."""
     token = None if is_loopback(host) and token_file is None else new_token()
     if token_file is not None:
         try:

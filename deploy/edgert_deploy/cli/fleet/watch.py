@@ -70,9 +70,9 @@ Examples:
 
 \b
 Percentiles cover the last ten minutes. They are merged from the devices' histograms, so the percentiles of the whole
-fleet are true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker started. `missing` counts
-sent histograms that never arrived. A device is `stale` if its status is online, but the device sent nothing for 2.5
-windows. Devices report once in each window (60 s unless configured).
+fleet are true (error at most 1.09 %). Errors, shed and cache hits are totals since a model's worker started. `missing`
+counts sent histograms that never arrived. A device is `stale` if its status is online, but the device sent nothing for
+2.5 windows. Devices report once in each window (60 s unless configured).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -130,7 +130,7 @@ def watch(
             show_once(state, view, as_json)
         else:
             show_until(state, view, subscriber, as_json, interval_s, for_s)
-    except KeyboardInterrupt:  # the way to end the command without --for
+    except KeyboardInterrupt:  # without --for, Ctrl-C ends the command
         pass
     finally:
         subscriber.close()
@@ -187,7 +187,7 @@ def show_until(
     interval_s: float,
     for_s: float | None,
 ) -> None:
-    """Draw until the time is up, or until interrupted."""
+    """Draw the table until the time is up or the user ends the command."""
     ends_at = None if for_s is None else time.monotonic() + for_s
 
     def listen() -> bool:
@@ -212,7 +212,7 @@ def show_until(
 def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | None = None) -> Table:
     """Return the fleet as a table whose last lines sum up each model. A narrow table has fewer columns.
 
-    If the table is higher than `height`, its last device lines are omitted, and the caption says how many.
+    If the table is higher than `height`, its last device lines are omitted; the caption states their number.
     """
     devices, fleet = [row for row in rows if row.device is not None], [row for row in rows if row.device is None]
     room = len(devices) if height is None else max(1, height - len(fleet))
@@ -269,7 +269,7 @@ def _cells(row: Row) -> list[Text]:
 
 
 def _text(cell: str) -> Text:
-    """Return a device's text without effect as rich's markup or as control characters."""
+    """Return a device's text so that it has no effect as rich's markup or as control characters."""
     return Text(printable(cell, CELL_CHARS_MAX, newlines=False))
 
 
@@ -303,7 +303,7 @@ def _stream_json(state: LivePercentiles, view: View, listen: Callable[[], bool])
     while listen():
         changed = []
         for row in view.of(state.rows(time.monotonic())):
-            # A line in which only the age grows has not changed.
+            # If only the age in a line grows, the line has not changed.
             content = {name: value for name, value in row.as_json().items() if name != "age_s"}
             key = (row.site, row.device, row.model)
             if shown.get(key) != content:

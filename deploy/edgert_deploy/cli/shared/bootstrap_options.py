@@ -27,8 +27,8 @@ from edgert_deploy.common.keys import is_key_file, public_key
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
-_FORM = "write SECTION.KEY=VALUE with a TOML value"
-_SHOWN_CHARS_MAX = 200  # the shown part of a setting in a message
+_FORM = "give SECTION.KEY=VALUE with a TOML value"
+_SHOWN_CHARS_MAX = 200  # the part of a setting that a message shows
 _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
 
 
@@ -46,7 +46,7 @@ class RuntimeOptions:
     def check(self) -> None:
         """Raise UsageError for options that contradict each other or name no engine."""
         if not any(name.strip() for name in self.engines.split(",")):
-            raise click.UsageError(f"--engines {self.engines!r} names none: write all, first, or names with commas")
+            raise click.UsageError(f"--engines {self.engines!r} names no engine: give all, first, or names with commas")
         if self.previous_runtime and self.upgrade:
             raise click.UsageError("--upgrade and --previous-runtime exclude each other: choose one")
 
@@ -85,7 +85,7 @@ class ReportOptions:
     mqtt_ca: Path | None
 
     def broker_of_devices(self) -> Broker | None:
-        """Return the broker; only the project's own broker gets the project's login.
+        """Return the broker; only the project's own broker receives the project's login.
 
         A login from the command line replaces a device's own login; the project's login does not replace it. Raises
         ConfigInvalid, and UsageError for a login without a broker.
@@ -118,7 +118,7 @@ class ChannelOptions:
     registry_login: Path | None
 
     def following(self) -> Following | None:
-        """Return the channel; None without a registry. The project's CA applies to the project's host only.
+        """Return the channel; None if no registry is given. The project's CA is for the project's host only.
 
         Raises ConfigInvalid, and UsageError for options that need a registry.
         """
@@ -135,7 +135,7 @@ class ChannelOptions:
 def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
     """Read `SECTION.KEY=VALUE` or `KEY=VALUE` with a TOML value. Raises ConfigInvalid."""
     for line in lines:
-        # A table's heading would move the settings after it into its table.
+        # If a line had the heading of a table, the settings after the line would become part of that table.
         if not _toml(line) or line.lstrip().startswith("["):
             raise ConfigInvalid(f"--set {line[:_SHOWN_CHARS_MAX]!r}: {_FORM}{_quoted_hint(line)}")
     try:

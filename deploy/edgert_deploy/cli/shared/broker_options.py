@@ -1,7 +1,7 @@
 """The options that name a broker, and the MQTT settings from them.
 
 The project's options for its broker apply to this broker only. If --broker names another broker, EdgeRT never sends the
-project's login there.
+project's login to this other broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _BrokerWord(click.types.StringParamType):
-    """HOST[:PORT]. Without a value, the error names edgert.toml as another place for the broker."""
+    """HOST[:PORT]. If the value is missing, the error says that edgert.toml may also name the broker."""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
@@ -80,7 +80,7 @@ def broker_options(command: F) -> F:
 
 
 def broker_alone_options(command: F) -> F:
-    """Add --broker and its options. The command receives `settings` in their place."""
+    """Add --broker and its options. The command receives `settings` instead of these options."""
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
@@ -103,14 +103,14 @@ session_option = click.option(
 
 
 def named_session(role: str, name: str | None) -> tuple[str, int | None]:
-    """Return the client id and the session's time in s; "" and None without a name. Raises ConfigInvalid."""
+    """Return the client id and the session's seconds; "" and None if the name is "". Raises ConfigInvalid."""
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", SESSION_KEPT_S
 
 
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: Sequence[str]) -> dict[str, Any]:
-    """Return `options` without the project's settings for its own broker, if --broker names another one.
+    """Return `options` without the project's settings for its broker, if --broker names another broker.
 
     A note on stderr names the ignored options. Raises ConfigInvalid for an invalid address.
 

@@ -60,7 +60,7 @@ class Signing:
     lasts_s: float
 
     def key(self) -> SigningKey:
-        """Return the key to sign with. Raises ConfigInvalid."""
+        """Return the key that signs the statement. Raises ConfigInvalid."""
         return signing_key(self.key_given)
 
 
@@ -78,7 +78,7 @@ class Chosen:
     def __post_init__(self) -> None:
         for option, names in (("--site", self.sites), ("--profile", self.profiles), ("--tag", self.tags)):
             if not all(name.strip() for name in names):
-                raise ConfigInvalid(f"{option} is empty, and would select no device: give a value, or omit it")
+                raise ConfigInvalid(f"{option} is empty and would select no device: give a value, or omit it")
 
     def devices(self) -> dict[str, Any]:
         """Return the fields of an entry that select devices."""
@@ -145,7 +145,8 @@ _DEVICES = (
         "--share",
         type=DeviceShare(),
         default=1.0,
-        help="Offer it to this share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
+        help="Offer the release to this share of the devices, such as 5%; a higher share later only adds devices "
+        "[default: 100%].",
     ),
     click.option("--site", "sites", multiple=True, metavar="SITE", help="Only devices of this site. May be repeated."),
     click.option(
@@ -180,7 +181,7 @@ def _watch_option(default: str) -> Callable[[F], F]:
 
 
 def check_offered(channel: str | None, *others: str) -> None:
-    """Raise UsageError for an option of an offer, or of the parameters `others`, without a channel."""
+    """Raise UsageError if an option of an offer, or of the parameters `others`, lacks a channel."""
     if channel is None and (lone := given_option(*_OF_OFFER, *others)):
         raise click.UsageError(f"{lone} needs a channel: give --channel NAME, too")
 

@@ -1,4 +1,4 @@
-"""The same work on several devices at a time. A failure delays no other device; Ctrl-C ends all work."""
+"""The same work on several devices at a time. A failure does not delay other devices. Ctrl-C ends all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgert_deploy.devices.transports import Transport, open_transport
 
 FIRST = "stopping: devices in progress finish, other devices do not change (Ctrl-C again detaches)"
 SECOND = "detached: devices in progress finish or roll back on their own"
-# After one of these errors, other devices would fail in the same way.
+# After one of these errors on the first device, the other devices would fail in the same way.
 _TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
 
 T = TypeVar("T")  # the work's result: a dataclass or a dict that `to_json` accepts
@@ -81,8 +81,8 @@ def run_on_each(
 ) -> Results[T]:
     """Do `work` on each device; return its answers in the order of `devices`.
 
-    With `one_first`, the other devices wait until the work succeeds on one device. After an error in `_TELLING`, the
-    command does not change the other devices.
+    With `one_first`, the other devices wait until the work succeeds on one device. If the first device fails with an
+    error of `_TELLING`, the command does not change the other devices.
     """
     answers = _answers(devices, work, one_first)
     return Results([(device.name, answer) for device, answer in zip(devices, answers, strict=True)])

@@ -31,7 +31,7 @@ inventory_option = click.option(
     "--inventory",
     type=FILE,
     callback=_inventory,
-    is_eager=True,  # a shell completes SELECTOR from it
+    is_eager=True,  # a shell completes SELECTOR from the inventory
     help="The inventory file, which lists the devices [default: the project's].",
 )
 
@@ -39,7 +39,7 @@ profiles_option = click.option(
     "--profiles",
     "profiles_dir",
     type=click.Path(path_type=Path),
-    is_eager=True,  # a shell completes --profile from it
+    is_eager=True,  # a shell completes --profile from this folder
     help="Folder with device profiles of your own [default: ./profiles, else the profiles that ship].",
 )
 
@@ -63,7 +63,7 @@ for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="St
 
 
 def store_option_of(purpose: str, without: str, default: str | None = None) -> Callable[[F], F]:
-    """Add --store, given as `store_url`. `without` describes the default store."""
+    """Add --store; the command receives it as `store_url`. `without` describes the default store."""
     return click.option(
         "--store",
         "store_url",
@@ -79,12 +79,12 @@ store_option = store_option_of("The store of reports", f"./{STORE_DEFAULT}", STO
 
 
 def selector_argument(default: str | None = None, *, required: bool = True) -> Callable[[F], F]:
-    """Add SELECTOR, the devices for a command, given as `selector`."""
+    """Add SELECTOR, the devices for a command; the command receives it as `selector`."""
     if default is None:
         return click.argument("selector", type=Selector(), required=required)
     return click.argument("selector", type=Selector(), default=default)
 
 
 def device_argument(*, required: bool = True) -> Callable[[F], F]:
-    """Add SELECTOR of one device, given as `selector`."""
+    """Add SELECTOR of one device; the command receives it as `selector`."""
     return click.argument("selector", type=OneDevice(), required=required)

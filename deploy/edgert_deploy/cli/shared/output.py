@@ -1,6 +1,6 @@
-"""The output of commands: progress on stderr, tables, errors by cause; no control characters.
+"""The output of commands: progress on stderr, tables, and errors by cause, without control characters.
 
-Results go to stdout, like those of `edgertd` (edgert/cli/output.py).
+Results go to stdout, as in `edgertd` (edgert/cli/output.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
 def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
     """Return a line for each cause: number of devices, code, first message, and first names.
 
-    Messages that differ only in the device's name, address or numbers have one cause. The most frequent cause is first.
+    Messages that differ only in the device's name, address or numbers have the same cause. The most frequent cause is
+    first.
     """
     causes: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, code, message in errors:

@@ -14,7 +14,7 @@ from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.request import DeployRequest
 from edgert_deploy.rollout.rollout_record import Rollout
 
-ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
+ROWS_MAX = 40  # with more devices, the output has totals of the results and groups of errors
 
 
 def rollout_json(rollout: Rollout) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _warning_lines(outcomes: Sequence[Outcome]) -> str:
 
 
 def _next_steps(rollout: Rollout) -> str:
-    """Return the useful commands. A rollback on a device without the release would undo another change."""
+    """Return the useful commands. A rollback on a device without the release would undo an earlier change."""
     steps = [f"edgert rollout resume {rollout.id}", f"edgert rollout abort {rollout.id}"] if rollout.resumable else []
     if 0 < len(rollout.changed) <= ROWS_MAX:
         steps.append(f"edgert rollback {rollout.model} {','.join(rollout.changed)}")

@@ -1,4 +1,4 @@
-"""The end of long-running commands, which finish their current work after the first Ctrl-C or SIGTERM."""
+"""The end of long-running commands. They finish their current work after the first Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class DeviceShare(click.ParamType):  # type: ignore[type-arg]  # generic in new 
             return value
         match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", value.strip())
         if match is None or not 0 < float(match[1]) <= 100:
-            self.fail(f"{value!r} is not a share of the devices: write 5%, 50% or 100%", param, ctx)
+            self.fail(f"{value!r} is not a share of the devices: give 5%, 50% or 100%", param, ctx)
         return float(match[1]) / 100
 
 
@@ -98,7 +98,7 @@ class Selector(click.types.StringParamType):
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         once = "; or write it once, as `selector` in the project's edgert.toml (edgert init)"
         command = ctx.command_path.partition(" ")[2] if ctx else ""
-        return f"Write names, groups or `all`{once if takes_default(command, 'selector') else ''}."
+        return f"Give names, groups or `all`{once if takes_default(command, 'selector') else ''}."
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete the last word of a list with commas."""
@@ -114,7 +114,7 @@ class OneDevice(Selector):
     """A selector that selects one device."""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        return "Write the name of a device: edgert device list shows them."
+        return "Give the name of a device: edgert device list shows the names."
 
 
 class ModelName(click.types.StringParamType):
@@ -189,7 +189,7 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 
 def _selectable(ctx: click.Context) -> list[str]:
-    """Return every word that selects devices; none for a broken inventory, which the command reports."""
+    """Return every word that selects devices; nothing if the inventory is invalid."""
     from edgert_deploy.devices.selector import ALL
 
     inventory = ctx.params.get("inventory")

@@ -42,7 +42,7 @@ TRANSPORTS = {
 OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
 OTHER_BYTES = "other bytes"
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in messages of commands there
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # texts in messages of the device's commands
 EOF_GRACE_S = 2.0  # the longest wait for the end of the pipes, which a command's remaining child may keep open
 
 # From stdin, sha256sum prints no file name, which could be escaped.
@@ -67,10 +67,10 @@ class PutOptions:
     """The options of `Transport.put`.
 
     Attributes:
-        progress: receives the bytes so far and the bytes in total.
-        mode: the mode of the file on the device.
-        resumable: whether the bytes of a failed upload stay. The next upload of the same content continues there.
-        bytes_per_s: the limit of the speed; 0 means no limit.
+        progress: Receives the bytes so far and the bytes in total.
+        mode: The mode of the file on the device.
+        resumable: Whether the bytes of a failed upload stay. The next upload of the same content continues there.
+        bytes_per_s: The limit of the speed; 0 means no limit.
     """
 
     progress: ByteProgress | None = None

@@ -64,7 +64,7 @@ class LocalTransport:
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
-        """Write a copy beside the target, compare the hash of the copy, and rename the copy.
+        """Write a copy beside the target, compare its hash, then rename it.
 
         The limit of the speed does not apply on this machine.
         """

@@ -58,13 +58,13 @@ _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
 LINE_BYTES_MAX = 8000  # the limit for a command's line: dropbear closes the connection at 9000
 _LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
-SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
+SUDO = ("sudo", "-n", "--")  # with -n, sudo fails if it needs a password
 HASH_S_MAX = 600.0
-_STEP_S_MAX = 30.0  # for one step of an upload that moves no bytes
+_STEP_S_MAX = 30.0  # the limit of one step of an upload that sends no bytes
 _NOTICE_S = 0.5
-_SESSION_PAUSE_S = 0.05  # before the next request for a refused session
+_SESSION_PAUSE_S = 0.05  # the pause before the next request, if sshd refused a session
 _POLL_MS = 100  # the longest wait for output, so that the time limit of a command takes effect
-_ENDING_POLL_S = 0.01  # between two checks of a command whose output has ended
+_ENDING_POLL_S = 0.01  # the pause between two checks of a command whose output has ended
 _READ_BYTES = 64 * 1024
 _NO_EXIT_CODE = -1  # paramiko's value for a channel that closed without an exit code: a lost link, or a signal there
 
@@ -91,7 +91,7 @@ class _Upload:
 
 
 def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
-    """Return a line that makes any login shell, also csh and fish, run `first` and then `argv`.
+    """Return a line that makes any login shell, including csh and fish, run `first` and then `argv`.
 
     csh accepts no quoted line break, and expands a quoted exclamation mark. fish interprets quoted backslashes. So the
     line encodes these characters. The line sets the umask: no other user can write files that the command creates.
@@ -102,7 +102,7 @@ def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
 
 
 class SshTransport:
-    """A `Transport` over one SSH connection, opened at the first call and again after a loss."""
+    """A `Transport` over one SSH connection, opened at the first call, and opened again after a loss."""
 
     def __init__(self, device: Device, limits: LinkLimits | None = None) -> None:
         self.device = device

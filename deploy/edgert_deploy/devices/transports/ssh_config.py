@@ -27,7 +27,7 @@ CONFIG_BYTES_MAX = 1024**2
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
 _NEVER = "Host !*"
 _UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko treats them as true
-_KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and the like
+_KEY_HEAD_BYTES = 256  # enough for "-----BEGIN OPENSSH PRIVATE KEY-----" and similar lines
 
 
 class _Exec:
@@ -46,7 +46,7 @@ def read_ssh_config() -> SSHConfig:
     """Return the SSH configuration of the user and the system, with included files. Raises ConfigInvalid."""
     try:
         getpass.getuser()
-    except (KeyError, OSError):  # such as in `docker run --user 54321`; paramiko and Fabric need a name
+    except (KeyError, OSError):  # for example in `docker run --user 54321`; paramiko and Fabric need a name
         os.environ["LOGNAME"] = str(os.getuid())
     config = SSHConfig()
     for path in (_path("~/.ssh/config"), Path("/etc/ssh/ssh_config")):
@@ -68,7 +68,8 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
         keys["pkey"] = certified
     if settings.get("identitiesonly", "no").lower() != "yes":
         return keys
-    # Servers refuse a login after a few wrong keys, so offer only these; use the agent if it holds one of them.
+    # Servers refuse a login after a few wrong keys. So offer only these keys, and use the agent if it holds one of
+    # them.
     if not certified and (agent_key := _key_in_agent(agent(settings), files)):
         keys["pkey"] = agent_key
     return {**keys, "allow_agent": False, "look_for_keys": False}
@@ -98,7 +99,7 @@ def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
     if not certificate or not _path(certificate).is_file():
         return None
     for file in files:
-        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # such as a passphrase
+        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # it has a passphrase
             key = paramiko.PKey.from_path(file)
             key.load_certificate(str(_path(certificate)))
             return key

@@ -1,6 +1,7 @@
 """paramiko's errors during a login, as reasons for a message. No other file knows paramiko's texts.
 
-paramiko has few error classes, so its texts decide. They are those of the versions that `pyproject.toml` allows.
+paramiko has few error classes, so its texts decide. The texts below belong to the versions that `pyproject.toml`
+allows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 _NO_GREETING = "Error reading SSH protocol banner"
 _NO_KEY = "No authentication methods available"
-_LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
+_LINK_LOST = "transport shut down or saw EOF"  # the connection ended in the middle of the login
 _LATE_ANSWER = "Authentication timeout"  # the device hangs, or the link is dead
 _NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
 
@@ -20,11 +21,11 @@ class SecondFactorNeeded(paramiko.AuthenticationException):  # type: ignore[misc
 
 
 def refusal(error: BaseException, *, encrypted: bool) -> str | None:
-    """Return why the server refuses the login and what to do; None if it does not refuse the login.
+    """Return why the server refuses the login, and the next step; None if it does not refuse the login.
 
     Args:
-        error: an error of paramiko or of the socket.
-        encrypted: whether the key exchange was complete when the error came.
+        error: An error of paramiko or of the socket.
+        encrypted: Whether the key exchange was complete when the error came.
     """
     text = str(error)
     if encrypted and _NO_SESSION in text:
@@ -44,7 +45,7 @@ def refusal(error: BaseException, *, encrypted: bool) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a machine cannot be reached, and what to do."""
+    """Return the reason why a machine cannot be reached, and the next step."""
     if isinstance(error, NoValidConnectionsError):  # it holds one error for each address of the host
         error = next(iter(error.errors.values()))
     text = str(error)
@@ -54,7 +55,8 @@ def reason(error: BaseException) -> str:
         return "the connection ended during the login. Check the network and try again"
     if _LATE_ANSWER in text:
         return "it did not answer the login in time. It may be busy, or the network is down: try again"
-    # paramiko limits the greeting and the whole start by the same time. The second limit reports _NO_SESSION.
+    # paramiko has the same time limit for the greeting and for the whole start. If the second limit is exceeded,
+    # paramiko reports _NO_SESSION.
     if _NO_SESSION in text or (_NO_GREETING in text and isinstance(error.__context__, TimeoutError)):
         return (
             "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "

@@ -77,8 +77,8 @@ class Jump:
 def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Connection:
     """Open a connection, check the pinned host key, and log in.
 
-    `stack` closes it and the connections to jump hosts. Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also
-    for a jump host), ConfigInvalid.
+    `stack` closes this connection and the connections to jump hosts. Raises DeviceUnreachable, LoginRefused,
+    HostKeyMismatch (for the device or a jump host), ConfigInvalid.
     """
     label = f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), label, device.name)
@@ -91,7 +91,7 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
     """Return the host key of `address` as an OpenSSH public key line.
 
-    Nothing happens after the key exchange.
+    The function closes the connection after the key exchange.
 
     The result is the key with the fingerprint `wanted` (SHA256:...), or the key that the server prefers if `wanted` is
     None. Raises DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
@@ -109,7 +109,7 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
-    """Return the key that the server prefers, of kinds that are not excluded; None if it has no such key."""
+    """Return the key that the server prefers among the kinds that are not excluded; None if there is none."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
@@ -163,10 +163,10 @@ class _Hop:
                 user=jump.address.user,
                 port=jump.address.port,
                 gateway=False,
-                forward_agent=False,  # no command of EdgeRT's logs in elsewhere
-                config=fabric.Config(lazy=True, ssh_config=self.config),  # no file of Fabric's
+                forward_agent=False,  # no command of EdgeRT logs in from the device to another machine
+                config=fabric.Config(lazy=True, ssh_config=self.config),  # ignore the configuration files of Fabric
             )
-        except (paramiko.SSHException, KeyError, ValueError) as error:  # such as CanonicalizeHostname without domains
+        except (paramiko.SSHException, KeyError, ValueError) as error:  # CanonicalizeHostname without domains
             raise ConfigInvalid(
                 f"~/.ssh/config cannot be applied to {jump.address.host}: {type(error).__name__} {error}. Look at what it "
                 f"says of this host: ssh -G {jump.address.host}"
@@ -185,9 +185,9 @@ class _Hop:
         )
 
     def proxy_command(self) -> str | None:
-        """Return the command with which ~/.ssh/config connects to this machine; None if it has none.
+        """Return the proxy command that ~/.ssh/config gives for this machine; None if ssh connects directly.
 
-        Like in ssh itself, a ProxyJump becomes a command of the system's ssh.
+        As in ssh, a ProxyJump becomes a command of the system's ssh.
         """
         jumps, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
         if jumps.lower() == "none":
@@ -205,7 +205,7 @@ class _Hop:
 
 
 def _socket_to(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:
-    """Open all connections on the path to `target`, and give `target` the socket for its own connection."""
+    """Open all connections on the path to `target`. Then give `target` the socket for its own connection."""
     first = target
     if jump is not None:
         where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
@@ -287,9 +287,9 @@ def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
 
 @contextmanager
 def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
-    """Run a ProxyCommand on one end of a socket pair, and yield the other end.
+    """Run a ProxyCommand on one end of a socket pair; yield the other end.
 
-    paramiko's own class never stops reading after the command's end.
+    The class of paramiko continues to read after the command has ended.
     """
     ours, theirs = socket.socketpair()
     with ours:

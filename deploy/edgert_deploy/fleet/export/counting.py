@@ -1,7 +1,7 @@
-"""Decides which reports count, and by how much their counters grew. Pure.
+"""Decides which reports are new, and by how much their counters grew. Pure.
 
 If the broker does not acknowledge a report, the device sends it again. So every stream remembers the sequence numbers
-that arrived. Counters are totals of a worker. Only their growth since the newest report before counts.
+that arrived. Counters are totals of a worker. The exporter adds only their growth since the newest earlier report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 @dataclass
 class _Counted:
-    """The newest report whose counters were counted."""
+    """The newest report whose counters were added."""
 
     boot: str
     seq: int
@@ -40,7 +40,7 @@ class Counting:
 
     @property
     def missing(self) -> int:
-        """The least number of histograms and events that were sent and never arrived."""
+        """The minimum number of histograms and events that were sent and never arrived."""
         return sum(self.missing_by_device().values())
 
     def missing_by_device(self) -> dict[tuple[str, str], int]:
@@ -56,7 +56,7 @@ class Counting:
         return len(self._numbers)
 
     def is_new(self, topic: Topic, report: Report) -> bool:
-        """Return whether a report is new, and remember it."""
+        """Remember a report. Return whether it is new."""
         # All events of a device share one sequence of numbers.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
         numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), StreamTracker)
@@ -65,7 +65,7 @@ class Counting:
         return new
 
     def increase(self, topic: Topic, report: MetricsMessage) -> tuple[int, ...]:
-        """Return the increase of the counters by a new report: 0 for a late report, whose increase is counted."""
+        """Return the increase of the counters by a new report: 0 for a late report, whose increase was added."""
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
         last = _get_or_create(self._counters, key, lambda: _Counted("", -1, ()))
@@ -79,7 +79,7 @@ class Counting:
 
 
 def _get_or_create(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """Return the value of `key`, and create it if it is missing. The key becomes the most recently used."""
+    """Return the value of `key`; create a missing value. The key becomes the most recently used key."""
     value = values.get(key)
     if value is None:
         value = values[key] = make()

@@ -27,7 +27,7 @@ FORGET_AFTER_S = 86_400.0
 
 # In the order of reports.COUNTER_FIELDS.
 COUNTERS = {
-    "edgert_requests_total": "Requests, however they ended.",
+    "edgert_requests_total": "Requests, with any result.",
     "edgert_errors_total": "Requests answered with an error.",
     "edgert_shed_total": "Requests refused because of overload.",
     "edgert_cache_hits_total": "Requests answered from the cache.",
@@ -40,7 +40,7 @@ GAUGES = {
     "edgert_batch_mean": ("batch_mean", "Mean items per engine run in the last window."),
     "edgert_queue_p99_milliseconds": ("queue_p99_ms", "99th percentile of the wait for the engine, last window."),
     "edgert_engine_p99_milliseconds": ("engine_p99_ms", "99th percentile of engine runs, last window."),
-    "edgert_shadow_agreement": ("shadow_agreement", "Share of the shadow's last 50 that agreed."),
+    "edgert_shadow_agreement": ("shadow_agreement", "Share of the shadow's last 50 answers that agreed."),
 }
 
 Labels = tuple[str, ...]
@@ -50,7 +50,7 @@ Labels = tuple[str, ...]
 class Group:
     """The reports of one group so far.
 
-    `changed` grows with each report: a rendered form is valid until then.
+    `changed` grows with each report: a rendered text of the group is valid until `changed` grows.
     """
 
     latency: Sketch = field(default_factory=Sketch)
@@ -80,9 +80,9 @@ class Exporter(Fleet):
     """The fleet's figures. One thread calls `apply`; other threads hold `lock` while they read.
 
     Args:
-        name: distinguishes this exporter from other exporters.
-        by: the dimensions of the series.
-        wall_clock: returns the time in seconds since 1970.
+        name: Distinguishes this exporter from other exporters.
+        by: The dimensions of the series.
+        wall_clock: Returns the time in seconds since 1970.
     """
 
     def __init__(self, name: str, by: tuple[str, ...] = BY_DEFAULT, *, wall_clock: Callable[[], float]) -> None:
@@ -165,6 +165,6 @@ class Exporter(Fleet):
         return group
 
     def _forget(self, now: float) -> None:
-        """Remove groups whose last report is old: a device was renamed, or no device runs the version."""
+        """Remove groups whose last report is old, because a device was renamed or no device runs the version."""
         for labels in [key for key, group in self.groups.items() if now - group.changed_at > FORGET_AFTER_S]:
             del self.groups[labels]

@@ -51,7 +51,7 @@ def histograms(exporter: Exporter) -> Iterator[Histograms]:
 
 
 def families(exporter: Exporter) -> Iterator[Family]:
-    """Yield all families but the histograms. The caller holds the exporter's lock."""
+    """Yield all families except the histograms. The caller holds the exporter's lock."""
     for number, (name, text) in enumerate(COUNTERS.items()):
         counted = [(labels, float(group.counters[number])) for labels, group in exporter.groups.items()]
         yield Family(name, text, "counter", exporter.by, counted)
@@ -70,7 +70,7 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     up = [(key, float(device.status == "online")) for key, device in devices]
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in devices if device.heard_at]
-    yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
+    yield Family("edgert_device_heard_timestamp_seconds", "Time of the device's last report.", "gauge", _DEVICE, heard)
     # The sequence numbers of a removed device are kept, because it may come back; it has no row here.
     lacking = exporter.counting.missing_by_device().items()
     missing = [(key, float(count)) for key, count in lacking if key in exporter.devices]

@@ -1,7 +1,7 @@
 """OTLP over HTTP: an exporter's series, pushed as exponential histograms, sums and gauges.
 
 Histograms have scale 5, as in the devices' reports: OpenTelemetry's buckets have the same indices. All series are
-cumulative, so an endpoint that was down lacks only points in time.
+cumulative, so an endpoint that was down for a while misses points in time, but no counts.
 (https://opentelemetry.io/docs/specs/otlp/#otlphttp)
 """
 

@@ -2,9 +2,10 @@
 
 The protobuf format is a sequence of MetricFamily messages, each after its length
 (https://github.com/prometheus/client_model/blob/master/io/prometheus/client/metrics.proto). The message types are
-declared below, with the fields that are used. EdgeRT's buckets are those of Prometheus' schema 5. An index of schema 5
-stands for the upper bound, so it is one higher. The text format has one classic bucket for each octave. The bounds of
-classic buckets are also bounds of EdgeRT's buckets, so their counts are exact.
+declared below, with the fields that are used. EdgeRT's buckets and the buckets of Prometheus' schema 5 are the same. An
+index of schema 5 stands for the bucket's upper bound, so it is one higher than EdgeRT's index. The text format has one
+classic bucket for each octave. The bounds of classic buckets are also bounds of EdgeRT's buckets, so their counts are
+exact.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def fill_native(histogram: Any, sketch: Sketch) -> None:
     for index, count in sorted(sketch.buckets.items()):
         upper = index + 1
         if not deltas or upper != previous_index + 1:
-            # The first offset counts from 0, each other offset from the end of the span before.
+            # The first offset is relative to 0, each other offset to the end of the previous span.
             offset = upper - (previous_index + 1) if deltas else upper
             span = histogram.positive_span.add(offset=offset, length=0)
         span.length += 1

@@ -1,9 +1,9 @@
-"""Prometheus remote write: every report is a point at its own time, also a late report.
+"""Prometheus remote write: every report, even a late report, is a point at its own time.
 
-A scrape shows the reports that arrived since the scrape before. If a device delivers hours of reports at once, a scrape
-shows them as a burst. With remote write, each report is a point of its device's own series, at the time of the report.
-The series are the exporter's series by device, with `job` "edgert-reports". If a report is not newer than the last
-point of its series, its counts become part of the next point.
+A scrape shows the reports that arrived since the previous scrape. If a device delivers hours of reports at once, a
+scrape shows them as a burst. With remote write, each report is a point of its device's own series, at the time of the
+report. The series are the exporter's series by device, with `job` "edgert-reports". If a report is not newer than the
+last point of its series, its counts become part of the next point.
 (https://prometheus.io/docs/concepts/remote_write_spec/, version 1.0)
 """
 
@@ -26,7 +26,7 @@ JOB = "edgert-reports"
 BY = ("site", "device", "model", "version", "profile")
 WAITING_MAX = 100_000
 POINTS_AT_ONCE = 2_000
-BATCHES_MAX = 50  # the most batches that one flush sends
+BATCHES_MAX = 50  # the maximum number of batches that one flush sends
 REFUSED_AT_ONCE = 16
 HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -47,7 +47,7 @@ class _Point:
 
 
 class RemoteWriter(Exporter):
-    """Collects points by `apply`, and sends them by `flush`. `wall_clock` returns seconds since 1970."""
+    """`apply` collects points, and `flush` sends them. `wall_clock` returns seconds since 1970."""
 
     def __init__(self, url: str, *, wall_clock: Callable[[], float]) -> None:
         super().__init__("remote-write", BY, wall_clock=wall_clock)
@@ -74,7 +74,7 @@ class RemoteWriter(Exporter):
                 self._add(name, labels, at_ms, metrics.window_s, value)
 
     def flush(self) -> None:
-        """Send the waiting points, oldest first. Raises PushFailed; points that a retry may send stay."""
+        """Send the waiting points, oldest first. Raises PushFailed; points that can be sent later still wait."""
         for _ in range(BATCHES_MAX):
             with self.lock:
                 points = [self._points[i] for i in range(min(len(self._points), POINTS_AT_ONCE))]
@@ -82,7 +82,8 @@ class RemoteWriter(Exporter):
                 return
             self._refusal = None
             in_time = sorted(points, key=lambda point: point.at_ms)
-            # One bad point makes a server refuse a whole request. Prometheus accepts late counters, no late histograms.
+            # One bad point makes a server refuse a whole request. Prometheus accepts late counters, but no late
+            # histograms.
             histograms = [point for point in in_time if isinstance(point.value, bytes)]
             counters = [point for point in in_time if not isinstance(point.value, bytes)]
             refused = self._send(counters) + self._send(histograms)
@@ -120,7 +121,7 @@ class RemoteWriter(Exporter):
         last_ms = self._last_ms.get((name, labels))
         if last_ms is not None and at_ms <= last_ms:
             return
-        if last_ms is None:  # begin with 0, so that a rate includes the first report
+        if last_ms is None:  # the series begins with 0, so that a rate includes the first report
             self._keep(name, labels, at_ms - max(1, int(window_s * 1000)), Sketch() if isinstance(value, Sketch) else 0)
         self._keep(name, labels, at_ms, value)
         self._last_ms[name, labels] = at_ms

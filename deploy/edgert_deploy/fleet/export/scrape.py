@@ -12,7 +12,7 @@ from edgert_deploy.fleet.web import WebServer
 
 def scrape_server(exposition: Exposition, host: str, port: int) -> WebServer:
     """Serve an exposition on `host`:`port` from a thread. Port 0 means a free port. Raises ConfigInvalid."""
-    drawing = threading.Lock()  # one scrape at a time: a second scrape would render the same again
+    drawing = threading.Lock()  # one scrape at a time, because a second scrape would render the same text again
 
     def answer(request: HttpRequest) -> HttpResponse:
         if request.path == "/healthz":

@@ -42,7 +42,7 @@ class Batch:
     heard_ms: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Batch]:
-        """Yield the batch in parts. Small parts limit the memory of a write."""
+        """Yield the batch in parts. Small parts limit the memory that a write takes."""
         yield Batch(events=self.events, devices=self.devices, heard_ms=self.heard_ms)
         for start in range(0, max(len(self.hists), len(self.metrics)), PIECE_MAX):
             part = slice(start, start + PIECE_MAX)
@@ -63,7 +63,7 @@ def trusted_ms(ts_ms: int, now_ms: int) -> int:
 
 
 def report_time_ms(origin: Origin, report: Report) -> int:
-    """Return the time to which the store assigns a report (see above)."""
+    """Return the time to which the store assigns a report (see the module's docstring)."""
     return trusted_ms(report.ts_ms, origin.at_ms) if report.clock_synced else origin.at_ms
 
 

@@ -18,7 +18,7 @@ from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
-# Options of libpq. With these limits, libpq reports a lost link within about a minute, also on an idle connection.
+# Options of libpq. With these limits, libpq reports a lost link within about a minute, even on an idle connection.
 LINK_LIMITS = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -39,7 +39,7 @@ class OpenStore:
     """
 
     def __init__(self, url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> None:
-        """Open the store as `open_engine` does. `log` also receives a line about each replaced file."""
+        """Open the store as `open_engine` does. Later, `log` receives a line about each replaced file."""
         self._url = url
         self._writes = writes
         self._log = log
@@ -75,14 +75,14 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
     """Connect to a store of reports. Raises ConfigInvalid or StoreFailed.
 
     Args:
-        url: the store, in a form that `new_engine` describes.
-        writes: whether to create a missing store, and to migrate an older store.
-        log: receives a line about a migration, which may be slow.
+        url: The store, in a form that `new_engine` describes.
+        writes: Whether to create a missing store, and to migrate an older store.
+        log: Receives a line about a migration, which may be slow.
     """
     engine = new_engine(url, writes=writes)
     with transaction(engine) as connection:
         if writes:
-            lock(connection)  # two processes that create the same tables would fail
+            lock(connection)  # otherwise two processes could create the tables at the same time and fail
             _create_or_migrate(connection, log)
             if connection.scalar(sa.select(sa.func.count()).select_from(schema.forgotten)) == 0:
                 connection.execute(schema.forgotten.insert().values(turns=0))
@@ -128,7 +128,7 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
 
 
 def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
-    """Create missing tables, and migrate an older store to this version. A newer store stays unchanged."""
+    """Create missing tables and migrate an older store to this version. A newer store stays unchanged."""
     version = (
         connection.scalar(sa.select(schema.meta.c.version))
         if sa.inspect(connection).has_table(schema.meta.name)
@@ -164,7 +164,7 @@ def lock(connection: sa.Connection) -> None:
 
 
 def _file_of(engine: sa.Engine) -> tuple[int, int] | None:
-    """Return device and inode of a SQLite file; None without a file. A replaced file has other numbers."""
+    """Return device and inode of a SQLite file; None if it is missing. A replaced file has other numbers."""
     if engine.dialect.name != "sqlite":
         return None
     try:
@@ -202,7 +202,7 @@ def _parsed(url: str) -> sa.URL:
         parsed.get_dialect()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise ConfigInvalid(
-            f"--store {url!r} is not a store: write a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+            f"--store {url!r} is not a store: give a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         ) from error
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise ConfigInvalid(f"--store {url!r}: {parsed.get_backend_name()} is not supported; use sqlite or postgresql")

@@ -7,7 +7,7 @@ continues after the last number of the newer stream.
 
 A late report closes its part of a gap of any version and boot, because a broker may delay the report beyond the next
 deployment or reboot. After a power cut, a device uses its last numbers again. So a number that is not above the last
-number of another boot leaves no gap. A lost spool held an unknown number of reports; it counts as one report.
+number of another boot leaves no gap. A lost spool had an unknown number of reports; it adds one missing report.
 
 The time of a missing report is unknown. The store spreads the missing reports evenly over the gap's time.
 """
@@ -25,7 +25,7 @@ from edgert_deploy.fleet.store.merged_rows import chunks
 
 
 class Gap(NamedTuple):
-    """The missing numbers from `first_seq` to before `end_seq`. The minutes are those of its neighbours."""
+    """The missing numbers from `first_seq` to before `end_seq`, and the minutes of the reports around it."""
 
     stream: int
     first_seq: int
@@ -71,7 +71,7 @@ def record_gaps(connection: sa.Connection, reports: Sequence[tuple[int, int, int
         for seq in in_order(seqs):
             minute = minutes[stream, seq]
             if _close(gaps, seq):
-                pass  # late: the numbers before it are already in a gap
+                pass  # a late report: the missing numbers before it are already in a gap
             elif last >= 0 and is_new_spool(seq, last):
                 gaps.append(Gap(stream, seq - 1, seq, last_at, minute))
             elif 0 <= last < seq - 1:
@@ -96,7 +96,7 @@ def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap
 
 
 def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the streams by id. `model_seq` is the last number of the model in all streams of the device."""
+    """Return the streams by id. Their `model_seq` is the model's last number in all streams of the device."""
     table, other = schema.stream, schema.stream.alias()
     names = ("id", "device_id", "boot", "model", "hist_seq", "hist_minute")
     same = (other.c.device_id == table.c.device_id, other.c.model == table.c.model)

@@ -14,7 +14,7 @@ from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
 
 COUNTED_MAX = 2**63 - 1  # the largest value of a column; a device may report any number
-IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
+IN_MAX = 5_000  # the maximum number of parameters of one statement; SQLite's own limit is 32,766
 
 
 class MergedRows:
@@ -65,7 +65,8 @@ class MergedRows:
     def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]], *names: str) -> Iterator[Sequence[Any]]:
         """Yield the stored rows among `keys`. One statement reads all time bins that have the same owners.
 
-        For a list of pairs (time_bin, owner), SQLite reads a whole table. For two lists of numbers, SQLite searches.
+        For a list of pairs (time_bin, owner), SQLite reads a whole table. For two lists of numbers, SQLite uses the
+        index.
         """
         owners_of: dict[int, list[int]] = {}
         for time_bin, owner in keys:

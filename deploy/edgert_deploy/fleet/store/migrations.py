@@ -31,7 +31,7 @@ def _from_1(connection: sa.Connection) -> None:
         _GAPS_OF_VERSION_1,
     ):
         connection.execute(sa.text(statement))
-    if connection.dialect.name == "postgresql":  # SQLite checks none
+    if connection.dialect.name == "postgresql":  # SQLite does not check foreign keys
         inspector = sa.inspect(connection)
         for table in ("edgert_group_minute", "edgert_group_hour", "edgert_stream_hour"):
             for bound in inspector.get_foreign_keys(table):

@@ -29,10 +29,10 @@ from edgert_deploy.fleet.store.store import FINE_HOURS
 FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-GROUPS_MAX = 100_000  # the most groups of an answer, over all steps: merging takes 8 KB for each group
+GROUPS_MAX = 100_000  # the maximum number of groups of an answer, over all steps: merging takes 8 KB for each
 STAGE_GROUPS_MAX = 12_500  # the same limit for an answer with stages, which take 54 KB more for each group
 _FETCHED_AT_ONCE = 20_000
-# A database searches once for each key. With more keys than this, filtering in Python is faster.
+# A database searches once for each key. If there are more keys than this limit, filtering in Python is faster.
 _KEYS_MAX = 50
 
 
@@ -41,11 +41,11 @@ class Question:
     """A question to the store.
 
     Attributes:
-        since_ms, until_ms: the period, in ms since 1970.
-        by: the dimensions to group by.
-        where: the filter: a value for each of some dimensions.
-        step_min: the length of a step, in minutes; 0 makes the whole period one step.
-        stages: whether the answers have the time of each stage.
+        since_ms, until_ms: The period, in ms since 1970.
+        by: The dimensions to group by.
+        where: The filter: the dimensions to filter by, with the value of each.
+        step_min: The length of a step, in minutes; 0 makes the whole period one step.
+        stages: Whether the answers have the time of each stage.
     """
 
     since_ms: int
@@ -74,14 +74,14 @@ class Answer:
     """The merged windows of one group in one step.
 
     Attributes:
-        group: the values of the dimensions that the question groups by.
-        start_ms: the start of the step, or of the period if the question has no steps.
-        duration_s: the length of the step.
-        latency: the latencies of all requests.
-        windows: the number of windows.
-        counters: the growth of each counter.
-        missing: how many reports of each device (SITE/DEVICE) were sent and never arrived.
-        stages: the times of the stages; None if the question or the devices' reports have no stages.
+        group: The values of the dimensions that the question groups by.
+        start_ms: The start of the step, or of the period if the question has no steps.
+        duration_s: The length of the step.
+        latency: The latencies of all requests.
+        windows: The number of windows.
+        counters: The growth of each counter.
+        missing: The number of reports of each device (SITE/DEVICE) that were sent and never arrived.
+        stages: The times of the stages; None if the question or the devices' reports have no stages.
     """
 
     group: dict[str, str]
@@ -134,12 +134,12 @@ class FleetQuery:
         return builder.answers()
 
     def newest_ms(self) -> int:
-        """Return when the newest message was stored, of any device; 0 in an empty store."""
+        """Return when the newest message of any device was stored; 0 in an empty store."""
         with self._database.transaction() as connection:
             return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
 
     def minutes_from_ms(self, of_devices: bool) -> int | None:
-        """Return the time of the oldest rows of minutes, of devices or of groups; None without such rows."""
+        """Return the time of the oldest rows of minutes of devices or groups; None if there are no such rows."""
         column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.time_bin
         with self._database.transaction() as connection:
             oldest = connection.scalar(sa.select(sa.func.min(column)))
@@ -179,7 +179,7 @@ class FleetQuery:
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
         """Count the groups that match `where` and reported in this hour or the hour before.
 
-        The result is about the number of rows of each minute.
+        This is about the number of rows that the store gets for each minute.
         """
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
         query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.time_bin >= hour - 1)
@@ -223,7 +223,7 @@ def _event(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 class _AnswerBuilder:
-    """Collects rows by group, and merges them at the end."""
+    """Collects rows by group and merges them at the end."""
 
     def __init__(self, question: Question, first: int, end: int) -> None:
         self._question, self._first, self._end = question, first, end
@@ -249,9 +249,9 @@ class _AnswerBuilder:
         """Add rows.
 
         Args:
-            groups: the group of each row.
-            form: the form of the packed buckets.
-            columns: the columns of HISTOGRAM, in their order.
+            groups: The group of each row.
+            form: The form of the packed buckets.
+            columns: The columns of HISTOGRAM, in their order.
         """
         _add_up(self._windows, groups, columns[0])
         self._histograms.append((groups, form, columns[1:]))

@@ -35,7 +35,7 @@ class Recorder(FleetListener):
         self.settled = (
             0  # the number of messages, from the first on, that the broker may drop: stored, refused or dropped here
         )
-        self.failures = 0  # consecutive flushes in which the store failed
+        self.failures = 0  # the number of consecutive flushes in which the store failed
         self._applied = self._bytes = 0
         self._store = store
         self._wall_clock_ms = wall_clock_ms

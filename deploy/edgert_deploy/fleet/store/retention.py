@@ -21,7 +21,7 @@ from edgert_deploy.fleet.store.merged_rows import chunks
 KEEP_MINUTES_H = 31 * 24
 KEEP_HOURS_H = 400 * 24
 SIZE_BYTES_MAX = 20 * 10**9
-FORGOTTEN_AT_ONCE = 5_000  # the most owners of each kind that one call removes
+FORGOTTEN_AT_ONCE = 5_000  # the maximum number of owners of each kind that one call removes
 REMEMBERED_MAX = 200_000
 _TRIMMED_AT_ONCE = 0.1
 _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.group))
@@ -29,7 +29,7 @@ _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.gro
 
 @dataclass(frozen=True)
 class Retention:
-    """How long each kind of rows is kept, in hours, and the largest size of a SQLite file.
+    """The time to keep each kind of rows, in hours, and the largest size of a SQLite file.
 
     Events are kept as long as the rows of hours.
     """
@@ -92,7 +92,7 @@ def _merged_limits(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Colum
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:
-    """Remove owners without reports for `kept_h` hours, and return their number.
+    """Remove owners without reports for `kept_h` hours; return the number of removed owners.
 
     One call removes at most `at_once` owners of each kind.
 

@@ -28,7 +28,7 @@ class StoredRollouts:
         self._engine = database.new_engine(url, writes=True)
         with database.transaction(self._engine) as connection:
             if not sa.inspect(connection).has_table(schema.rollout_line.name):
-                database.lock(connection)  # two processes that create the same table would fail
+                database.lock(connection)  # otherwise two processes could create the table at the same time and fail
                 schema.rollout_line.create(connection, checkfirst=True)
 
     def marks(self) -> dict[str, Mark]:
@@ -58,7 +58,7 @@ class StoredRollouts:
             return
         try:
             file.parent.mkdir(exist_ok=True)
-            lock = locked(file, LOCK_S_MAX)  # `is_locked` holds it for an instant, too
+            lock = locked(file, LOCK_S_MAX)  # `is_locked` also holds this lock, for an instant
         except BlockingIOError:
             yield False
             return

@@ -39,7 +39,7 @@ class RowIds:
         return self._ids[names]
 
     def load(self, connection: sa.Connection, rows: Iterable[Names]) -> None:
-        """Read the ids that are not cached, and insert the missing rows."""
+        """Read the ids that are not cached; insert the missing rows."""
         wanted = set(rows)
         unknown = sorted(wanted - self._ids.keys())
         if not unknown:
@@ -51,7 +51,8 @@ class RowIds:
         connection.execute(database.insert(connection, self._table).on_conflict_do_nothing(), values)
         query = sa.select(self._table.c.id, *self._columns)
         for few in chunks(unknown):
-            # The first condition lets SQLite search: for the second condition alone, SQLite reads a whole table.
+            # With the first condition, SQLite uses the index. With the second condition alone, SQLite would read a
+            # whole table.
             same = (self._columns[0].in_({names[0] for names in few}), sa.tuple_(*self._columns).in_(few))
             for row in connection.execute(query.where(*same)):
                 self._ids[tuple(row[1:])] = row[0]

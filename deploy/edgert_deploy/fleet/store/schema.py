@@ -46,8 +46,8 @@ device = sa.Table(
 )
 known_profile = sa.case((device.c.profile == "", PROFILE_UNKNOWN), else_=device.c.profile)
 
-# One worker process on one device. `last_seq` and the counters are from the newest `metrics`: an increase counts once.
-# `hist_seq` and `hist_minute` are from the newest `hist`: the recorder finds gaps with them.
+# One worker process on one device. `last_seq` and the counters are from the newest `metrics`: each increase is added
+# once. `hist_seq` and `hist_minute` are from the newest `hist`: the recorder finds gaps with them.
 stream = sa.Table(
     "edgert_stream",
     metadata,
@@ -157,7 +157,7 @@ hist_window = sa.Table(
 _unsynced = hist_window.c.clock_synced == 0
 sa.Index("edgert_hist_window_unsynced", hist_window.c.minute, sqlite_where=_unsynced, postgresql_where=_unsynced)
 
-# A counter's column has its increase in this window.
+# The column of a counter has the counter's increase in this window.
 metrics_window = sa.Table(
     "edgert_metrics_window",
     metadata,
@@ -181,7 +181,7 @@ event = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# The possible buckets of a histogram; see views.py. `place` counts from 0. `packed` is the prefix of a bucket's record.
+# The possible buckets of a histogram; see views.py. `place` starts at 0. `packed` is the prefix of a bucket's record.
 bucket = sa.Table(
     "edgert_bucket",
     metadata,

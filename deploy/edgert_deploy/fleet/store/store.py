@@ -42,7 +42,8 @@ class Store:
         self._groups = RowIds(schema.group, "site", "model", "version", "profile")
         self._profiles: dict[int, str] = {}  # by the id of the device
         self._last_hours = LastHours()
-        # The caches are valid for this: `openings` of the store, and `turns` of the table `forgotten`.
+        # The caches are valid while this pair stays the same: `openings` of the store, and `turns` of the table
+        # `forgotten`.
         self._generation: tuple[int, int | None] = (0, None)
 
     @property
@@ -175,7 +176,7 @@ class Store:
         new: Mapping[Key, tuple[Origin, MetricsMessage]],
         merged: MergedRows,
     ) -> None:
-        """Store each counter's growth since the last report. The growth of a late report is already counted."""
+        """Store each counter's growth since the last report. The growth of a late report is already stored."""
         arrived: dict[int, list[int]] = {}
         for stream, seq in new:
             arrived.setdefault(stream, []).append(seq)

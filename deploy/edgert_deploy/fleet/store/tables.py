@@ -30,9 +30,9 @@ class QueryRequest:
     """A question, and the form of its answer.
 
     Attributes:
-        question: the question; if it is about stages, the answer has a row for each stage.
-        shares: the percentiles of each row.
-        buckets: whether each row has its histogram.
+        question: The question; if it is about stages, the answer has a row for each stage.
+        shares: The percentiles of each row.
+        buckets: Whether each row has its histogram.
     """
 
     question: Question
@@ -69,7 +69,7 @@ def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
     """Return each percentile's name and share: `99.9` is ("p99.9_ms", 999/1000). Raises ConfigInvalid."""
     words = [word.strip() for word in percentiles.split(",") if word.strip()]
     if not 0 < len(words) <= PERCENTILES_MAX:
-        raise ConfigInvalid(f"percentiles {percentiles!r}: write 1 to {PERCENTILES_MAX} numbers, such as 50,95,99.9")
+        raise ConfigInvalid(f"percentiles {percentiles!r}: give 1 to {PERCENTILES_MAX} numbers, such as 50,95,99.9")
     if not all(_DECIMAL.fullmatch(word) for word in words):
         raise ConfigInvalid(f"percentiles {percentiles!r} is not a list of numbers, such as 50,95,99.9")
     shares = [(f"p{word}_ms", Fraction(word) / 100) for word in words]

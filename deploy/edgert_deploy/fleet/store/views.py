@@ -33,7 +33,7 @@ _BUCKETS = {
 
 
 def create(connection: sa.Connection, bucket: sa.Table) -> None:
-    """Fill the new table `bucket`, and create the views."""
+    """Fill the new table `bucket` and create the views."""
     connection.execute(bucket.insert(), [_bucket(index) for index in range(INDEX_MIN, INDEX_MAX + 1)])
     for name, words in _BUCKETS.items():
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {_buckets(connection.dialect.name, *words)}")
@@ -72,7 +72,7 @@ def _buckets(dialect: str, table: str, unit: str, owners: str, names: str) -> st
 
 
 # The bucket of a percentile is the first bucket whose cumulative count reaches the percentile's rank. By the
-# nearest-rank rule, the last rank is the greatest value.
+# nearest-rank rule, the last rank is the largest value.
 _GROUP = "hour, site, model, version, profile"
 _PERCENTILE = f"""
 SELECT {_GROUP}, answered, percentile,

@@ -1,4 +1,4 @@
-"""Access to the page: all users on loopback; on other addresses only users with the token. Pure.
+"""Access to the page: on loopback all users, on other addresses only users with the token. Pure.
 
 Another site can map its own name to the address 127.0.0.1, and then read this server's answers (DNS rebinding). So
 `Host` must be a known name of this server. Requests that a browser marks as sent by another site are refused.
@@ -30,9 +30,9 @@ class Access:
     """The clients that may open the page.
 
     Attributes:
-        names: the values of `Host` that are accepted besides the names of loopback.
-        token: the token that a client needs; None if no token is needed. With a token, `Host` may be any IP address.
-        cookie: the name of the cookie with the token.
+        names: The values of `Host` that are accepted besides the names of loopback.
+        token: The token that a client needs; None if no token is needed. With a token, `Host` may be any IP address.
+        cookie: The name of the cookie with the token.
     """
 
     names: frozenset[str]

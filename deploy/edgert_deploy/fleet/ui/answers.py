@@ -21,8 +21,8 @@ from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
-GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # the groups of each model in a breakdown
-COMPARED_MAX = 1000  # models on devices: more are compared only on request, because each needs a row of the store
+GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # the number of groups of each model in a breakdown
+COMPARED_MAX = 1000  # models on devices; with more, only a request compares devices: each model needs a stored row
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
 SORTS: dict[str, Callable[[DeviceView], Any]] = {
@@ -133,7 +133,7 @@ class Answers:
         step_s = duration_s(parameters.get("step", "0"))
         if step_s % 60:
             raise ConfigInvalid(
-                f"step={parameters['step'][:20]!r} is not a number of whole minutes: write 1m, 15m or 1h"
+                f"step={parameters['step'][:20]!r} is not a number of whole minutes: give 1m, 15m or 1h"
             )
         by = dimensions_of(parameters.get("by", "model,version"))
         stages, buckets = (parameters.get(name, "") not in ("", "0") for name in ("stages", "buckets"))

@@ -1,7 +1,7 @@
 """A model by device, profile or site: each group is compared with the other groups of its model. Pure.
 
 Theory of operation: histograms are merged by adding counts. So the histogram of the other groups is the model's
-histogram minus the group's. The distance of a group is its p99, divided by the p99 of the other groups. The slowest
+histogram minus the group's. The distance of a group is its p99 divided by the p99 of the other groups. The slowest
 group comes first.
 """
 
@@ -16,7 +16,7 @@ from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, answer_row
 
 BREAKDOWNS = {"device": ("site", "device", "profile"), "profile": ("profile",), "site": ("site",)}
-REQUESTS_MIN = 20  # groups with fewer requests come last: their p99 means little
+REQUESTS_MIN = 20  # groups with fewer requests come last, because their p99 is not reliable
 
 
 def dimensions_of_breakdown(by: str) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def groups_of(answers: Sequence[Answer], targets: Mapping[str, float]) -> list[d
 
 
 def share_within(latency: Sketch, limit_ms: float) -> float | None:
-    """Return the share of requests within `limit_ms`; None without requests.
+    """Return the share of requests within `limit_ms`; None if there are no requests.
 
     The limit is exact to one bucket (2.2 %).
     """
@@ -44,7 +44,7 @@ def share_within(latency: Sketch, limit_ms: float) -> float | None:
         return None
     if limit_ms >= latency.max:
         return 1.0
-    # A bucket counts if its middle is within the limit, because percentiles also use the middle.
+    # A bucket is within the limit if its middle is within it, because percentiles also use the middle.
     within = sum(count for index, count in latency.buckets.items() if middle_ms(index) <= limit_ms)
     return round((latency.zero + within) / latency.count, 6)
 

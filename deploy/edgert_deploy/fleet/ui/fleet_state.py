@@ -21,7 +21,7 @@ from edgert_deploy.fleet.ui.slow_devices import SlowDevices
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
-GONE_AFTER_WINDOWS = 10  # after so many windows without reports, a model of a reporting device counts as removed
+GONE_AFTER_WINDOWS = 10  # a model that misses more windows on a reporting device is treated as removed
 LATE_S = 300.0  # a report that arrives later than this was in the device's spool
 # Worst first: a device is in the first state that applies.
 STATES = ("lost", "offline", "stale", "alarmed", "slow", "behind", "online")
@@ -63,14 +63,14 @@ class FleetState(Fleet):
         super().__init__(wall_ms, DEVICES_MAX)
         self.reports = self.events = 0
         self._slow = SlowDevices(targets or {})
-        # The time of the first report of each version. From then on, devices with an older version are behind.
+        # The time of the first report of each version. Since this time, devices with an older version are behind.
         self._versions: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
 
     # --- messages ---------------------------------------------------------------------------
 
     def load_devices(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Load the devices of a store (FleetQuery.devices). So the page knows since when a device is stale."""
+        """Load the devices of a store (FleetQuery.devices), so that the page knows when a device became stale."""
         with self._lock:
             for row in devices:
                 if row["status"] == REMOVED:
@@ -174,7 +174,7 @@ class FleetState(Fleet):
     def numbers(self, model: str) -> dict[str, int]:
         """Return a number for each version of `model`.
 
-        The page chooses a version's colour by it, with any filter.
+        The number determines the version's colour on the page, with any filter.
         """
         with self._lock:
             return {
@@ -186,7 +186,7 @@ class FleetState(Fleet):
         newest: dict[str, str] = {}
         for device in self.devices.values():
             if device.status in ("lost", "offline") or device.is_stale(now):
-                continue  # a silent device may hold a version that the fleet rolled back
+                continue  # a silent device may still have a version that the fleet rolled back
             for model, line in device.models.items():
                 if line.version and release(line.version) > release(newest.get(model, "")):
                     newest[model] = line.version

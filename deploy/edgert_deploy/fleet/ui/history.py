@@ -41,9 +41,9 @@ EVENTS_EXPORTED_MAX = 10_000
 BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
 BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
-ROWS_MAX = 60_000  # the most rows of minutes for one answer, which take about a second, also with stages
+ROWS_MAX = 60_000  # the maximum number of rows of minutes for one answer (about a second, with or without stages)
 QUERIES_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
-STREAM_ROWS_MAX = 400_000  # the most rows of streams for one answer, which take about 8 s, with stages 14 s
+STREAM_ROWS_MAX = 400_000  # the maximum number of rows of streams for one answer (8 s, with stages 14 s)
 
 T = TypeVar("T")
 
@@ -61,10 +61,10 @@ class History:
     """Queries the store for any number of pages at once. Every method raises StoreFailed.
 
     Args:
-        query: the store.
-        wall_ms: returns ms since 1970.
-        rows_max: the most rows of minutes for one answer.
-        targets: the p99 target (ms) of each model.
+        query: The store.
+        wall_ms: Returns ms since 1970.
+        rows_max: The largest number of per-minute rows that one answer may read.
+        targets: The p99 target (ms) of each model.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class History:
             return request.run(self._query, self._wall_ms())
 
     def channels(self, site: str | None) -> list[dict[str, Any]]:
-        """Return how many devices kept, try or rolled back each channel's releases.
+        """Return how many devices keep, try or rolled back each release of the channels.
 
-        Only devices of `site` count; None means every site.
+        Only devices of `site` are included; None includes every site.
         """
 
         def compute() -> list[dict[str, Any]]:
@@ -231,7 +231,7 @@ class History:
                 began = time.monotonic()
                 with self._query_permit:
                     entry.value = compute()
-                # A slow query runs less often: charts take at most a fifth of the time.
+                # A slow query runs less often, so that charts take at most a fifth of the time.
                 entry.until = time.monotonic() + max(fresh_s, 4 * (time.monotonic() - began))
             value: T = entry.value
             return value

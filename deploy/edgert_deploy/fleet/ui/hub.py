@@ -23,15 +23,15 @@ class View:
     """The fleet under one filter at one moment.
 
     Attributes:
-        at_ms: the time of the view, in ms since 1970.
-        sites: for each site, the names of its devices, and a text with one letter for the state of each device.
-        counts: the number of devices in each state.
-        per_s: requests a second; None until two reports of a model have arrived.
-        words: the possible values of each field of a filter.
-        revisions: numbers that grow when the data of other requests change.
-        refused: the number of refused messages.
-        last_refusal: why the last of these messages was refused.
-        trouble: why the page may be out of date; "" if it is up to date.
+        at_ms: The time of the view, in ms since 1970.
+        sites: For each site, the names of its devices, and a text with one letter for the state of each device.
+        counts: The number of devices in each state.
+        per_s: Requests a second; None until two reports of a model have arrived.
+        words: The possible values of each field of a filter.
+        revisions: Numbers that grow when the data of other requests change.
+        refused: The number of refused messages.
+        last_refusal: The reason why the last of these messages was refused.
+        trouble: The reason why the page may be out of date; "" if it is up to date.
     """
 
     at_ms: int
@@ -92,7 +92,7 @@ class Hub:
         self._ticked = threading.Condition()
         self._number = 0
         self._closed = False
-        self._reports = (0, 0)  # at the last tick, and at the one before
+        self._reports = (0, 0)  # at the last tick and at the tick before it
         self._views: dict[Filter, View] = {}
         self._drawing = threading.Lock()
 
@@ -112,9 +112,9 @@ class Hub:
             self._ticked.notify_all()
 
     def wait(self, number: int, timeout_s: float) -> int | None:
-        """Wait for a tick after `number`, and return its number.
+        """Wait for a tick after `number`; return the number of this tick.
 
-        Return `number` if there is none within `timeout_s`, and None after `close`.
+        Return `number` if no tick follows within `timeout_s`, and None after `close`.
         """
         with self._ticked:
             self._ticked.wait_for(lambda: self._closed or self._number > number, timeout_s)

@@ -12,7 +12,7 @@ from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
 SHOWN_MAX = 20
-DEVICES_SHOWN_MAX = 200  # the most failed devices that are listed
+DEVICES_SHOWN_MAX = 200  # the maximum number of failed devices to list
 
 
 class Rollouts:
@@ -29,13 +29,13 @@ class Rollouts:
         self.shown: list[dict[str, Any]] = []
 
     def look(self, devices: Set[str]) -> None:
-        """Read the changed files, and show the rollouts to any of `devices`.
+        """Read the changed files; show the rollouts to any of `devices`.
 
-        A change of `shown` raises `revision`.
+        A change of `shown` increases `revision`.
         """
         read = {}
         for id in self._store.ids():
-            with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
+            with contextlib.suppress(OSError, ConfigInvalid):  # the file was removed or is invalid
                 stamp, cached = self._store.stamp(id), self._read.get(id)
                 if cached is None or cached[0] != stamp:
                     rollout = self._store.read(id)

@@ -32,7 +32,7 @@ TYPES = {
     ".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml", ".json": "application/json"
 }  # fmt: skip
 DESCRIPTION = "openapi.json"
-PAGES = ("", "devices", "events", "rollouts", "device")  # all have one file, whose script shows the page
+PAGES = ("", "devices", "events", "rollouts", "device")  # all have one file; its script shows the page
 STREAMS_MAX = 32
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 2000
@@ -52,10 +52,10 @@ class PageServer:
     """Serves the page from threads. Raises ConfigInvalid.
 
     Args:
-        answers: the answers of the API.
-        access: decides which requests are allowed.
-        host, port: the address to listen on; port 0 means a free port.
-        alerts: the address of an Alertmanager, to which the page links; "" for none.
+        answers: The answers of the API.
+        access: Decides which requests are allowed.
+        host, port: The address to listen on; port 0 means a free port.
+        alerts: The address of an Alertmanager, to which the page links; "" for none.
     """
 
     def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:
@@ -128,7 +128,7 @@ class PageServer:
             return _json(HTTPStatus.BAD_REQUEST, {"error": error.as_json()})
 
     def _accept_token(self, path: str) -> HttpResponse:
-        """Store the token in a cookie, and remove it from the address.
+        """Store the token in a cookie and remove it from the address.
 
         People copy addresses, and browsers store them.
         """
@@ -144,7 +144,7 @@ class PageServer:
         if not self._streams.acquire(blocking=False):
             return _text(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{STREAMS_MAX} pages are open, the most that the server allows: close one",
+                f"{STREAMS_MAX} pages are open; the server allows no more: close one",
             )
         return HttpResponse(HTTPStatus.OK, (), "text/event-stream", tuple(HEADERS.items()), self._events(chosen))
 

@@ -14,12 +14,12 @@ from statistics import median_low
 from edgert_deploy.fleet.live_fleet import P99S_KEPT, DeviceState
 
 SLOW_FACTOR = 2.0
-PEERS_MIN = 3  # the fewest devices for a median
+PEERS_MIN = 3  # the minimum number of devices for a median
 COMPARED_EVERY_S = 5.0
 
 
 class SlowDevices:
-    """Finds slow devices, and since when they are slow, by the limit of each (model, profile)."""
+    """Finds slow devices and the time since they are slow, by the limit of each (model, profile)."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = targets
@@ -41,7 +41,7 @@ class SlowDevices:
         self._middle_ms = {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= PEERS_MIN}
 
     def why(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
-        """Return why a device is slow, and since when (ms since 1970); None if it is not slow."""
+        """Return the reason why a device is slow, and the time since it is slow (ms since 1970), or None."""
         why = next((why for model in sorted(device.models) if (why := self._why(device, model))), None)
         key = (device.site, device.device)
         if why is None:

@@ -15,7 +15,7 @@ WINDOW_DEFAULT = "1h"
 LEAST_S, MOST_S = 300, 400 * 86_400
 STEPS_MIN = (1, 5, 15, 60, 240, 720, 1440, 4320)  # minutes
 STEPS_MAX = 180
-FRESH_SHARE = 1 / 30  # for this share of a step, an answer is fresh
+FRESH_SHARE = 1 / 30  # an answer is fresh for this share of a step
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Span:
     def step_min(self, now_ms: int, minutes_from_ms: int | None) -> int:
         """Return the shortest step, in minutes, that divides the period into at most STEPS_MAX steps.
 
-        The store has rows of minutes from `minutes_from_ms` on (None: no such rows). A step is at least an hour if the
-        period begins before these rows and more than FINE_HOURS ago.
+        The store has rows of minutes from `minutes_from_ms` on (None: there are no such rows). A step is at least an
+        hour if the period begins before these rows and more than FINE_HOURS ago.
         """
         since_ms = self.bounds_ms(now_ms)[0]
         coarse = minutes_from_ms is None or since_ms < minutes_from_ms
@@ -74,7 +74,7 @@ class Span:
 
 
 def fresh_s(step_min: int) -> float:
-    """Return for how long an answer with such steps is fresh."""
+    """Return the time for which an answer with such steps is fresh."""
     return step_min * 60 * FRESH_SHARE
 
 

@@ -1,4 +1,4 @@
-"""The table of a build: a larger size is not called smaller."""
+"""The table of a build does not call a larger size smaller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A build's progress on a terminal: the bars erase no line above them."""
+"""The progress bars of a build on a terminal do not erase lines above them."""
 
 from __future__ import annotations
 

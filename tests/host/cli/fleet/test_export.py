@@ -42,7 +42,7 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
 
 
 def scraping(ports: list[int], late: str = "") -> str:
-    """Return a configuration of Prometheus that scrapes `ports`; written points may be `late`."""
+    """Return a configuration of Prometheus that scrapes `ports` and accepts points that are `late`."""
     targets = [f"127.0.0.1:{target}" for target in ports]
     configuration: dict[str, Any] = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
@@ -69,7 +69,7 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporter
     with exporter_process(broker, "--site", "plant-a") as one, exporter_process(broker, "--site", "plant-b") as two:
         publish(broker, [message for pi in fleet for message in pi.info()], retain=True)
         publish(broker, reports)
-        publish(broker, reports[:20])  # as after a reconnect
+        publish(broker, reports[:20])  # devices send reports again after a reconnect
 
         def arrived() -> bool:
             return sum(scraped(port, "edgert_latency_milliseconds_count") for port in (one, two)) >= total
@@ -107,12 +107,12 @@ def test_late_reports_stand_in_prometheus_at_the_time_at_which_they_were_made(br
                 publish(broker, steady.window(now_ms - minute * 60_000, [2.0] * 60, uptime_s=660.0 - 60 * minute))
             requests = 'edgert_requests_total{job="edgert-reports",device="pi-%d"}'
             wait_until(lambda: promql(server, requests % 1 + f" @ {now_ms / 1000}") is not None, "the steady device")
-            for minute in range(150, -1, -1):  # an outage, delivered at once
+            for minute in range(150, -1, -1):  # the reports of an outage arrive at once
                 publish(broker, away.window(now_ms - minute * 60_000, [8.0] * 30, 30, 9060.0 - 60 * minute))
             wait_until(lambda: promql(server, requests % 2, now_ms / 1000) == 151 * 60, "the device that was away")
             total = "sum(histogram_count(edgert_latency_milliseconds))"
             wait_until(lambda: promql(server, total, now_ms / 1000) == 11 * 60 + 151 * 30, "all histograms")
-        for minute in (2, 20, 35, 100, 145):  # one request a second, throughout
+        for minute in (2, 20, 35, 100, 145):  # one request a second during the whole time
             at_s = now_ms / 1000 - minute * 60
             assert promql(server, f"rate({requests % 2}[3m])", at_s) == pytest.approx(1.0, rel=0.02), minute
             errors = requests.replace("requests", "errors")

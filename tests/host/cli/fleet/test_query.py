@@ -57,7 +57,7 @@ def test_an_answer_states_the_whole_minutes_that_it_covers(url: str, monkeypatch
     assert "at least 1m" in cli(url, "--window", "30s").output
 
 
-def test_what_is_missing_old_or_placed_by_receipt_is_reported_with_the_answer(
+def test_missing_old_and_unsynchronized_reports_are_reported_with_the_answer(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holed, unsure = Pi("pi-1"), Pi("pi-2")

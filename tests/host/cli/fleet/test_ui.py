@@ -64,14 +64,15 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
         said += pi.info()
         for minute in range(30, -1, -1):
             sent = pi.window(now_ms - minute * MINUTE_MS, [2.0 + number] * 20 + [9.0], engine=[1.0 + number] * 21)
-            # Long windows: on a slow machine nobody falls silent before a test has them do so.
+            # The windows are long, so that on a slow machine no device becomes silent before the test stops its
+            # reports.
             said += sent[:1] + changed(sent[1:], window_s=600.0)
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
     said += fleet["saw"].deploy(now_ms, "temp_c")
     said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
     said += fleet["press"].info("stable")[:1] + fleet["press"].deploy(now_ms)
     said += fleet["press"].rolled_back(8, "p99_ms is 9 ms", now_ms)
-    for first in range(0, len(said), 50):  # a client takes no more at once
+    for first in range(0, len(said), 50):  # a client accepts no more messages at once
         publish(broker, said[first : first + 50])
     names = tuple(fleet)
     outcomes = {"oven": Outcome("oven", Result.LIVE)}
@@ -162,7 +163,7 @@ def test_the_overview_is_whole_and_readable_on_any_screen(
     assert page.overflow_px() == 0
     ratio, text = page.contrast_min()
     assert ratio >= 4.5, text
-    if (width, scheme) in ((390, "dark"), (1280, "light")):  # axe takes a second
+    if (width, scheme) in ((390, "dark"), (1280, "light")):  # axe takes a second, so it runs in two cases
         page.tab.click("text=Show as tables")
         assert page.violations() == []
     assert page.problems == []
@@ -181,7 +182,7 @@ def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Ru
     seen(page, "r8 begins")
     row = "document.querySelector('.readout tbody tr:nth-child(2)').innerText"
     wait_until(lambda: page.evaluate(row).split()[:4] == ["r8", "400", "400", "400"], "the new version's percentiles")
-    seen(page, "4 of 4 online, 1 alarmed, 2 behind")  # the others, now
+    seen(page, "4 of 4 online, 1 alarmed, 2 behind")  # now the other devices are behind
     assert page.evaluate("window.stillHere")
     assert page.problems == []
     publish(running.broker, changed(pi.window(running.now_ms + 2000, [1.0]), seq=900))
@@ -194,7 +195,7 @@ def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, run
     shapes = "[...document.querySelectorAll('.tile path')].map((each) => each.getAttribute('d')).join()"
     before = page.evaluate(shapes)
     belt, oven = running.fleet["belt"], running.fleet["oven"]
-    # A device whose windows last a second is silent after two and a half; a single short window may have been cut off.
+    # A device whose windows last a second is silent after 2.5 s. A single short window may have been cut off.
     for after_ms in (1000, 2000):
         publish(running.broker, changed(belt.window(running.now_ms + after_ms, [1.0]), window_s=1.0))
     wait_until(lambda: "1 stale" in page.evaluate(label), "the tile shows a stale device")
@@ -215,7 +216,7 @@ def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(open
     belt = running.fleet["belt"]
 
     def content() -> bool:
-        publish(running.broker, belt.window(running.now_ms + 3000, [1.0]))  # the store's newest report is a new one
+        publish(running.broker, belt.window(running.now_ms + 3000, [1.0]))  # this report is now the store's newest
         return bool(page.evaluate("document.querySelector('#trouble').hidden"))
 
     wait_until(content, "the page is content again")

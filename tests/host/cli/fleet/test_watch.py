@@ -47,7 +47,7 @@ def login(secured: Broker, **changes: str) -> list[str]:
 
 
 def watch_while(sent: Sent, broker: Broker, *options: str) -> Result:
-    """Run the command; once it has subscribed, publish `sent` (the broker's log tells when)."""
+    """Run the command. When the broker's log shows the subscription, publish `sent`."""
     log = broker.folder / "mosquitto.log"
     before = log.read_text().count("New client connected")
 
@@ -63,7 +63,7 @@ def watch_while(sent: Sent, broker: Broker, *options: str) -> Result:
 
 
 def watch_until(shows: Sequence[str], broker: Broker, *options: str, sent: Sent | None = None) -> Result:
-    """Run the command, each time for longer, until the output has all of `shows`."""
+    """Run the command, longer each time, until the output contains all of `shows`."""
     for for_s in (0.5, 2.0, 10.0, 60.0):
         words = [*options, "--for", f"{for_s}s"]
         if sent is None:
@@ -105,7 +105,7 @@ def test_json_lines_carry_merged_percentiles(broker: Broker) -> None:
     assert (fleet["model"], fleet["answered"], fleet["devices"]) == ("digits", 400, 2)
     assert fleet["p50_ms"] == pytest.approx(2.0, rel=0.011)
     assert fleet["p95_ms"] == pytest.approx(20.0, rel=0.011)
-    # A line comes when something changed, not with every redraw.
+    # The command prints a line only after a change, not at each redraw.
     assert len([row for row in rows if row["device"] == "pi-07"]) <= 2
 
 
@@ -116,7 +116,7 @@ def test_one_site_can_be_watched(broker: Broker) -> None:
     assert [json.loads(line)["device"] for line in result.stdout.splitlines()] == ["pi-09"]
 
 
-def test_what_a_device_says_is_never_taken_for_markup_or_allowed_to_break_the_table(broker: Broker) -> None:
+def test_text_of_a_device_is_never_markup_and_never_breaks_the_table(broker: Broker) -> None:
     sender = Sender("pi-07")
     metrics = {**json.loads(sender.window([1.0])[1][1]), "model_version": "[bold]x[/nonsense]"}
     publish(broker, [(sender.topics.metrics("digits"), messages.dump(metrics))], retain=True)
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.readline()  # the first table is there
+        process.stdout.readline()  # wait for the first table
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
         process.stdout.read()

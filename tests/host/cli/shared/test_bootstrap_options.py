@@ -34,9 +34,9 @@ def far(inventory: Inventory, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--engines", ","), "names none"),
-        (("--engines", ""), "names none"),
-        (("--engines", " , "), "names none"),
+        (("--engines", ","), "names no engine"),
+        (("--engines", ""), "names no engine"),
+        (("--engines", " , "), "names no engine"),
         (("--upgrade", "--previous-runtime"), "exclude each other"),
         (("--with", "speech"), "text"),
         (("--trial", "9s"), "give at least 10s and at most 1d"),
@@ -124,21 +124,21 @@ def test_a_setting_is_a_line_of_toml(lines: tuple[str, ...], settings: dict[str,
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (("",), "write SECTION.KEY=VALUE"),
-        (("# nothing",), "write SECTION.KEY=VALUE"),
-        (("serving.window_s",), "write SECTION.KEY=VALUE"),
-        (("serving.window_s 10",), "write SECTION.KEY=VALUE"),
-        (("=1",), "write SECTION.KEY=VALUE"),
-        (("a=1 2",), "write SECTION.KEY=VALUE"),
-        (("a=" + "[" * 5000,), "write SECTION.KEY=VALUE"),
-        (("a=9999-99-99",), "write SECTION.KEY=VALUE"),
-        (("[mqtt]", "site='a'"), "write SECTION.KEY=VALUE"),
-        (("[[models]]",), "write SECTION.KEY=VALUE"),
+        (("",), "give SECTION.KEY=VALUE"),
+        (("# nothing",), "give SECTION.KEY=VALUE"),
+        (("serving.window_s",), "give SECTION.KEY=VALUE"),
+        (("serving.window_s 10",), "give SECTION.KEY=VALUE"),
+        (("=1",), "give SECTION.KEY=VALUE"),
+        (("a=1 2",), "give SECTION.KEY=VALUE"),
+        (("a=" + "[" * 5000,), "give SECTION.KEY=VALUE"),
+        (("a=9999-99-99",), "give SECTION.KEY=VALUE"),
+        (("[mqtt]", "site='a'"), "give SECTION.KEY=VALUE"),
+        (("[[models]]",), "give SECTION.KEY=VALUE"),
         (("serving.window_s=1", "serving.window_s=2"), "already exists"),
         (("serving=1", "serving.window_s=2"), "already exist"),
     ],
 )
-def test_what_is_no_setting_is_refused_with_the_form(lines: tuple[str, ...], reason: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_valid_form(lines: tuple[str, ...], reason: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         parse_settings(lines)
     assert reason in refused.value.message

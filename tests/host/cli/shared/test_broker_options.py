@@ -1,4 +1,4 @@
-"""The options of a broker, and a project's login, which only the project's broker gets."""
+"""The options of a broker. Only the project's broker receives the project's login."""
 
 from __future__ import annotations
 

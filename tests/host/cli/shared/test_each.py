@@ -1,4 +1,7 @@
-"""Work on several devices: a failure does not delay other devices, and is not repeated on them."""
+"""A failure does not delay other devices.
+
+With `one_first`, a failure on the first device stops the work on the others, unless the first device is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ DEVICES = [Device(f"d{n}", "local", "/nowhere", "this-machine", "/nowhere") for 
 
 
 def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str], list[str]]:
-    """Return the result of each device, and the devices with work, in order."""
+    """Return the result of each device, and the devices on which the work ran, in order."""
     asked: list[str] = []
 
     def work(device: Device, _: Transport) -> dict[str, str]:
@@ -30,19 +33,19 @@ def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str
     return [answer.code if isinstance(answer, EdgeRTError) else "done" for _, answer in answers], asked
 
 
-def test_one_that_fails_holds_up_nobody() -> None:
+def test_a_failure_does_not_delay_other_devices() -> None:
     answers, asked = codes({"d1": RolledBack("no")}, one_first=False)
     assert answers == ["done", "deploy.rolled_back", "done", "done"]
     assert sorted(asked) == ["d0", "d1", "d2", "d3"]
 
 
-def test_what_the_first_shows_to_be_wrong_is_not_tried_on_the_others() -> None:
+def test_a_failure_on_the_first_device_stops_the_work_on_the_others() -> None:
     answers, asked = codes({"d0": RolledBack("no")}, one_first=True)
     assert answers == ["deploy.rolled_back"] * 4
     assert asked == ["d0"]
 
 
-def test_one_that_cannot_be_reached_shows_nothing() -> None:
+def test_an_unreachable_first_device_does_not_stop_the_work_on_the_others() -> None:
     gone = {"d0": DeviceUnreachable("off"), "d1": RolledBack("no")}
     answers, asked = codes(gone, one_first=True)
     assert answers == ["device.unreachable", "deploy.rolled_back", "deploy.rolled_back", "deploy.rolled_back"]

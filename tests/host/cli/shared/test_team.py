@@ -43,7 +43,7 @@ class Host:
 
     @contextmanager
     def deploying(self, stopped_by: signal.Signals) -> Iterator[subprocess.Popen[str]]:
-        """A process that deploys release 1 to `here`, and gets a signal while the installation waits for the slots."""
+        """A process that deploys release 1 to `here`. It receives a signal while the installation waits."""
         words = [*EDGERT, "deploy", str(self.folder / "bundles" / "echo-1.edgert"), "here"]
         slots = SlotStore(Path(Inventory(self.project / "inventory.toml").device("here").state) / "models" / "echo")
         with slots.locked():
@@ -104,7 +104,7 @@ def _add(host: Host, sshd: SshDevice, name: str, port: int) -> None:
     Inventory(host.project / "inventory.toml").add(sshd.device(name, port=port))
 
 
-def test_what_a_team_commits_holds_no_secret_and_suffices_for_another_host(hosts: tuple[Host, Host]) -> None:
+def test_a_committed_project_has_no_secret_and_suffices_for_another_host(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     committed = subprocess.run(["git", "-C", a.project, "ls-files"], capture_output=True, text=True).stdout.split()
     assert committed == [".gitignore", "edgert.toml", "inventory.toml", "keys/default.pem"]
@@ -130,7 +130,7 @@ def test_a_host_lists_resumes_and_aborts_what_another_one_began(hosts: tuple[Hos
     assert listed["rollout"]["by"] == begun["rollout"]["by"]
     assert [host.drift("here") for host in hosts] == [(1, []), (1, [])]
 
-    # The second host takes the bundle along, and finishes the rollout without the device that is gone.
+    # The second host has a copy of the bundle. It finishes the rollout without the device that is gone.
     moved = shutil.copy(a.folder / "bundles" / "echo-1.edgert", b.folder / "moved.edgert")
     os.rename(a.folder / "bundles" / "echo-1.edgert", a.folder / "echo-1.edgert")
     code, refused = b("rollout", "resume", first)
@@ -143,7 +143,7 @@ def test_a_host_lists_resumes_and_aborts_what_another_one_began(hosts: tuple[Hos
     code, resumed = b("rollout", "resume", "echo-r1-1", "--bundle", moved)
     assert (code, resumed["rollout"]["state"], resumed["rollout"]["left"]) == (0, "done", [])
 
-    # Both roll out at once; then the first aborts what the second began.
+    # Both hosts roll out at the same time. Then the first host aborts the rollout of the second host.
     second, third = [
         host("deploy", a.folder / "bundles" / f"echo-{release}.edgert", "here")[1]["rollout"]["id"]
         for host, release in ((a, 2), (b, 3))

@@ -37,7 +37,7 @@ from edgert_deploy.cli.shared.types import (
         (ChannelName(), "stable", "stable"),
     ],
 )
-def test_what_people_write_is_taken(kind: Any, given: Any, value: Any) -> None:
+def test_common_forms_of_values_are_accepted(kind: Any, given: Any, value: Any) -> None:
     assert (
         kind.convert(given, None, None) == pytest.approx(value) if value != given else kind.convert(given, None, None)
     )
@@ -50,7 +50,7 @@ def test_what_people_write_is_taken(kind: Any, given: Any, value: Any) -> None:
         (Duration(10), "9s", "give at least 10s$"),
         (Duration(10, 60), "61s", "at most 1m"),
         (Duration(), "soon", "soon"),
-        (DeviceShare(), "0%", "write 5%, 50% or 100%"),
+        (DeviceShare(), "0%", "give 5%, 50% or 100%"),
         (DeviceShare(), "101%", "not a share"),
         (DeviceShare(), "5", "not a share"),
         (DeviceCount(1), "kitchen", "edgert deploy BUNDLE SELECTOR"),
@@ -58,7 +58,7 @@ def test_what_people_write_is_taken(kind: Any, given: Any, value: Any) -> None:
         (ChannelName(), "a/b", "not a name of a channel"),
     ],
 )
-def test_what_is_out_of_range_is_refused_with_what_to_write(kind: Any, given: str, reason: str) -> None:
+def test_a_value_out_of_range_is_refused_with_a_valid_value(kind: Any, given: str, reason: str) -> None:
     with pytest.raises(click.BadParameter, match=reason):
         kind.convert(given, None, None)
 

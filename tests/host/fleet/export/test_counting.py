@@ -1,4 +1,4 @@
-"""A report counts once, a late report adds nothing, and the number of remembered streams is limited."""
+"""A report is added once, a late report adds nothing, and the number of remembered streams is limited."""
 
 from __future__ import annotations
 

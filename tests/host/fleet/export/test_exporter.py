@@ -66,7 +66,7 @@ def test_an_invalid_report_is_counted_and_does_no_harm() -> None:
 
 def test_a_repeated_report_counts_once_and_counters_survive_a_worker_s_restart() -> None:
     exporter, pi = an_exporter(by="device,model"), Pi("pi-1")
-    pi.requests = 1000  # it ran before anyone listened
+    pi.requests = 1000  # the worker ran before the exporter started
     sent = pi.window(NOW_MS, [1.0] * 5) + pi.window(NOW_MS, [1.0] * 7)
     pi.requests = 0
     sent += pi.window(NOW_MS, [1.0] * 2, uptime_s=20)
@@ -82,6 +82,6 @@ def test_counters_go_on_however_often_the_device_loses_its_spool_and_each_loss_s
         for _ in range(2):
             feed(exporter, pi.window(NOW_MS, [1.0] * 10, uptime_s=60 if n == 0 else 6000))
         answered += 20
-        pi.window(NOW_MS, [1.0] * 10)  # lost with the spool, and part of what the counters say next
+        pi.window(NOW_MS, [1.0] * 10)  # lost with the spool, but included in the next counters
     total, (requests, *_) = counted([exporter])
     assert (total.count, requests, exporter.counting.missing) == (answered, 4 * 30 - 10, 3)

@@ -1,4 +1,4 @@
-"""OTLP has the same histograms, and an endpoint that was down lacks no counts."""
+"""OTLP sends the same histograms. An endpoint that was down for a while misses no counts."""
 
 from __future__ import annotations
 

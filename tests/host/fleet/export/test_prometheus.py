@@ -66,7 +66,7 @@ def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scra
     for pi in (Pi("pi-1"), Pi("pi-2", profile="odd")):
         said = [(topic, payload.replace(b"odd", odd)) for topic, payload in pi.info()]
         feed(exporter, said + pi.window(NOW_MS, [1.0], uptime_s=60))
-    assert exporter.refused == 1  # its schema asks for an id
+    assert exporter.refused == 1  # the schema requires an id
     text = Exposition(exporter).text().encode()
     assert b'device="pi-1"' in text
     assert max(map(len, text.splitlines())) < 1000

@@ -87,19 +87,19 @@ def test_a_server_that_is_away_gets_everything_later_and_what_it_refuses_is_drop
         assert (writer.written, writer.dropped) == (0, 0)
         with pytest.raises(PushFailed, match="400"):
             writer.flush()
-        assert (writer.written, writer.dropped) == (2 * len(COUNTERS), 2)  # the histograms
+        assert (writer.written, writer.dropped) == (2 * len(COUNTERS), 2)  # the refused points are the histograms
         feed(writer, pi.window(NOW_MS, [1.0], uptime_s=120))
         writer.flush()
         assert writer.written == 3 * len(COUNTERS) + 1
         assert counter(heard[-2:], next(iter(COUNTERS))) == [(NOW_MS, 2.0)]
 
 
-def test_of_a_refused_request_only_the_refused_part_is_dropped() -> None:
+def test_only_the_refused_part_of_a_request_is_dropped() -> None:
     pi = Pi("pi-1")
     with a_server([204, 400, 400, 400, 204, 204]) as (
         url,
         _,
-    ):  # the counters; of the histograms a quarter of the oldest
+    ):  # accepts the counters, and refuses a quarter of the oldest histograms
         writer = a_writer(url)
         for minute in range(63, 0, -1):
             feed(writer, pi.window(NOW_MS - minute * 60_000, [1.0], uptime_s=60))

@@ -32,7 +32,7 @@ def test_a_scraper_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -
     server = scrape_server(Exposition(exporter), "127.0.0.1", 0)
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not a goodbye
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets the link
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics").status == 200
     server.close()

@@ -38,7 +38,7 @@ def test_holes_are_counted_for_their_device_and_their_time(store_url: str) -> No
     assert {
         10 - step.windows: sum(step.missing.values()) for step in steps.values() if step.windows < 10 and step.missing
     } == {10: 10, 3: 3}
-    hole = NOW_MS - 57 * MINUTE_MS  # a period that has no report at all
+    hole = NOW_MS - 57 * MINUTE_MS  # a period without any report
     query = FleetQuery(store_url)
     (answer,) = query.answer(Question(hole, hole + 5 * MINUTE_MS, ("device",), {"device": "pi-2"}), NOW_MS)
     assert (answer.windows, answer.latency.count, answer.missing) == (0, 0, {"plant-a/pi-2": 5})
@@ -66,7 +66,7 @@ def test_a_rollback_and_another_deployment_leave_no_gap(store_url: str) -> None:
         other = new if pi is old else old
         pi.seq = max(pi.seq, other.seq)
         sent = sent + minutes(pi, 30 - 2 * n, 28 - 2 * n)
-        record(store_url, sent)  # each time what came before, too
+        record(store_url, sent)  # each time, the reports from before are repeated
     assert missing(store_url, 1) == {}
     old.seq += 3
     record(store_url, minutes(old, 10, 8))
@@ -104,7 +104,7 @@ def test_reports_between_two_boots_and_versions_are_missing_too(store_url: str) 
     record(store_url, sent + minutes(after, 16, 0))
     assert missing(store_url, 1) == missing(store_url, 1, version="r2") == {"plant-a/pi-1": 4}
     again = Pi("pi-1", version="r2", boot="b3")
-    again.seq = after.seq - 2  # a power cut: the last numbers are used again
+    again.seq = after.seq - 2  # after a power cut, the device uses the last numbers again
     record(store_url, minutes(again, 2, 0))
     assert missing(store_url, 1) == {"plant-a/pi-1": 4}
     lost = Pi("pi-1", version="r2", boot="b4")

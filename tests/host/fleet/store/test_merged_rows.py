@@ -1,4 +1,4 @@
-"""The stage times of any period and grouping equal those of the raw times of all requests."""
+"""For any period and grouping, the stage times equal the stage times computed from all raw requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from edgert_deploy.fleet.store import database, query, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
 
-HOURS = 3.25  # within an hour, over its edge, and whole hours
+HOURS = 3.25  # hours; the period has whole hours and parts of hours
 Times = NDArray[np.int64]  # [requests, stages] in us
 
 
 def a_fleet(dice: np.random.Generator) -> tuple[Sent, list[tuple[Pi, int, Times]]]:
-    """Devices with a recorder each, three versions and two profiles. Each sends a window every seven minutes."""
+    """Devices with three versions and two profiles, each with its own recorder and a window every seven minutes."""
     sent, raw = Sent(), list[tuple[Pi, int, Times]]()
     for number in range(4):
         pi = Pi(f"pi-{number}", version=f"r{number % 3}", profile=f"board-{number % 2}")

@@ -27,7 +27,7 @@ def old_url(store_url: str) -> str:
         engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.begin() as connection:
             connection.exec_driver_sql((DUMPS / "version-1-postgresql.sql").read_text())
-            # As the first stores had it.
+            # The form of the first stores.
             bound = "ALTER TABLE public.edgert_group_hour ADD FOREIGN KEY (owner) REFERENCES public.edgert_group"
             connection.exec_driver_sql(bound)
         engine.dispose()
@@ -71,14 +71,14 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
         "pi-2": (4, {"plant-a/pi-2": 2}),
     }
     pi = Pi("pi-2")
-    pi.seq = 7  # the seventh never comes
+    pi.seq = 7  # the seventh report never arrives
     assert record(old_url, pi.window(NOW_MS - 1, [1.0])).duplicates == 0
     assert ask(old_url, 1, device="pi-2")[0].missing == {"plant-a/pi-2": 3}
     pi.seq = 2
     record(old_url, pi.window(NOW_MS - 4 * MINUTE_MS, [1.0]))
     assert ask(old_url, 1, device="pi-2")[0].missing == {"plant-a/pi-2": 2}
     Store(old_url, said.append).close()
-    assert len(said) == 1  # once is enough
+    assert len(said) == 1  # the migration is reported once
     new = f"{tmp_path}/new.db"
     Store(new, said.append).close()
     assert len(said) == 1

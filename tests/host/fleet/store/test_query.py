@@ -1,4 +1,4 @@
-"""Any grouping over any period is exact: the same over SQLite and a real PostgreSQL."""
+"""The answer for any grouping and period is exact, and the same with SQLite and a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_any_grouping_over_any_stretch_is_the_sketch_of_all_its_requests(url: st
     again = record(url, sent[len(sent) // 3 :])  # another recorder, which receives a part of the reports again
     assert recorder.refused + again.refused == 0
     assert recorder.recorded + again.recorded == 6 * 200 * 2
-    for hours in (0.05, 0.5, 1, 2.5, 3.25):  # within an hour, over its edge, over whole hours
+    for hours in (0.05, 0.5, 1, 2.5, 3.25):  # periods within an hour, over its end, and over whole hours
         for by in ((), ("version",), ("version", "profile"), ("device",), ("device", "version")):
             groups = {tuple(answer.group.values()): answer for answer in ask(url, hours, by, model="digits")}
             expected: dict[tuple[str, ...], list[Sketch]] = {}

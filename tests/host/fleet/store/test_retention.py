@@ -1,4 +1,4 @@
-"""Old rows are removed, but no row that a query can reach."""
+"""Old rows are removed, but a row that a query can reach stays."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_windows_go_with_time_and_the_hours_still_answer(url: str) -> None:
     for days in (0, 1, 4, 40):
         record(url, pi.window(NOW_MS - days * day_ms - 1, [1.0] * 10), now_ms=NOW_MS - days * day_ms)
     store = Store(url)
-    assert store.prune(Retention(), NOW_MS) == 2 * 2 + 1  # windows past 3 days, a minute past 31
+    assert store.prune(Retention(), NOW_MS) == 2 * 2 + 1  # windows older than 3 days, and a minute older than 31 days
     store.prune(Retention(), NOW_MS)
     store.close()
     assert [ask(url, 24 * days)[0].latency.count for days in (3, 5, 50)] == [20, 30, 40]
 
 
-def test_who_was_silent_for_longer_than_anything_is_kept_goes_and_nothing_that_can_be_asked(url: str) -> None:
+def test_devices_silent_beyond_the_retention_are_removed_but_no_row_that_a_query_can_reach(url: str) -> None:
     still, late, gone = Pi("pi-1", "r1"), Pi("pi-2", "r1"), Pi("pi-3", "r0")
     days_ago = [NOW_MS - days * DAY_MS for days in (399, 401)]
     record(url, late.window(days_ago[0], [3.0] * 5), days_ago[0])
@@ -80,7 +80,7 @@ def test_so_many_are_forgotten_in_a_turn_and_the_others_in_the_next(url: str) ->
     long_ago = NOW_MS - 500 * DAY_MS
     record(url, [message for n in range(5) for message in Pi(f"pi-{n}", f"r{n}").window(long_ago, [1.0])], long_ago)
     store, hour = Store(url), NOW_MS // 3_600_000
-    store.prune(Retention(hours_h=600 * 24), NOW_MS)  # the windows alone
+    store.prune(Retention(hours_h=600 * 24), NOW_MS)  # removes only the windows
     with store._transaction() as connection:
         for table in (schema.stream_hour, schema.group_hour, schema.group_minute):
             connection.execute(table.delete())
@@ -95,7 +95,7 @@ def test_in_a_store_of_an_older_version_silence_counts_from_now_on(url: str) -> 
         for table in (schema.stream_heard, schema.group_heard):
             connection.execute(table.delete())
     store = Store(url)
-    store.prune(Retention(), NOW_MS + 399 * DAY_MS)  # the first turn that this version takes
+    store.prune(Retention(), NOW_MS + 399 * DAY_MS)  # the first removal by this version
     store.prune(Retention(), NOW_MS + 798 * DAY_MS)
     assert rows_of(url)["edgert_stream"] == rows_of(url)["edgert_group"] == 1
     store.prune(Retention(), NOW_MS + 801 * DAY_MS)

@@ -1,4 +1,4 @@
-"""The store keeps each report once and answers exactly: the same over SQLite and a real PostgreSQL."""
+"""The store keeps each report once. Its answers are exact, and the same with SQLite and a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_counters_count_each_increase_once_whatever_comes_late_or_begins_anew(ur
     windows = [pi.window(NOW_MS - (5 - n) * MINUTE_MS, [1.0] * 10, errors=2, uptime_s=60 * (n + 1)) for n in range(5)]
     for order in (0, 1, 3, 2, 4, 1):
         record(url, windows[order])
-    pi.requests = pi.errors = 0  # the worker began anew
+    pi.requests = pi.errors = 0  # the worker restarted
     record(url, pi.window(NOW_MS - 1, [1.0] * 4, errors=1, uptime_s=30))
     for by in ((), ("device",)):
         (answer,) = ask(url, 1, by)
@@ -55,8 +55,8 @@ def test_counters_go_on_however_often_the_device_loses_its_spool(url: str, toget
         pi.seq = first
         for minute in (3 * n, 3 * n + 1):
             sent.append(pi.window(NOW_MS - (20 - minute) * MINUTE_MS, [1.0] * 10, uptime_s=60 * (minute + 1)))
-        pi.window(0, [1.0] * 10)  # lost with the spool; the next counters include it
-    pi.requests = 0  # the worker began anew together with the last spool
+        pi.window(0, [1.0] * 10)  # lost with the spool, but included in the next counters
+    pi.requests = 0  # the worker restarted when the last spool began
     pi.seq = 2**36
     sent.append(pi.window(NOW_MS - 1, [1.0] * 7, uptime_s=30))
     for batch in [[message for window in sent for message in window]] if together else sent:
@@ -107,7 +107,9 @@ def test_a_clock_that_is_far_off_is_not_believed(url: str) -> None:
         {"count": 2**40, "buckets": f"3:{2**40}"},
     ],
 )
-def test_what_a_column_cannot_hold_is_refused_and_holds_up_nothing(tmp_path: Path, spoilt: dict[str, object]) -> None:
+def test_a_value_that_a_column_cannot_hold_is_refused_and_delays_no_other(
+    tmp_path: Path, spoilt: dict[str, object]
+) -> None:
     url, pi = f"sqlite:///{tmp_path}/fleet.db", Pi("pi-1")
     (topic, payload), metrics = pi.window(NOW_MS - 1, [1.2])
     bad = (topic, messages.dump(json.loads(payload) | spoilt))
@@ -139,7 +141,7 @@ def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
             )
         }
     assert any(step.startswith("SEARCH edgert_group_minute") for step in steps)
-    assert {step for step in steps if step.startswith("SCAN edgert")} == {"SCAN edgert_forgotten"}  # has one row
+    assert {step for step in steps if step.startswith("SCAN edgert")} == {"SCAN edgert_forgotten"}  # its only row
 
 
 def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) -> None:

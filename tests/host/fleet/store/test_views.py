@@ -47,7 +47,7 @@ def rows(url: str, text: str) -> list[dict[str, Any]]:
 
 
 def asked(url: str, by: tuple[str, ...], step_min: int = 0) -> list[Answer]:
-    """Ask from SINCE_HOUR until the end of this hour."""
+    """Return the answer for the time from SINCE_HOUR to the end of this hour."""
     fleet = FleetQuery(url)
     question = Question(SINCE_HOUR * HOUR_MS, NOW_MS // HOUR_MS * HOUR_MS + HOUR_MS, by, {"model": "digits"}, step_min)
     answers = fleet.answer(question, NOW_MS)

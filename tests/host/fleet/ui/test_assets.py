@@ -215,8 +215,8 @@ def test_any_duration_is_a_window_and_other_text_is_refused(opened: Callable[...
     assert bad.violations() == []
     refused = [said for said in bad.problems if "400" in said]
     assert len(refused) == len(bad.problems) > 0
-    bad.tab.goto("about:blank")  # it asks no more
-    bad.problems.clear()  # the refusals themselves
+    bad.tab.goto("about:blank")  # this page sends no more requests
+    bad.problems.clear()  # the refusals are expected
 
 
 @WIDTHS

@@ -64,7 +64,7 @@ def test_a_large_fleet_is_compared_by_whole_hours_and_a_larger_one_is_refused(st
     assert page.breakdown(short, "device", {}, 1)["models"][0]["answered"] == 5
     hours = History(query, lambda: NOW_MS).breakdown(short, "device", {}, history.ROWS_MAX)
     assert hours["until_ms"] - hours["since_ms"] == 60 * MINUTE_MS
-    assert hours["models"][0]["answered"] == 21  # since the whole hour
+    assert hours["models"][0]["answered"] == 21  # since the start of the hour
     with pytest.raises(ConfigInvalid, match="too many to compare"):
         page.breakdown(Span.parse({"window": "7d"}), "device", {}, history.STREAM_ROWS_MAX)
     query.close()

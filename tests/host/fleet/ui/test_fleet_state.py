@@ -41,7 +41,7 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
         "behind",
         "digits is r9, newest r10",
         NOW_MS,
-    )  # r10 > r9, though not as text
+    )  # r10 > r9, although not as text
     assert state_of(fleet_state, "ill") == ("alarmed", "temp_c", NOW_MS - 5000)
     assert fleet_state.numbers("digits") == {"r9": 0, "r10": 1}
     assert state_of(fleet_state, "ill", NOW + 149)[0] == "alarmed"
@@ -51,7 +51,7 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     feed(fleet_state, fleet["ill"].deploy(NOW_MS))
     assert state_of(fleet_state, "ill")[0] == "online"
     fleet_state.apply(fleet["ill"].topics.status, b"lost", True, NOW)
-    assert state_of(fleet_state, "old")[0] == "online"  # nobody that answers has r10
+    assert state_of(fleet_state, "old")[0] == "online"  # no device that sends reports has r10
     late = Pi("late", version="r10")
     feed(fleet_state, late.info() + late.window(NOW_MS - 20 * MINUTE_MS, [1.0]))
     assert state_of(fleet_state, "late")[:2] == ("behind", "its reports are 20 min late")
@@ -84,7 +84,7 @@ def test_an_alarm_of_the_device_itself_alarms_it() -> None:
     assert state_of(fleet_state, "pi-1") == ("alarmed", "channel_stale", NOW_MS)
 
 
-def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
+def test_the_store_states_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
     url, pi = store_url, Pi("pi-1")
     hour_ago = NOW_MS - 60 * MINUTE_MS
     record(url, pi.info() + pi.window(hour_ago, [1.0]) + pi.deploy(hour_ago, "p99_ms"), hour_ago)
@@ -156,7 +156,7 @@ def test_a_model_that_is_slower_than_in_the_last_week_or_than_its_target_is_slow
     pi, sent = Pi("pi-1"), list[tuple[str, bytes]]()
     for quarter in range(20, 0, -1):
         sent += pi.window(NOW_MS - quarter * 360 * MINUTE_MS, [10.0] * 120)
-    for batch in (sent[:16], sent[16:]):  # windows of more than three days ago count when they come
+    for batch in (sent[:16], sent[16:]):  # windows of more than three days ago are used when they arrive
         record(store_url, pi.info() + batch, json.loads(batch[-1][1])["ts"])
     query = FleetQuery(store_url)
     usual_ms = baselines(query, NOW_MS)

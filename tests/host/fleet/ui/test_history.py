@@ -41,7 +41,7 @@ def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version
     assert rows == {-1, 26}  # 2^(-1/4) < 1 <= 2^0 and 2^(26/4) < 100 <= 2^(27/4)
     day = History(query, lambda: NOW_MS).curves(Span.parse({"window": "24h"}), {})
     many = History(query, lambda: NOW_MS, rows_max=100).curves(Span.parse({"window": "24h"}), {})
-    assert (day["step_ms"], many["step_ms"]) == (15 * MINUTE_MS, 60 * MINUTE_MS)  # of two groups
+    assert (day["step_ms"], many["step_ms"]) == (15 * MINUTE_MS, 60 * MINUTE_MS)  # the query has two groups
     assert day["models"][0]["p99_ms"] == many["models"][0]["p99_ms"] == model["p99_ms"]
     query.close()
 

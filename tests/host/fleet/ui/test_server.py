@@ -77,7 +77,7 @@ def test_other_sites_and_names_that_were_made_to_point_here_are_refused(answers:
         for headers in ({}, {"Host": "localhost"}, {"Host": f"[::1]:{port}"}, {"Host": f"FLEET.lan:{port}"},
                         {"Origin": f"http://127.0.0.1:{port}"}, {"Sec-Fetch-Site": "same-origin"}):  # fmt: skip
             assert get(port, "/api/v1/devices", headers).status == 200, headers
-        # A link on another page may lead here. The user sees the page, but the other site cannot read it.
+        # A link on another page may lead to this page. The user sees the page, but the other site cannot read it.
         assert get(port, "/devices", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status == 200
 
 
@@ -117,7 +117,7 @@ def test_nothing_but_the_page_s_own_files_is_handed_out_and_nothing_can_be_writt
             assert get(port, path).status == code, path
 
 
-def test_what_a_request_has_for_a_body_is_no_request_of_its_own(answers: Answers) -> None:
+def test_the_body_of_a_request_is_not_read_as_another_request(answers: Answers) -> None:
     hidden = b"GET /api/v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with serving(answers, Access(frozenset())) as port:
         for length in (f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked"):

@@ -1,4 +1,4 @@
-"""A device is slow above its model's target. Without a target, it is slow far above the model's baseline."""
+"""A device is slow above its model's target or, without a target, far above the model's baseline."""
 
 from __future__ import annotations
 

@@ -49,6 +49,6 @@ def test_two_times_are_the_same_period_whenever_it_is_asked_for() -> None:
         {"window": "1h", "from": "2026-09-21T13:50Z", "to": "2026-09-21T14:50Z"},
     ],
 )  # fmt: skip
-def test_what_is_no_period_is_refused(asked: dict[str, str]) -> None:
+def test_an_invalid_period_is_refused(asked: dict[str, str]) -> None:
     with pytest.raises(ConfigInvalid):
         Span.parse(asked)

@@ -43,7 +43,7 @@ def test_each_step_and_each_version_has_the_percentiles_of_all_requests(history:
     queue, engine = model["stages"]
     assert (said["steps"], queue["stage"], engine["stage"]) == (15, "queue", "engine")
     assert engine["p50"] == [None] * 4 + [near(2.0)] * 10 + [None]
-    # One request of twenty is slow, so the p99 is that of the one slow device.
+    # One request of twenty is slow, so the fleet's p99 is the p99 of the slow device.
     assert engine["p99"] == [None] * 4 + [near(200.0)] * 10 + [None]
     assert queue["p99"] == [None] * 4 + [0.0] * 6 + [near(1.0)] * 4 + [None]
     old, new = model["versions"]
