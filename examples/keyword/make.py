@@ -2,7 +2,7 @@
 
 espeak-ng speaks the commands and other words, in many voices, at many speeds. The script trains a small convolutional
 network on windows of that speech, and writes into a folder (its own, or the given one) `keyword.onnx`, and
-`calibration/` and `holdout/` with a WAV file for each recording. The voices of the hold-out are not among those of the
+`calibration/` and `holdout/` with a WAV file for each recording. No voice of the hold-out is among the voices of the
 training. It takes a few minutes; the files are committed, so you need it only to change them.
 
     sudo apt-get install espeak-ng
