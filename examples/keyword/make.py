@@ -2,7 +2,7 @@
 
 espeak-ng speaks the commands and other words, in many voices, at many speeds. The script trains a small convolutional
 network on windows of that speech, and writes into a folder (its own, or the given one) `keyword.onnx`, and
-`calibration/` and `holdout/` with a WAV file for each recording. The voices of the hold-out are not among those of the
+`calibration/` and `holdout/` with a WAV file for each recording. No voice of the hold-out is among the voices of the
 training. It takes a few minutes; the files are committed, so you need it only to change them.
 
     sudo apt-get install espeak-ng
@@ -47,8 +47,8 @@ VOICES = (
 )  # fmt: skip
 HOLDOUT_VOICES = ("en+m4", "en-us+m7", "en+f4", "en-us+f5")
 RATE_HZ, LENGTH = 8000, 8000
-SPOKEN = 130  # utterances of each keyword; as many of other words as of all keywords
-WINDOWS = 6  # of each utterance
+SPOKEN = 130  # utterances of each keyword; other words have as many utterances as all keywords together
+WINDOWS = 6  # windows of each utterance
 CALIBRATION, HOLDOUT = 3, 6  # recordings of each label
 BLOCK = 256  # windows at once
 RECORDING = 2 * LENGTH
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def write_recordings(random: np.random.Generator, folder: Path) -> None:
-    """Write two seconds with one utterance for each sample, and a recording of two commands and a word."""
+    """Write a recording of two seconds for each sample, and a recording of two commands and another word."""
     for name, voices, count in (("calibration", VOICES, CALIBRATION), ("holdout", HOLDOUT_VOICES, HOLDOUT)):
         shutil.rmtree(folder / name, ignore_errors=True)
         for label in range(len(LABELS)):
@@ -92,7 +92,7 @@ def write_recordings(random: np.random.Generator, folder: Path) -> None:
 
 
 def utterances(random: np.random.Generator, label: int, voices: tuple[str, ...], count: int) -> list[Array]:
-    """Return `count` recordings of keyword `label`, or other words, without silence: FP32 [time]."""
+    """Return `count` recordings of the keyword `label` or of other words, without silence: FP32 [time]."""
     words = OTHERS if label == OTHER else LABELS[label : label + 1]
     return [speak(words[i % len(words)], str(random.choice(voices)), random) for i in range(count)]
 
@@ -101,7 +101,7 @@ def speak(text: str, voice: str, random: np.random.Generator) -> Array:
     speed, pitch = random.integers(130, 200), random.integers(25, 75)
     command = ["espeak-ng", "-v", voice, "-s", str(speed), "-p", str(pitch), "--stdout", text]
     with wave.open(io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)) as file:
-        samples = np.frombuffer(file.readframes(1 << 30), np.int16)  # its header does not say how many
+        samples = np.frombuffer(file.readframes(1 << 30), np.int16)  # the header does not give the number of frames
         sound = resample(samples.astype(np.float32) / np.float32(32768), file.getframerate(), RATE_HZ)
     loud = np.flatnonzero(np.abs(sound) > 0.01)
     return np.asarray(sound[loud[0] : loud[-1] + 1] / np.abs(sound).max())
@@ -110,7 +110,8 @@ def speak(text: str, voice: str, random: np.random.Generator) -> Array:
 def windows(random: np.random.Generator, spoken: list[list[Array]]) -> tuple[Array, Array]:
     """Return features of windows with utterances at any place, and their labels.
 
-    A keyword counts where all of it is in the window. A window with less than 40 % of it is one of other sound.
+    A window has the label of a keyword if it contains the whole keyword. If it contains less than 40 % of the keyword,
+    its label is other sound.
     """
     made, labels = [], []
     for label, group in enumerate(spoken):
@@ -155,7 +156,7 @@ def recording(random: np.random.Generator, sounds: list[Array], length: int) -> 
 
 
 def write_wav(path: Path, sound: Array) -> None:
-    """Write 8 bits a sample: half of the size, and good enough for speech."""
+    """Write `sound` with 8 bits a sample: this halves the size and is good enough for speech."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)

@@ -18,7 +18,10 @@ EPOCHS, BATCH, LEARNING_RATE = 9, 64, 2e-3
 
 
 class Network:
-    """Convolutions with ReLU, the largest value over time, a linear layer; `weights` has its pairs."""
+    """Convolutions with ReLU, the largest value over time, and a linear layer.
+
+    `weights` contains the weights and then the biases of each layer, in the order of the layers.
+    """
 
     def __init__(self, random: np.random.Generator) -> None:
         self.weights: list[Array] = []
@@ -61,7 +64,7 @@ class Network:
         return found
 
     def _forward(self, x: Array) -> tuple[list[tuple[Array, Array]], Array]:
-        """Return what each convolution sees and answers, both [N, steps, ...], and the scores."""
+        """Return the input and output of each convolution, both [N, steps, ...], and the scores."""
         layers: list[tuple[Array, Array]] = []
         for i, (count, length, stride) in enumerate(LAYERS):
             windows = sliding_window_view(x, length, axis=2)[:, :, ::stride]
@@ -93,7 +96,7 @@ def train(inputs: Array, labels: Array, random: np.random.Generator) -> Network:
 
 
 def write_onnx(network: Network, path: Path) -> None:
-    """Write the network with two-dimensional convolutions of height 1, which all engines have kernels for."""
+    """Write the network with two-dimensional convolutions of height 1, for which all engines have kernels."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

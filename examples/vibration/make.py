@@ -71,7 +71,7 @@ def recording(random: np.random.Generator, state: str) -> Array:
     elif state == "misalignment":
         signal += 1.8 * level * np.sin(2 * turn + phase[1]) * [0.6, 0.6, 1.0]
     elif state == "bearing":
-        passes_hz = BALLS / 2 * turns_hz * (1 - BALL_SHARE)  # of the outer race
+        passes_hz = BALLS / 2 * turns_hz * (1 - BALL_SHARE)  # the rate at which balls pass a damage of the outer race
         since_s = np.mod(time_s + random.uniform(0, 1) / passes_hz, 1 / passes_hz)
         ring = np.exp(-DAMPING_HZ * 2 * since_s) * np.sin(2 * np.pi * RESONANCE_HZ * since_s)
         signal += 5.0 * level * ring * [1.0, 0.8, 0.3]
@@ -79,7 +79,7 @@ def recording(random: np.random.Generator, state: str) -> Array:
 
 
 def features(signals: Array) -> Array:
-    """Return what a device computes from `signals` by features.toml: FP32 [N, AXES, features]."""
+    """Return the features that a device computes from `signals` by features.toml: FP32 [N, AXES, features]."""
     from edgert.bundle.signal_rules import Series
     from edgert.processing.signals.preprocess import SignalPreprocessor
     from edgert.tensors import TensorSpec
