@@ -51,7 +51,7 @@ def test_a_downgrade_replaces_no_release_that_came_after_it(device: Device) -> N
 
 
 def test_a_downgrade_that_would_count_for_ever_is_no_bundle(device: Device) -> None:
-    with pytest.raises(BundleError, match="expire"):
+    with pytest.raises(BundleError, match="have an expiry"):
         device.bundle(release=2, downgrade_from=3)
     with pytest.raises(BundleError, match="higher release"):
         device.bundle(release=3, downgrade_from=3, expires=FAR)

@@ -192,7 +192,7 @@ def test_a_limit_that_this_device_can_never_measure_is_refused_at_once(device: D
         )
     install(device.bundle(release=release, item_shape=(5,)), device.state, read_config(device.state))
     told = device.run("activate", "echo", "--limit", "agreement=99%", code=7)["error"]["message"]
-    assert "other inputs" in told
+    assert "differ in inputs" in told
     assert device.model()["state"] == "staged"
     device.run("rollback", "echo")
 

@@ -62,7 +62,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
     classes = None if detector else next((s.shape[1] for s in source.outputs if s.ranks_classes), None)
     lines = [
         f"# How to build {source.path.name}: edgert build {source.path.with_suffix(SUFFIX).name}",
-        "# The keys are the options of edgert build. Paths are relative to this folder. Options given beside the file override it.",
+        "# The keys are the options of edgert build. Paths are relative to this folder. Options on the command line override the file.",
         "",
         *(f"# input   {spec.name} {spec.form}: {_kind(spec)}" for spec in source.inputs),
         *(f"# output  {spec.name} {spec.form}{_meaning(spec, detector)}" for spec in source.outputs),
