@@ -257,11 +257,6 @@ class DeviceConfig(Closed):
         machine: The processor, as `uname -m` names it; "" for the processor of this machine.
         socket: The path of the apps' socket; "" for the default path.
         socket_group: The group whose members may connect; "" for the daemon's own group.
-        serving: `[serving]`.
-        mqtt: `[mqtt]`.
-        http: `[http]`.
-        alarms: `[alarms]`.
-        follow: `[follow]`.
         models: `[models.NAME]`, by name.
     """
 

@@ -48,7 +48,6 @@ def bench_live(
     Raises the daemon's errors.
 
     Args:
-        model: The model.
         store: The slots of the model.
         state: The folder with the sockets.
         config: The configuration of the device.

@@ -111,7 +111,6 @@ def put_release(
     again. A broken transfer is repeated.
 
     Args:
-        registry: The registry.
         signed: The release.
         files: The blobs of the release, each with a name for `paths_of`.
         paths_of: Returns the path on this host of each named file.

@@ -101,7 +101,6 @@ def deploy_each(
 
     Args:
         request: The bundle, its trial, and the access to devices.
-        devices: The devices.
         progress: Gets a device's name and a line.
         at_once: The number of devices at a time.
         may_begin: Called before each device. If it returns False, the device is skipped.

@@ -115,7 +115,6 @@ class Connection:
         """Count a request whose answer was just sent.
 
         Args:
-            answer: The answer.
             arrived_ns: The arrival of the request.
             encoding_ns: The start of the encoding of the answer.
         """

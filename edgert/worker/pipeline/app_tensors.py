@@ -33,7 +33,6 @@ class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid while its tensors stay at the same place in memory.
 
     Attributes:
-        arrays: The arrays.
         items: The number of items in each array.
         raw: Whether the arrays contain an image, a signal or a text for preprocessing.
         tag: Bytes that identify dtypes and shapes.

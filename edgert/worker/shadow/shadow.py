@@ -57,7 +57,6 @@ class Shadow:
     """Compares a share of the live answers with the answers of a reference.
 
     Args:
-        open_reference: Opens the reference.
         share: The share of the answers given to `offer` that are compared.
         alarm: The agreement below which the alarm is raised; 0 for no alarm.
         notify: Called with (event, fields) when the alarm is raised and when it is cleared.

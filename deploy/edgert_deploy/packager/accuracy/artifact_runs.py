@@ -70,8 +70,6 @@ def run_artifact(
     """Run all samples through an artifact in a child. Raises EngineMissing, EngineFailed or ChildFailed.
 
     Args:
-        artifact: The artifact.
-        samples: The samples.
         threads: The number of threads of the engine; 0: the engine's own number.
         extra: Further options of the engine.
         batch: The largest number of samples in a run.

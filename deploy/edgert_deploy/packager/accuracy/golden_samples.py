@@ -87,7 +87,6 @@ def tolerances(
     """Return the tolerance of each output, in the unit of the output.
 
     Args:
-        artifact: The artifact.
         source: The model.
         samples: The golden samples.
         golden: The artifact's answers to the golden samples.

@@ -94,7 +94,6 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 
     Args:
         builder: The builder of all candidates.
-        target: The target.
         budget: The builds that searches for layers in float may still use.
         measure: Times the candidates, so that the fastest one that passes comes first; None: for "auto", this machine
             times them if it has the target's processor.
@@ -277,7 +276,6 @@ class _EngineBuild:
 
     Attributes:
         findings: The target; each result is added here.
-        engine: The engine.
         budget: The builds that searches for layers in float may still use.
         until_passed: Stop at the first candidate that passes and `is_worth_it`; False if all candidates are timed.
     """
