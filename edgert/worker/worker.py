@@ -79,14 +79,16 @@ def _serve(end: socket.socket) -> int:
         model = load_model(version, state, config, lambda line: link.send(end, {"op": "progress", "line": line[:500]}))
         worker = Worker(assemble(order, state, config, _watched(model, page)), state, config)
     except EdgeRTError as error:
-        link.send(end, link.failure_message(error))
+        _send(end, link.failure_message(error))
         return 1
     except Exception as error:  # noqa: BLE001  # any failure of an engine or the disk must reach `edgertd status`
-        link.send(end, link.failure_message(EngineFailed(f"{type(error).__name__} while loading: {error}")))
+        _send(end, link.failure_message(EngineFailed(f"{type(error).__name__} while loading: {error}")))
         return 1
-    worker.start(end)
-    worker.attend(end)
-    worker.stop()
+    try:
+        worker.start(end)
+        worker.attend(end)
+    finally:
+        worker.stop()
     return 0
 
 
@@ -118,7 +120,7 @@ class Worker:
             reporter.start()
             if self._model.degraded:
                 self._reporter.event("degraded", reason="; ".join(self._model.tried)[:500])
-        link.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
+        _send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
     def attend(self, end: socket.socket) -> None:
         """Handle the supervisor's messages until it sends `stop` or is gone."""
