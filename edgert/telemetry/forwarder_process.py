@@ -4,8 +4,8 @@ The process sends the spool to the broker. It is a separate process, so that wor
 TLS, and never wait for a slow network. It reads the device's configuration. The supervisor holds the other end of the
 process's standard input. The process stops within 2 s of SIGTERM, of SIGINT, or of the supervisor's death.
 
-With `--clear` instead of `--boot`, the process forwards nothing. It removes the messages that the broker retains of this
-device, or only shows them, and ends. An uninstall runs this.
+With `--clear` instead of `--boot`, the process forwards nothing. It removes the messages that the broker retains of
+this device, or only shows them, and ends. An uninstall runs this.
 
 Exit status: 0, or the exit code of an error in the configuration (an unreachable broker is no error).
 """

@@ -320,7 +320,7 @@ class _Learner:
         return 1e6 * min(runs)
 
     def _rate_at_once(self, sessions: Sequence[Session]) -> float:
-        """Return the rate of `sessions`; 0 if a run fails, because the engine may allow only one run at a time."""
+        """Return the rate of `sessions`; 0 if a run fails, because several runs may need too much memory."""
         try:
             return self._rate(sessions)
         except Exception:  # noqa: BLE001  # if one run at a time fails too, a later measurement raises the error

@@ -20,7 +20,7 @@ import pytest
 
 from edgert import AsyncClient, Client
 from edgert.client.blocking import Session
-from edgert.client.conversation import Retry
+from edgert.client.conversation import Outputs, Retry
 from edgert.errors import DeadlineExceeded, RequestError, SessionLost, Unavailable
 from edgert.protocol import wire
 from tests.support.clients import ITEM
@@ -96,17 +96,17 @@ def test_a_second_attempt_on_an_idle_connection_has_only_the_time_that_is_left(t
         closed = False
         conversation = SimpleNamespace(outgrown=False)
 
-        def request(self, inputs: Any, timeout_s: float, *rest: Any) -> str:
+        def request(self, inputs: Any, timeout_s: float, *rest: Any) -> Outputs:
             given_s.append(timeout_s)
             if len(given_s) == 1:
                 raise Retry(Unavailable("busy", retry_after_s=0.2))
-            return "answer"
+            return {}
 
         def close(self) -> None: ...
 
     with Client(tmp_path / "none.sock") as client:
         client._idle["echo"] = [IdleConnection(), IdleConnection()]  # type: ignore[list-item]
-        assert client.infer("echo", ITEM, timeout_s=1.0) == "answer"
+        assert client.infer("echo", ITEM, timeout_s=1.0) == {}
     assert given_s[0] == 1.0
     assert given_s[1] <= 0.8
 

@@ -212,7 +212,7 @@ def test_a_spool_whose_creation_is_cut_off_at_any_statement_is_empty_or_complete
         copies.append(folder / path.name)
 
     def traced(*args: Any, **options: Any) -> sqlite3.Connection:
-        database = connect(*args, **options)
+        database: sqlite3.Connection = connect(*args, **options)
         database.set_trace_callback(copy)
         return database
 
