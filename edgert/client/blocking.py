@@ -123,6 +123,7 @@ class Client(BaseClient):
                 return connection.request(inputs, timeout_s, deadline, flags, trace)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
+                timeout_s = max(0.001, deadline - time.monotonic())
             finally:
                 if (
                     connection.closed
@@ -251,6 +252,7 @@ class Session:
         while True:
             if self._connection.closed:
                 self._move(deadline)
+                timeout_s = max(0.001, deadline - time.monotonic())
             try:
                 return self._connection.request(inputs, timeout_s, deadline, flags, trace)
             except (Retry, WorkerLost) as error:

@@ -2,8 +2,12 @@
 
 The process sends the spool to the broker. It is a separate process, so that workers and supervisor load no paho and no
 TLS, and never wait for a slow network. It reads the device's configuration. The supervisor holds the other end of the
-process's standard input. The process stops within 2 s of SIGTERM, of SIGINT, or of the supervisor's death. Exit status:
-0, or the exit code of an error in the configuration (an unreachable broker is no error).
+process's standard input. The process stops within 2 s of SIGTERM, of SIGINT, or of the supervisor's death.
+
+With `--clear` instead of `--boot`, the process forwards nothing. It removes the messages that the broker retains of
+this device, or only shows them, and ends. An uninstall runs this.
+
+Exit status: 0, or the exit code of an error in the configuration (an unreachable broker is no error).
 """
 
 from __future__ import annotations
@@ -45,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="clear the messages that the broker retains of this device, or show what would be cleared, and end",
     )
     args = parser.parse_args(argv)
-    if args.clear:
-        print(_cleared(StateDir(args.state), remove=args.clear == "remove"))
-        return 0
-    stop = stop_with_supervisor_or_signal()
+    state = StateDir(args.state)
     try:
-        state = StateDir(args.state)
+        if args.clear:
+            print(_cleared(state, remove=args.clear == "remove"))
+            return 0
+        stop = stop_with_supervisor_or_signal()
         forward(state, read_config(state), args.boot, stop)
     except EdgeRTError as error:
         log(f"telemetry: {error.message}")
@@ -92,13 +96,13 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
     if not config.mqtt.host:
         return ""
     settings, topics = broker_settings(config), Topics(config.site, config.device)
-    messages = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
+    retained = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
     try:
         if remove:
             retain(settings, dict.fromkeys(retained_topics(topics, config.mqtt.home_assistant), b""), topics.client_id)
     except EdgeRTError as error:
-        return f"left {messages} ({error.message}): `edgert fleet forget {config.device}` clears them"
-    return f"removed {messages}"
+        return f"left {retained} ({error.message}): `edgert fleet forget {config.device}` clears them"
+    return f"removed {retained}"
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:

@@ -7,8 +7,8 @@ messages of the least important kind. With `synchronous = NORMAL` a commit survi
 cut may lose the last commits, so subscribers distinguish boots.
 
 A process that finds the database unreadable renames it to `NAME.corrupt-N`, and creates a new database. The other
-processes notice the new inode and use the new file. In the new file, `seq` starts at a random number above 2**32, so
-that no `seq` of this boot occurs twice.
+processes notice the new inode and use the new file. In every new file, `seq` starts at a random number above 2**32. So
+no `seq` of this boot occurs twice, even if somebody removes the file and another process creates the next file.
 
 The threads of one process may share a `Spool`; a forked process must open its own.
 """
@@ -35,8 +35,8 @@ ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
 LOST_WITH_FILE = "unknown"  # the kind in `lost` for a lost file, because the number of its messages is unknown
-SEQ_AFTER_LOSS_MIN = 2**32
-SEQ_AFTER_LOSS_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
+FIRST_SEQ_MIN = 2**32
+FIRST_SEQ_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
 
 # A full spool first deletes messages with the lowest number, and among equals the oldest message.
 IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
@@ -105,7 +105,7 @@ class Spool:
             self._reopen(suspect=False)
 
     def append(self, stream: str, topic: str, fields: Fields, qos: int, kind: str) -> int:
-        """Store one message and return its `seq`: 1, 2, 3 ... in each `stream`.
+        """Store one message and return its `seq`, which grows by one in each `stream`.
 
         `fields` returns the fields to send with a given `seq`. The spool drops a message and counts it as lost if the
         message alone exceeds the limits, or if the spool is full and all waiting messages are more important.
@@ -227,19 +227,16 @@ class Spool:
         with locked(self.path.with_name(self.path.name + ".lock")):
             # If several processes find the same corrupt file, the first process replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
-            # 1 if there was no file before. A file that vanished had already used low numbers.
-            fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
             try:
                 if suspect and not replaced_already:
                     raise sqlite3.DatabaseError("found corrupt while in use")
-                self._database = _connect(self.path, fresh_seq)
+                self._database = _connect(self.path, after_loss=mine != _NO_INODE)
             except sqlite3.DatabaseError as error:
                 if not suspect and not _is_corruption(error):
                     raise
                 aside = _set_aside(self.path)
                 self._log(f"telemetry: the spool {self.path} was unreadable ({error}), and is now {aside.name}")
-                fresh_seq = random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
-                self._database = _connect(self.path, fresh_seq)
+                self._database = _connect(self.path, after_loss=True)
             self._inode = _inode_of(self.path)
 
     def _disconnect(self) -> None:
@@ -273,8 +270,11 @@ CREATE TABLE IF NOT EXISTS usage (rows INTEGER NOT NULL, size INTEGER NOT NULL, 
 """
 
 
-def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
-    """Open and check the file; create what is missing. Raises sqlite3.DatabaseError."""
+def _connect(path: Path, *, after_loss: bool) -> sqlite3.Connection:
+    """Open and check the file; create what is missing. Raises sqlite3.DatabaseError.
+
+    If the file is new, `after_loss` tells that it replaces a lost file.
+    """
     # Autocommit mode, with explicit transactions. The spool's lock serializes the calls.
     database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
@@ -282,27 +282,37 @@ def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA wal_autocheckpoint = 250")  # in pages: 1 MB; flash is small, and a WAL never shrinks
         database.execute("PRAGMA journal_size_limit = 1048576")
-        _prepare(database, first_seq)
+        _prepare(database, after_loss)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
+def _prepare(database: sqlite3.Connection, after_loss: bool) -> None:
     (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
         raise sqlite3.DatabaseError(f"quick_check: {result}")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version not in (0, SCHEMA_VERSION):
         raise sqlite3.DatabaseError(f"schema version {version}; this program knows {SCHEMA_VERSION}")
-    if version == 0:
-        database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        database.execute("INSERT INTO usage SELECT 0, 0, ? WHERE NOT EXISTS (SELECT * FROM usage)", (first_seq,))
-        if first_seq >= SEQ_AFTER_LOSS_MIN:
-            _count_lost(database, LOST_WITH_FILE)
-        # Ids start like `seq`: an acknowledgement of an older file's message must not match a message of this file.
-        database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))
+    # An older program could end after it set the version, but before it wrote the row of `usage`.
+    if version == 0 or not database.execute("SELECT count(*) FROM usage").fetchone()[0]:
+        _create_tables(database, after_loss)
+
+
+def _create_tables(database: sqlite3.Connection, after_loss: bool) -> None:
+    first_seq = random.randrange(FIRST_SEQ_MIN, FIRST_SEQ_MAX)
+    database.execute("BEGIN IMMEDIATE")  # one transaction, so a process that ends here leaves no part of it
+    for statement in _SCHEMA.split(";"):
+        database.execute(statement)
+    database.execute("INSERT INTO usage VALUES (0, 0, ?)", (first_seq,))
+    # Ids start like `seq`: an acknowledgement of an older file's message must not match a message of this file.
+    database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))
+    if after_loss:
+        _count_lost(database, LOST_WITH_FILE)
+    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    database.execute("COMMIT")
 
 
 def _next_seq(database: sqlite3.Connection, stream: str) -> int:

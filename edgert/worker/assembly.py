@@ -94,18 +94,29 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
     areas = AreaBudget(areas_bytes_max(serving))
     sessions = Sessions(pipeline, model.version.manifest, model.version.digest, serving, frame_bytes_max)
     connections = Connections(
-        pipeline,
-        recorder,
-        probes,
-        _welcome(model, pipeline, frame_bytes_max),
-        frame_bytes_max,
-        serving.connections_max,
+        pipeline=pipeline,
+        recorder=recorder,
+        probes=probes,
+        welcome=_welcome(model, pipeline, frame_bytes_max),
+        frame_bytes_max=frame_bytes_max,
+        connections_max=serving.connections_max,
         reactor_limits=reactor_limits(model, config, batcher, len(os.sched_getaffinity(0))),
         areas=areas,
         sessions=sessions,
     )
     return WorkerParts(
-        model, batcher, cache, near, shadow, previous, recorder, probes, reporter, areas, sessions, connections
+        model=model,
+        batcher=batcher,
+        cache=cache,
+        near=near,
+        shadow=shadow,
+        previous=previous,
+        recorder=recorder,
+        probes=probes,
+        reporter=reporter,
+        areas=areas,
+        sessions=sessions,
+        connections=connections,
     )
 
 

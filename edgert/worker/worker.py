@@ -79,14 +79,16 @@ def _serve(end: socket.socket) -> int:
         model = load_model(version, state, config, lambda line: link.send(end, {"op": "progress", "line": line[:500]}))
         worker = Worker(assemble(order, state, config, _watched(model, page)), state, config)
     except EdgeRTError as error:
-        link.send(end, link.failure_message(error))
+        _send(end, link.failure_message(error))
         return 1
     except Exception as error:  # noqa: BLE001  # any failure of an engine or the disk must reach `edgertd status`
-        link.send(end, link.failure_message(EngineFailed(f"{type(error).__name__} while loading: {error}")))
+        _send(end, link.failure_message(EngineFailed(f"{type(error).__name__} while loading: {error}")))
         return 1
-    worker.start(end)
-    worker.attend(end)
-    worker.stop()
+    try:
+        worker.start(end)
+        worker.attend(end)
+    finally:
+        worker.stop()
     return 0
 
 
@@ -96,29 +98,22 @@ class Worker:
     def __init__(self, parts: WorkerParts, state: StateDir, config: DeviceConfig) -> None:
         self._state = state
         self._config = config
-        self._model = parts.model
         self._parts = parts
-        self._batcher = parts.batcher
-        self._shadows = parts.shadows
-        self._previous = parts.previous
-        self._recorder = parts.recorder
-        self._probes = parts.probes
-        self._reporter = parts.reporter
-        self._connections = parts.connections
 
     def start(self, end: socket.socket) -> None:
         """Begin to report and tell the supervisor that the worker accepts connections."""
+        parts = self._parts
         threading.stack_size(STACK_BYTES)
-        for shadow in self._shadows:
+        for shadow in parts.shadows:
             shadow.start()
-        self._connections.start()
-        if self._reporter is not None:
-            reporter = self._reporter
+        parts.connections.start()
+        reporter = parts.reporter
+        if reporter is not None:
             reporter.alarms_changed = lambda: _send(end, {"op": "alarms", "names": reporter.alarms})
             reporter.start()
-            if self._model.degraded:
-                self._reporter.event("degraded", reason="; ".join(self._model.tried)[:500])
-        link.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
+            if parts.model.degraded:
+                reporter.event("degraded", reason="; ".join(parts.model.tried)[:500])
+        _send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
     def attend(self, end: socket.socket) -> None:
         """Handle the supervisor's messages until it sends `stop` or is gone."""
@@ -129,7 +124,7 @@ class Worker:
                     # With family and type, Python does not need to ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
                     options = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
-                    self._connections.accept(sock, **options)
+                    self._parts.connections.accept(sock, **options)
             elif message["op"] == "stats":
                 status = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
                 _send(end, {"op": "stats", "id": message["id"], **status})
@@ -139,7 +134,7 @@ class Worker:
                 try:
                     threading.Thread(target=self._send_golden, args=(end, message), daemon=True).start()
                 except RuntimeError as error:  # no more threads: a limit that was not measured counts as broken
-                    log(f"{self._model.version.manifest.model}: cannot send the golden samples: {error}")
+                    log(f"{self._parts.model.version.manifest.model}: cannot send the golden samples: {error}")
                     _send(end, {"op": "golden_sent", "count": 0})
             elif message["op"] == "stop":
                 if message["final"]:
@@ -149,24 +144,27 @@ class Worker:
 
     def stop(self) -> None:
         """Finish the engine runs in progress, move every other client, and send the last report."""
-        self._connections.stop_reading()
-        self._batcher.close(Moved("the model is served by another worker now"))
-        self._connections.wait_until_gone(DRAIN_S)
-        for shadow in self._shadows:
+        parts = self._parts
+        parts.connections.stop_reading()
+        parts.batcher.close(Moved("the model is served by another worker now"))
+        parts.connections.wait_until_gone(DRAIN_S)
+        for shadow in parts.shadows:
             shadow.close()
-        if self._reporter is not None:
-            self._reporter.stop()
-        for session in (self._model.session, *self._model.more_sessions, *self._model.reactor_sessions):
+        if parts.reporter is not None:
+            parts.reporter.stop()
+        for session in (parts.model.session, *parts.model.more_sessions, *parts.model.reactor_sessions):
             session.close()
 
     def _send_away(self, reason: str) -> None:
         """From now on, tell clients that must leave to connect again later, instead of at once."""
-        self._connections.final_frame = wire.error_frame(ShuttingDown(reason, retry_after_s=1.0))
+        self._parts.connections.final_frame = wire.error_frame(ShuttingDown(reason, retry_after_s=1.0))
 
     def _trial_figures(self) -> dict[str, Any]:
         """Return the figures for the trial limits, of requests of apps and of probes."""
-        previous, both = self._previous, [each.snapshot().totals for each in (self._recorder, self._probes)]
-        latency = merged([self._recorder.latency(), self._probes.latency()])
+        parts = self._parts
+        previous = parts.previous
+        both = [each.snapshot().totals for each in (parts.recorder, parts.probes)]
+        latency = merged([parts.recorder.latency(), parts.probes.latency()])
         return {
             "requests": sum(totals.requests for totals in both),
             "failed": sum(totals.errors + totals.shed for totals in both),
@@ -176,23 +174,25 @@ class Worker:
         }
 
     def _send_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
-        if self._previous is not None:  # only requests of apps are compared with the previous version
-            self._previous.stop_sampling()
-        before = self._probes.snapshot().totals.requests
+        parts = self._parts
+        if parts.previous is not None:  # only requests of apps are compared with the previous version
+            parts.previous.stop_sampling()
+        before = parts.probes.snapshot().totals.requests
         try:
-            with GoldenClient(self._model.version, self._state, self._config) as client:
+            with GoldenClient(parts.model.version, self._state, self._config) as client:
                 count = client.infer_many(int(message["count"]), float(message["for_s"]))
         except EdgeRTError as error:  # no samples: a limit that was not measured counts as broken
-            log(f"{self._model.version.manifest.model}: cannot send the golden samples: {error.message}")
+            log(f"{parts.model.version.manifest.model}: cannot send the golden samples: {error.message}")
             count = 0
         # A request is recorded a moment after its answer was sent. The next figures must contain all requests.
         until = time.monotonic() + RECORDED_S_MAX
-        while self._probes.snapshot().totals.requests < before + count and time.monotonic() < until:
+        while parts.probes.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(RECORDED_POLL_S)
         _send(end, {"op": "golden_sent", "count": count})
 
     def _loaded(self) -> LoadedStatus:
-        model = self._model
+        parts = self._parts
+        model = parts.model
         return LoadedStatus(
             release=model.version.manifest.release,
             digest=model.version.digest,
@@ -202,26 +202,26 @@ class Worker:
             precision=model.artifact.precision,
             degraded=model.degraded,
             tried=tuple(model.tried),
-            batch_cap=self._batcher.cap,
+            batch_cap=parts.batcher.cap,
             threads=model.learned.threads,
-            instances=self._batcher.instances,
+            instances=parts.batcher.instances,
             load_s=round(model.load_s, 3),
         )
 
     def _figures_now(self) -> WorkerFigures:
         parts = self._parts
         return WorkerFigures(
-            connections=len(self._connections),
-            reactor_connections=self._connections.in_reactor,
-            waiting=self._batcher.waiting,
-            batches_closed=dict(self._batcher.close_reasons),
-            runs=dict(self._batcher.runs),
-            batcher=self._batcher.status(),
+            connections=len(parts.connections),
+            reactor_connections=parts.connections.in_reactor,
+            waiting=parts.batcher.waiting,
+            batches_closed=dict(parts.batcher.close_reasons),
+            runs=dict(parts.batcher.runs),
+            batcher=parts.batcher.status(),
             cache=parts.cache.status(),
             near=None if parts.near is None else parts.near.status(),
             shadow=None if parts.shadow is None else parts.shadow.status(),
-            alarms=() if self._reporter is None else self._reporter.alarms,
-            requests=self._recorder.snapshot(),
+            alarms=() if parts.reporter is None else parts.reporter.alarms,
+            requests=parts.recorder.snapshot(),
             shared_bytes=parts.areas.reserved_bytes,
             sessions=parts.sessions.count,
             session_bytes=parts.sessions.reserved_bytes,

@@ -83,6 +83,7 @@ class ModelService:
             self.pinned or not config.serving.memory_mb
         )  # whether to load the model without a request of a client
         self.requested_at_s: float | None = None  # the time of the last request that was refused
+        self._no_room: dict[str, Any] = {}  # the last event `no_room` since a load was admitted
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
         self._report = report
@@ -270,11 +271,11 @@ class ModelService:
             self._refuse(version, error)
             return
         self.fault = None
+        self._no_room = {}
         self._start(slots, version)
 
     def _refuse(self, version: Version, fault: EdgeRTError) -> None:
         """Do not load `version`, which `admit` refused with `fault`, until the next request of a client."""
-        is_same = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
         self.wanted, self.requested_at_s = self.pinned, None
@@ -282,8 +283,10 @@ class ModelService:
         if self.trial.is_of(version):
             self._roll_back(version, fault)
             return
-        if not is_same:
-            self._report("no_room", {"release": version.release, "reason": fault.message})
+        event = {"release": version.release, "reason": fault.message}
+        if event != self._no_room:
+            self._no_room = event
+            self._report("no_room", event)
         self._settle(fault)
 
     def _serve_none(self, idle: ModelState) -> None:

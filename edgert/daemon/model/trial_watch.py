@@ -134,11 +134,15 @@ class TrialWatch:
         return self.limits.fills and not self._filled and self.readings.requests < REQUESTS_MIN
 
     def _fill(self) -> None:
+        count = REQUESTS_MIN - self.readings.requests
+        try:
+            link.send(self.worker.link, {"op": "send_golden", "count": count, "for_s": FILL_S_MAX})
+        except (
+            OSError
+        ):  # the worker has ended, which the loop will see, or its queue is full: the next figures try again
+            return
         self.phase = TrialPhase.FILLING
         self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message arrives when the samples are answered
-        count = REQUESTS_MIN - self.readings.requests
-        with contextlib.suppress(OSError):
-            link.send(self.worker.link, {"op": "send_golden", "count": count, "for_s": FILL_S_MAX})
 
     def _break(self, finding: Broken) -> None:
         self.phase, self.finding = TrialPhase.BROKEN, finding

@@ -188,7 +188,9 @@ class _PendingHello:
                 return None
             hello = frames.feed(count)
         if hello.kind != wire.HELLO or hello.tensors:
-            raise ProtocolError("a connection starts with a HELLO frame of at most 4096 bytes (docs/protocol.md)")
+            raise ProtocolError(
+                f"a connection starts with a HELLO frame of at most {wire.HELLO_BYTES_MAX} bytes (docs/protocol.md)"
+            )
         content = hello.json()
         if len(self._first_bytes) == KEPT_HELLO_BYTES == wire.HEADER_BYTES + wire.aligned(len(hello.meta)):
             if len(self._kept_hellos) >= KEPT_HELLOS_MAX:

@@ -150,6 +150,10 @@ class Connections:
         except (EdgeRTError, OSError) as error:
             self._end(sock, connection, error)
             return
+        except Exception as error:  # noqa: BLE001  # an internal fault must end only this connection
+            log(f"{type(error).__name__} before the first request: {error}")
+            self._end(sock, connection, error)
+            return
         self._continue(connection, Departure())
 
     def _continue(self, connection: Connection, departure: Departure) -> None:
@@ -201,7 +205,7 @@ class Connections:
             if connection.area is not None:
                 self._areas.end(connection.area, unread=not _has_closed(sock))
             if connection.session is not None:
-                self._sessions.close()
+                self._sessions.release()
             spare = connection.close()
             if spare is not None and len(self._spare) < SPARE_MAX:
                 self._spare.append(spare)

@@ -57,13 +57,18 @@ class RunLimits(NamedTuple):
 
     Attributes:
         least: The smallest number of requests that share a run; fewer requests run one by one.
-        most: The largest number of requests in a run.
-        threads: The number of runs at once, if `most` is 1.
+        most: The largest number of items in a run; 1 if each request has its own run.
+        threads: The number of runs at once, if the requests run one by one.
     """
 
     least: int
     most: int
     threads: int = 1
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each request has its own run."""
+        return self.most == 1
 
 
 class _Client:
@@ -157,11 +162,14 @@ class Reactor:
         self._switch = switch
         self._on_departure = on_departure
         self._log = log
-        self._least, self._most, self._threads = limits
+        self._least = limits.least
+        self._most = limits.most
+        self._threads = limits.threads
+        self._one_by_one = limits.one_by_one
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
         # If there are several threads, only the thread that serves a connection may get its events.
-        self._events = select.EPOLLIN if self._most > 1 else select.EPOLLIN | select.EPOLLONESHOT
+        self._events = select.EPOLLIN | select.EPOLLONESHOT if self._one_by_one else select.EPOLLIN
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # one entry for each thread that waits for requests
         self._polled_ns = time.perf_counter_ns()  # the time of the last poll by any thread
@@ -169,7 +177,7 @@ class Reactor:
 
     def start(self) -> None:
         """Start the threads; they run as long as the process."""
-        serve = self._serve if self._most > 1 else self._serve_one_by_one
+        serve = self._serve_one_by_one if self._one_by_one else self._serve
         for _ in range(self._threads):
             threading.Thread(target=serve, name="reactor", daemon=True).start()
 

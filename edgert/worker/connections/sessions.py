@@ -77,7 +77,7 @@ class Sessions:
             self.count += 1
         return ClientSession(self)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Release the reservation of a session that `open` returned."""
         with self._lock:
             self.count -= 1

@@ -208,7 +208,7 @@ class _Learner:
         while len(self.sessions) < count and not self._engine.concurrent:
             self.sessions.append(self._load(threads_each))
         together = self.sessions * count if self._engine.concurrent else self.sessions
-        if configured or self._rate(together) >= (1 + MORE_INSTANCES_GAIN) * alone:
+        if configured or self._rate_at_once(together) >= (1 + MORE_INSTANCES_GAIN) * alone:
             return threads_each, count
         while len(self.sessions) > 1:
             self.sessions.pop().close()
@@ -225,8 +225,8 @@ class _Learner:
         if self._cpus == 1 or item_us <= QUICK_US_MAX or self._left_s() < RATE_S + 2 * count * item_us / 1e6:
             return 1
         before_mb = self._memory_mb()
-        self._rate(self.sessions[:1] * count)
-        return count if self._memory_mb() - before_mb <= LEARN_MB_MAX else 1
+        fits = self._rate_at_once(self.sessions[:1] * count) > 0 and self._memory_mb() - before_mb <= LEARN_MB_MAX
+        return count if fits else 1
 
     def _one_thread_pays(self, threads: int) -> bool:
         """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
@@ -252,8 +252,7 @@ class _Learner:
         before_mb = self._memory_mb()
         session = self._load(1)
         try:
-            self._rate([session] * self._cpus)
-            return self._memory_mb() - before_mb <= LEARN_MB_MAX
+            return self._rate_at_once([session] * self._cpus) > 0 and self._memory_mb() - before_mb <= LEARN_MB_MAX
         finally:
             session.close()
 
@@ -320,16 +319,27 @@ class _Learner:
             runs.append(self._clock() - began)
         return 1e6 * min(runs)
 
+    def _rate_at_once(self, sessions: Sequence[Session]) -> float:
+        """Return the rate of `sessions`; 0 if a run fails, because several runs may need too much memory."""
+        try:
+            return self._rate(sessions)
+        except Exception:  # noqa: BLE001  # if one run at a time fails too, a later measurement raises the error
+            return 0.0
+
     def _rate(self, sessions: Sequence[Session]) -> float:
-        """Return the items per second that all sessions answer in total."""
+        """Return the items per second that all sessions answer in total. Raises the error of a session."""
         counts, clock = [0] * len(sessions), self._clock
+        errors: list[Exception] = []
 
         def work(number: int, session: Session) -> None:
-            session.run(self._sample)
-            until = clock() + RATE_S
-            while clock() < until:
+            try:
                 session.run(self._sample)
-                counts[number] += 1
+                until = clock() + RATE_S
+                while clock() < until:
+                    session.run(self._sample)
+                    counts[number] += 1
+            except Exception as error:  # noqa: BLE001  # raised below, in the caller's thread
+                errors.append(error)
 
         began = clock()
         threads = []
@@ -342,6 +352,8 @@ class _Learner:
             threads.append(thread)
         for thread in threads:
             thread.join()
+        if errors:
+            raise errors[0]
         return sum(counts) / max(1e-9, clock() - began)
 
 

@@ -8,9 +8,11 @@ import math
 import multiprocessing
 import multiprocessing.queues
 import pickle
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,12 @@ import pytest
 
 from edgert import AsyncClient, Client
 from edgert.client.blocking import Session
-from edgert.errors import RequestError, SessionLost
+from edgert.client.conversation import Outputs, Retry
+from edgert.errors import DeadlineExceeded, RequestError, SessionLost, Unavailable
+from edgert.protocol import wire
 from tests.support.clients import ITEM
 from tests.support.devices import Device, a_device
+from tests.support.stand_ins.false_daemon import WELCOME_FRAME, false_daemon
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,42 @@ def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Dev
             same.close()
     asyncio_client = pickle.loads(pickle.dumps(AsyncClient(quick.socket, connections_max=3)))
     assert (asyncio_client.path, asyncio_client.connections_max) == (quick.socket, 3)
+
+
+def test_a_second_attempt_on_an_idle_connection_has_only_the_time_that_is_left(tmp_path: Path) -> None:
+    given_s: list[float] = []
+
+    class IdleConnection:
+        closed = False
+        conversation = SimpleNamespace(outgrown=False)
+
+        def request(self, inputs: Any, timeout_s: float, *rest: Any) -> Outputs:
+            given_s.append(timeout_s)
+            if len(given_s) == 1:
+                raise Retry(Unavailable("busy", retry_after_s=0.2))
+            return {}
+
+        def close(self) -> None: ...
+
+    with Client(tmp_path / "none.sock") as client:
+        client._idle["echo"] = [IdleConnection(), IdleConnection()]  # type: ignore[list-item]
+        assert client.infer("echo", ITEM, timeout_s=1.0) == {}
+    assert given_s[0] == 1.0
+    assert given_s[1] <= 0.8
+
+
+def test_a_request_of_a_session_that_moves_ends_at_its_time_out(tmp_path: Path) -> None:
+    wait = wire.error_frame(Unavailable("it is being loaded", retry_after_s=0.7))
+    moves = [WELCOME_FRAME, wire.json_frame(wire.MOVED, {})]
+    with (
+        false_daemon(tmp_path, moves, [wait], [WELCOME_FRAME, b""]) as path,
+        Client(path) as client,
+        client.session("echo") as stream,
+    ):
+        began_s = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            stream.infer(ITEM, timeout_s=1.0)
+        assert time.monotonic() - began_s < 1.5
 
 
 def shared_areas() -> int:

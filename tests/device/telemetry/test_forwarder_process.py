@@ -101,8 +101,11 @@ def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_
             stop(forwarder)
 
 
-def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(tmp_path: Path) -> None:
-    ended = start_forwarder(tmp_path, MqttSettings("127.0.0.1", 1883), device="7")
+@pytest.mark.parametrize("action", [("--boot", "b1"), ("--clear", "show")])
+def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(
+    tmp_path: Path, action: tuple[str, str]
+) -> None:
+    ended = start_forwarder(tmp_path, MqttSettings("127.0.0.1", 1883), device="7", action=action)
     _, said = ended.communicate()
     assert ended.returncode == ConfigInvalid.exit_code
     assert b"'d7'" in said
@@ -136,8 +139,10 @@ def state_folder(folder: Path, settings: MqttSettings, device: str = TOPICS.devi
     return folder
 
 
-def start_forwarder(folder: Path, settings: MqttSettings, device: str = TOPICS.device) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "edgert.telemetry.forwarder_process", "--boot", "b1", "--state"]
+def start_forwarder(
+    folder: Path, settings: MqttSettings, device: str = TOPICS.device, action: tuple[str, str] = ("--boot", "b1")
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "edgert.telemetry.forwarder_process", *action, "--state"]
     return subprocess.Popen([*command, str(state_folder(folder, settings, device))], stderr=subprocess.PIPE)
 
 

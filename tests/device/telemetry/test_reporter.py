@@ -65,13 +65,7 @@ def test_a_window_is_reported_when_it_is_over_and_not_before(bench: Bench) -> No
     assert (hist.topic, hist.qos, metrics.topic, metrics.qos) == (TOPICS.hist("digits"), 1, TOPICS.metrics("digits"), 0)
     assert HistMessage.from_json(hist.payload).sketch.max == 2.0
     read = MetricsMessage.from_json(metrics.payload)
-    assert (read.ts_ms, read.boot, read.seq, read.window_s, read.model_version) == (
-        1_700_000_000_500,
-        "b1",
-        1,
-        60,
-        "r7",
-    )
+    assert (read.ts_ms, read.boot, read.window_s, read.model_version) == (1_700_000_000_500, "b1", 60, "r7")
     assert (read.number("req_total"), read.number("up"), read.number("rss_bytes")) == (1, 1, 7)
 
 
@@ -96,7 +90,7 @@ def test_an_event_names_model_and_version(bench: Bench) -> None:
     fields = json.loads(event.payload)
     assert (event.topic, event.qos, event.kind) == (TOPICS.event, 1, "event")
     assert fields["event"] == "engine_failed"
-    assert (fields["model"], fields["model_version"], fields["seq"], fields["tries"]) == ("digits", "r7", 1, 3)
+    assert (fields["model"], fields["model_version"], fields["tries"]) == ("digits", "r7", 3)
 
 
 def test_a_spool_that_refuses_is_said_once_and_reporting_goes_on_when_it_works_again(tmp_path: Path) -> None:
@@ -151,5 +145,5 @@ def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(
     assert kinds == {"event": 24, "hist": 976}
     assert stats.lost == {"metrics": 24 * 60, "hist": 24 * 60 - 976}
     events = [json.loads(m.payload)["seq"] for m in bench.spool.take(2000, 0) if m.kind == "event"]
-    assert events == list(range(1, 25))
+    assert events == list(range(events[0], events[0] + 24))
     assert held[1] - held[0] < 256, "KB that the reporter holds on to"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,9 +47,10 @@ def seqs(messages: list[Spooled]) -> list[int]:
 
 def test_messages_come_out_oldest_first_and_stay_until_they_are_done(path: Path) -> None:
     spool = Spool(path)
-    assert [add(spool) for _ in range(3)] == [1, 2, 3]
+    appended = [add(spool) for _ in range(3)]
+    assert appended == [appended[0], appended[0] + 1, appended[0] + 2]
     first, second, third = spool.take(10)
-    assert seqs([first, second, third]) == [1, 2, 3]
+    assert seqs([first, second, third]) == appended
     assert (first.topic, first.qos, first.kind) == ("topic", 1, "hist")
     assert spool.take(10, after_id=first.id) == [second, third]
     spool.delete_acknowledged([first.id, second.id, second.id])
@@ -56,21 +60,22 @@ def test_messages_come_out_oldest_first_and_stay_until_they_are_done(path: Path)
 
 def test_each_stream_counts_by_itself(path: Path) -> None:
     spool = Spool(path)
-    assert [add(spool, stream=name) for name in ("a", "b", "a", "a", "b")] == [1, 1, 2, 3, 2]
+    first, *others = [add(spool, stream=name) for name in ("a", "b", "a", "a", "b")]
+    assert [seq - first for seq in others] == [0, 1, 2, 1]
 
 
 def test_counting_goes_on_where_the_last_process_left_off(path: Path) -> None:
     spool = Spool(path)
-    add(spool)
+    first = add(spool)
     spool.close()
-    assert add(Spool(path)) == 2
+    assert add(Spool(path)) == first + 1
 
 
 def test_when_full_metrics_go_first_and_events_last_and_each_loss_is_counted(path: Path) -> None:
     spool = Spool(path, rows_max=4)
-    for kind in ("event", "hist", "metrics", "metrics", "metrics", "hist", "hist", "event", "event"):
-        add(spool, kind, stream=kind)
-    left = [(message.kind, json.loads(message.payload)["seq"]) for message in spool.take(10)]
+    kinds = ("event", "hist", "metrics", "metrics", "metrics", "hist", "hist", "event", "event")
+    before = min(add(spool, kind, stream=kind) for kind in kinds) - 1
+    left = [(message.kind, json.loads(message.payload)["seq"] - before) for message in spool.take(10)]
     assert left == [("event", 1), ("hist", 3), ("event", 2), ("event", 3)]
     assert spool.stats().lost == {"metrics": 3, "hist": 2}
     assert spool.stats().lost_total == 5
@@ -78,18 +83,17 @@ def test_when_full_metrics_go_first_and_events_last_and_each_loss_is_counted(pat
 
 def test_the_bound_in_bytes_holds(path: Path) -> None:
     spool = Spool(path, bytes_max=10_000)
-    for _ in range(50):
-        add(spool, size=900)
+    appended = [add(spool, size=900) for _ in range(50)]
     stats = spool.stats()
     assert stats.size_bytes <= 10_000
     assert stats.rows + stats.lost["hist"] == 50
-    assert seqs(spool.take(50))[-1] == 50
+    assert seqs(spool.take(50))[-1] == appended[-1]
 
 
 def test_one_message_larger_than_the_spool_drives_nothing_else_out(path: Path) -> None:
     spool = Spool(path, bytes_max=1_000)
-    add(spool)
-    assert add(spool, "event", stream="event", size=5_000) == 1
+    first = add(spool)
+    assert add(spool, "event", stream="event", size=5_000) == first
     assert (spool.stats().rows, spool.stats().lost) == (1, {"event": 1})
 
 
@@ -113,7 +117,8 @@ def test_threads_and_processes_append_at_once_without_losing_or_repeating_a_seq(
     for other in others:
         other.communicate(timeout=WAIT_S_MAX)
         assert other.returncode == 0
-    assert sorted(seqs(ours.take(1000))) == list(range(1, 241))
+    found = sorted(seqs(ours.take(1000)))
+    assert found == list(range(found[0], found[0] + 240))
 
 
 def test_appended_messages_survive_the_kill_of_their_process(path: Path) -> None:
@@ -124,7 +129,7 @@ def test_appended_messages_survive_the_kill_of_their_process(path: Path) -> None
     reported += [int(line) for line in appender.communicate()[0].split()]
     found = seqs(Spool(path).take(10_000))
     assert found[: len(reported)] == reported
-    assert found == list(range(1, len(found) + 1))
+    assert found == list(range(found[0], found[0] + len(found)))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +139,8 @@ def test_a_corrupt_file_is_set_aside_and_a_fresh_one_begun(path: Path, content: 
     path.write_bytes(content)
     said: list[str] = []
     spool = Spool(path, log=said.append)
-    # This boot cannot have used the number before. Subscribers drop numbers that they have seen.
-    assert add(spool) >= spool_module.SEQ_AFTER_LOSS_MIN
+    # This boot cannot have used this number before. Subscribers drop a number that they received before.
+    assert add(spool) >= spool_module.FIRST_SEQ_MIN
     assert path.with_name("telemetry.db.corrupt-1").read_bytes() == content
     assert "telemetry.db.corrupt-1" in said[0]
 
@@ -157,7 +162,7 @@ def test_a_file_that_goes_bad_in_use_is_replaced_once_and_every_process_follows(
         file.seek(4096)
         file.write(b"\xa5" * (path.stat().st_size - 4096))
     new = add(first, stream="new")
-    assert new >= spool_module.SEQ_AFTER_LOSS_MIN
+    assert new >= spool_module.FIRST_SEQ_MIN
     assert add(second, stream="new") == new + 1
     assert seqs(second.take(10)) == seqs(first.take(10)) == [new, new + 1]
     assert second.stats().lost == {"unknown": 1}
@@ -177,7 +182,65 @@ def test_a_file_that_was_removed_in_use_is_begun_anew_with_numbers_not_used_befo
     add(spool)
     for file in path.parent.glob("telemetry.db*"):
         file.unlink()
-    assert add(spool) >= spool_module.SEQ_AFTER_LOSS_MIN
+    assert add(spool) >= spool_module.FIRST_SEQ_MIN
+
+
+def test_a_file_that_was_removed_and_created_again_by_another_process_repeats_no_number(path: Path) -> None:
+    ours = Spool(path)
+    before = [add(ours) for _ in range(3)]
+    for file in path.parent.glob("telemetry.db*"):
+        file.unlink()
+    script = APPENDER.replace("while True:", "for _ in range(2):")
+    other = subprocess.run([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, check=True)
+    numbers = [*before, *map(int, other.stdout.split()), add(ours)]
+    assert len(set(numbers)) == 6
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_spool_whose_creation_is_cut_off_at_any_statement_is_empty_or_complete(
+    path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Before each statement, copy the files as a killed process would leave them."""
+    copies: list[Path] = []
+
+    def copy(statement: str) -> None:
+        folder = path.parent / f"copy-{len(copies)}"
+        folder.mkdir()
+        for file in path.parent.glob("telemetry.db*"):
+            if not file.name.endswith("-shm"):  # SQLite rebuilds this file from the log
+                shutil.copy(file, folder)
+        copies.append(folder / path.name)
+
+    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
+        database: sqlite3.Connection = connect(*args, **options)
+        database.set_trace_callback(copy)
+        return database
+
+    connect = sqlite3.connect
+    if lost:
+        path.write_bytes(b"this is no database")
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", traced)
+        Spool(path).close()
+    assert len(copies) > 10
+    for each in copies:
+        with contextlib.closing(sqlite3.connect(each)) as database, contextlib.suppress(sqlite3.DatabaseError):
+            if database.execute("PRAGMA user_version").fetchone() == (1,):
+                assert database.execute("SELECT count(*) FROM usage").fetchone() == (1,)
+                assert database.execute("SELECT count(*) FROM lost").fetchone() == (int(lost),)
+        assert add(Spool(each)) >= spool_module.FIRST_SEQ_MIN
+
+
+def test_a_spool_that_an_older_program_left_without_its_usage_is_repaired(path: Path) -> None:
+    Spool(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("DELETE FROM usage")
+        database.execute("DELETE FROM sqlite_sequence")
+    spool = Spool(path)
+    assert spool.stats().rows == 0
+    first = add(spool)
+    assert add(spool) == first + 1
+    assert spool.stats().rows == 2
 
 
 def test_a_folder_that_does_not_exist_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -190,7 +253,8 @@ def test_a_payload_that_cannot_be_built_leaves_nothing_behind(path: Path) -> Non
     with pytest.raises(ZeroDivisionError):
         spool.append("s", "t", lambda seq: {"x": 1 / 0}, 1, "hist")
     assert spool.stats().rows == 0
-    assert spool.append("s", "t", lambda seq: {}, 1, "hist") == 1
+    first = add(spool)
+    assert spool.append("s", "t", lambda seq: {}, 1, "hist") == first
 
 
 def test_the_last_word_on_a_retained_topic_is_kept_and_changes_are_distinguished(path: Path) -> None:

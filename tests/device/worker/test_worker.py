@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,10 @@ import pytest
 
 from edgert.engines import Session
 from edgert.protocol import wire
+from edgert.telemetry.messages import MetricsMessage
+from edgert.telemetry.spool import Spool
 from edgert.tensors import TensorSpec
+from edgert.typed_json import to_json
 from edgert.worker.assembly import assemble, reactor_limits
 from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.loading.model import load_model
@@ -23,6 +28,7 @@ from edgert.worker.pipeline.batcher import RELEASE_AFTER_S
 from edgert.worker.worker import Worker
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.stand_ins.loaded_models import installed
@@ -139,6 +145,23 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
         read_frame(client)
         link.send(started.supervisor, {"op": "stop", "final": True})
         assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
+
+
+def test_a_worker_whose_daemon_died_during_the_load_reports_its_end_without_a_traceback(tmp_path: Path) -> None:
+    version, state, _ = installed(tmp_path)
+    state.make()
+    order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
+    page = RunPage.create()
+    supervisor, end = link.pair()
+    with supervisor, end:
+        link.send(supervisor, to_json(order), (page.descriptor,))
+        supervisor.close()
+        command = [sys.executable, "-m", "edgert.worker.worker", str(end.fileno())]
+        worker = subprocess.run(command, pass_fds=[end.fileno()], stderr=subprocess.PIPE, text=True, timeout=WAIT_S_MAX)
+    page.close()
+    assert (worker.returncode, worker.stderr) == (0, "")
+    (_, metrics) = Spool(state.spool).take(10)
+    assert MetricsMessage.from_json(metrics.payload).number("up") == 0
 
 
 @pytest.mark.parametrize(

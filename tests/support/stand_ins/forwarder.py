@@ -104,4 +104,6 @@ class Listener:
         return [payload for heard, payload, _ in self.heard if heard == topic]
 
     def seqs(self) -> list[int]:
-        return [json.loads(payload)["seq"] for payload in self.payloads(HIST)]
+        """Return the numbers of the reports. The first report that arrived has 1."""
+        numbers = [json.loads(payload)["seq"] for payload in self.payloads(HIST)]
+        return [number - numbers[0] + 1 for number in numbers]

@@ -327,6 +327,18 @@ def test_a_model_waits_for_memory_and_then_refuses(tmp_path: Path) -> None:
         world.service.sync()
         assert world.service.state == "unloaded"
         assert world.names() == ["no_room"]
+        with pytest.raises(Unavailable):
+            world.service.connect(theirs)
+        assert world.names() == ["no_room"], "the same refusal is reported once"
+        world.room = True
+        with pytest.raises(Unavailable, match="is loading"):
+            world.service.connect(theirs)
+        world.loaded()
+        world.service.unload("room for other")
+        world.room = Overloaded("other models use the memory")
+        with pytest.raises(Unavailable):
+            world.service.connect(theirs)
+        assert world.names() == ["no_room", "serving", "unloaded", "no_room"], "after a load, it is reported again"
         world.room = Unavailable("release 1 of echo needs 500 MB")
         with pytest.raises(Unavailable, match="does not load: release 1 of echo needs 500 MB"):
             world.service.connect(theirs)

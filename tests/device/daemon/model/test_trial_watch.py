@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -10,6 +11,7 @@ from edgert.checks.trial_status import TrialPhase
 from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, TrialWatch, event_fields
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, FILL_S_MAX, REQUESTS_MIN, Readings, TrialLimits
+from edgert.worker_link import link
 from tests.support.stand_ins.workers import FakeWorker
 from tests.support.stand_ins.workers import figures_message as figures
 
@@ -79,6 +81,19 @@ def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> N
     watch.handle_message({"op": "golden_sent", "count": 90}, 70.0)
     watch.handle_message(figures(requests=100, p99_ms=1.0), 70.1)
     assert (watch.phase, watch.readings.golden) == (TrialPhase.HELD, 93)
+
+
+def test_a_worker_with_a_full_queue_is_asked_for_golden_samples_again(worker: FakeWorker) -> None:
+    watch = a_watch(worker, p99_ms=8.0)
+    with suppress(BlockingIOError):
+        while True:
+            link.send(worker.link, {"op": "figures"})
+    watch.handle_message(figures(requests=10), 60.0)
+    worker.asked()
+    assert watch.phase is TrialPhase.WATCHING
+    watch.tick(61.0)
+    watch.handle_message(figures(requests=10), 61.0)
+    assert (watch.phase, worker.asked()) == (TrialPhase.FILLING, ["figures", "send_golden"])
 
 
 def test_readings_that_are_not_known_are_no_fields_of_an_event() -> None:

@@ -41,7 +41,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
         2,
         reactor_limits=None,
         areas=AreaBudget(0),
-        sessions=None,  # type: ignore[arg-type]  # no test here begins a session
+        sessions=None,  # type: ignore[arg-type]  # a session is an internal fault here
     )
     yield connections
     connections.stop_reading()
@@ -106,6 +106,15 @@ def test_a_client_too_many_is_refused(connections: Connections) -> None:
     with accepted(connections) as first, accepted(connections) as second, accepted(connections) as third:
         assert "connections_max" in wire.error_of(read_frame(third)).message
         assert read_frame(first).kind == read_frame(second).kind == wire.WELCOME
+
+
+def test_a_fault_in_the_greeting_ends_only_its_connection(connections: Connections) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.settimeout(WAIT_S_MAX)
+        connections.accept(theirs, shared=False, session=True)  # fails, because `connections` has no sessions
+        assert ours.recv(1) == b""
+    wait_until(lambda: len(connections) == 0, "the connection has ended")
 
 
 def test_a_client_that_breaks_the_protocol_gets_an_error(connections: Connections) -> None:

@@ -49,7 +49,7 @@ def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) ->
     few.open()
     with pytest.raises(Overloaded, match="sessions_max"):
         few.open()
-    few.close()
+    few.release()
     few.open()
     small = sessions(model, session_mb=0.005)
     small.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -220,6 +221,19 @@ def test_a_session_that_fails_is_closed() -> None:
     with pytest.raises(EngineFailed):
         learn(machine.load, session, SAMPLE, circumstances(), machine.clock)
     assert machine.open == 0
+
+
+def test_runs_at_once_that_fail_are_not_kept() -> None:
+    class OneThreadSession(SimulatedSession):
+        def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+            if threading.current_thread() is not threading.main_thread():
+                raise EngineFailed("no memory")
+            return super().run(tensors)
+
+    machine = Machine(0, 10e-3, useful=2)
+    machine.load = lambda threads: OneThreadSession(machine, threads)  # type: ignore[method-assign]
+    _, learned = learn(machine.load, machine.load(1), SAMPLE, circumstances(), machine.clock)
+    assert learned.instances == 1
 
 
 def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() -> None:
