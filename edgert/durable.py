@@ -76,9 +76,8 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
     suffix = f".{os.getpid()}" if shared else ""
     beside = path.with_name(f".{path.name}{suffix}.new")
     try:
-        flags = (
-            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        )  # O_NOFOLLOW: follow no link of another user
+        # O_NOFOLLOW: follow no link of another user
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(beside, flags, PRIVATE), "wb") as file:
             os.fchmod(file.fileno(), mode)
             yield file

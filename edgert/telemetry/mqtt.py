@@ -248,9 +248,8 @@ class Connection:
 
     def _wait(self, client: paho.Client, timeout_s: float, also: Sequence[int]) -> None:
         socket = client.socket()
-        if socket is None or (
-            isinstance(socket, ssl.SSLSocket) and socket.pending()
-        ):  # `select` does not see data in the buffer of TLS
+        if socket is None or (isinstance(socket, ssl.SSLSocket) and socket.pending()):
+            # `select` does not see data in the buffer of TLS
             return
         own = socket.fileno()
         select.select([own, *also], [own] if client.want_write() else [], [], timeout_s)

@@ -134,9 +134,8 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
-        if (
-            path.is_file() and path.stat().st_size == entry.size_bytes
-        ):  # not while the follower is still fetching the file
+        if path.is_file() and path.stat().st_size == entry.size_bytes:
+            # not while the follower is still fetching the file
             present[entry.sha256] = path
     return present
 

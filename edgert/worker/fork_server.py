@@ -39,9 +39,8 @@ def main() -> None:
 
 
 def _import_engines() -> None:
-    for name in (
-        name for name, kind in ENGINES.items() if kind.forkable
-    ):  # workers import the other engines themselves
+    for name in (name for name, kind in ENGINES.items() if kind.forkable):
+        # workers import the other engines themselves
         with contextlib.suppress(Exception):  # a worker that needs a missing or broken engine reports the fault
             engine = engine_by_name(name)
             engine.version()

@@ -101,9 +101,8 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             others = tuple(claim for claim in facts.claims if claim.model != model)
             yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("here"))
         finally:
-            with contextlib.suppress(
-                EdgeRTError
-            ):  # without a link, the claim expires on the device, and stays recorded here
+            with contextlib.suppress(EdgeRTError):
+                # without a link, the claim expires on the device, and stays recorded here
                 daemon.call("unclaim", token)
                 _write(note, "")
 

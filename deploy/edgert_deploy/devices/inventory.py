@@ -222,9 +222,8 @@ class Inventory:
     def _check_new(self, device: Device, present: list[Device]) -> None:
         _check_words(device, f"device {device.name}")
         for path in (device.state, device.home) if device.kind.uses_ssh else ():
-            if odd := next(
-                (c for c in path if not c.isprintable() or c in "'\"\\`$*?[]|"), ""
-            ):  # shebang lines, find and sed do not support them
+            if odd := next((c for c in path if not c.isprintable() or c in "'\"\\`$*?[]|"), ""):
+                # shebang lines, find and sed do not support them
                 raise ConfigInvalid(
                     f"device {device.name}: the folder {path!r} has {odd!r} in its name, and programs on the device do not "
                     "start from such a path: give others with --state and --home"

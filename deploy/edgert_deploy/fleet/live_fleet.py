@@ -98,9 +98,8 @@ class DeviceState:
     alarms_ms: int = 0
     models: dict[str, ReportedModel] = field(default_factory=dict)
     alarms: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    fields: dict[str, Mapping[str, Scalar]] = field(
-        default_factory=dict
-    )  # the newest `info`, `sys` and `deploy`, if kept
+    # the newest `info`, `sys` and `deploy`, if kept
+    fields: dict[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
     @property
     def model_names(self) -> set[str]:

@@ -34,9 +34,8 @@ class WebServer:
         try:
             listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
-            reason, _, _ = str(getattr(error, "strerror", None) or error).partition(
-                " (while "
-            )  # Python appends this note to the message
+            # Python appends this note to the message
+            reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")
             raise ConfigInvalid(f"{option} cannot be used: {reason}; choose another address or port") from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])

@@ -92,9 +92,8 @@ class BuildCache:
                 (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
                 beside.rename(self.folder / key)
             finally:
-                shutil.rmtree(
-                    beside, ignore_errors=True
-                )  # the folder still exists only if another build renamed its own first
+                # the folder still exists only if another build renamed its own first
+                shutil.rmtree(beside, ignore_errors=True)
             self._evict()
 
     def _evict(self) -> None:

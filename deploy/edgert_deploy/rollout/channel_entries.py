@@ -29,9 +29,8 @@ def with_release(entries: Entries, new: Entry) -> Entries:
     """
     others = [entry for entry in entries if entry.model != new.model]
     same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]
-    new = replace(
-        new, attempt=max(same, default=1)
-    )  # the same attempt: a device that rolled the release back does not try again
+    # the same attempt: a device that rolled the release back does not try again
+    new = replace(new, attempt=max(same, default=1))
     ours = [entry for entry in entries if entry.model == new.model]
     newest = max((entry.release for entry in ours if _selectors(entry) == _selectors(new)), default=0)
     if new.release < newest:

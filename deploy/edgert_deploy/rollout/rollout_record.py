@@ -158,9 +158,8 @@ class Record:
 
 def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     """Return the record of a new rollout and its lines."""
-    bare = replace(
-        rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={}
-    )  # the first line has no other fields
+    # the first line has no other fields
+    bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})
     record, lines = Record(bare).to(rollout)
     return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
 

@@ -79,9 +79,8 @@ class ModelService:
         self.pinned = config.model(model).pinned
         self.store = SlotStore(state_dir.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        self.wanted = (
-            self.pinned or not config.serving.memory_mb
-        )  # whether to load the model without a request of a client
+        # whether to load the model without a request of a client
+        self.wanted = self.pinned or not config.serving.memory_mb
         self.requested_at_s: float | None = None  # the time of the last request that was refused
         self._no_room: dict[str, Any] = {}  # the last event `no_room` since a load was admitted
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads

@@ -137,9 +137,8 @@ class TrialWatch:
         count = REQUESTS_MIN - self.readings.requests
         try:
             link.send(self.worker.link, {"op": "send_golden", "count": count, "for_s": FILL_S_MAX})
-        except (
-            OSError
-        ):  # the worker has ended, which the loop will see, or its queue is full: the next figures try again
+        except OSError:
+            # the worker has ended, which the loop will see, or its queue is full: the next figures try again
             return
         self.phase = TrialPhase.FILLING
         self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message arrives when the samples are answered

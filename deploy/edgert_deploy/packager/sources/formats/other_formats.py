@@ -86,9 +86,8 @@ def _by_content(path: Path, head: bytes) -> str:
         return "in OpenVINO's own format: give the ONNX model that it was made from"
     if path.name == "saved_model.pb":
         return "one file of a SavedModel: give its folder"
-    if (
-        path.suffix == ".pb" and head[:1] == b"\n"
-    ):  # a GraphDef begins with field 1 of bytes, an ONNX model with field 1 of a number
+    if path.suffix == ".pb" and head[:1] == b"\n":
+        # a GraphDef begins with field 1 of bytes, an ONNX model with field 1 of a number
         return "a graph of TensorFlow 1: convert it with python -m tf2onnx.convert --graphdef, and give the ONNX model"
     return next((what for beginning, what in BEGINNINGS.items() if head.startswith(beginning)), "")
 

@@ -14,10 +14,11 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 DOMAIN = "ai.onnx.ml"
 CLASSES_SHOWN_MAX = 20
 IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX itself
+# converters; their models, such as k-means, may have no operator of `ai.onnx.ml`
 PRODUCERS = (
     "skl2onnx",
     "OnnxMLTools",
-)  # converters; their models, such as k-means, may have no operator of `ai.onnx.ml`
+)
 # Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
