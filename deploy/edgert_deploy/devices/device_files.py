@@ -30,11 +30,8 @@ from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, s
 
 PASSWORD_NAME, BROKER_CA_NAME = "mqtt-password", "mqtt-ca.pem"
 LOGIN_NAME, CA_NAME = "registry-login", "registry-ca.pem"
-# a key of the configuration, and the name of the key's file in STATE
-_OF_BROKER = (
-    ("password_file", PASSWORD_NAME),
-    ("ca", BROKER_CA_NAME),
-)
+# Each entry is a key of the configuration, and the name of the key's file in STATE.
+_OF_BROKER = (("password_file", PASSWORD_NAME), ("ca", BROKER_CA_NAME))
 _OF_REGISTRY = (("credentials", LOGIN_NAME), ("ca", CA_NAME))
 CONFIG_BYTES_MAX = 1024**2
 _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'

@@ -223,7 +223,7 @@ class Inventory:
         _check_words(device, f"device {device.name}")
         for path in (device.state, device.home) if device.kind.uses_ssh else ():
             if odd := next((c for c in path if not c.isprintable() or c in "'\"\\`$*?[]|"), ""):
-                # shebang lines, find and sed do not support them
+                # shebang lines, `find` and `sed` do not support these characters
                 raise ConfigInvalid(
                     f"device {device.name}: the folder {path!r} has {odd!r} in its name, and programs on the device do not "
                     "start from such a path: give others with --state and --home"

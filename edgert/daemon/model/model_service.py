@@ -79,7 +79,7 @@ class ModelService:
         self.pinned = config.model(model).pinned
         self.store = SlotStore(state_dir.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        # whether to load the model without a request of a client
+        # whether the model loads even if no client has sent a request
         self.wanted = self.pinned or not config.serving.memory_mb
         self.requested_at_s: float | None = None  # the time of the last request that was refused
         self._no_room: dict[str, Any] = {}  # the last event `no_room` since a load was admitted

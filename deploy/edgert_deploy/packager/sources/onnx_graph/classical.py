@@ -14,11 +14,8 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 DOMAIN = "ai.onnx.ml"
 CLASSES_SHOWN_MAX = 20
 IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX itself
-# converters; their models, such as k-means, may have no operator of `ai.onnx.ml`
-PRODUCERS = (
-    "skl2onnx",
-    "OnnxMLTools",
-)
+# Converters of classical models. Some of their models, such as k-means, have no operator of `ai.onnx.ml`.
+PRODUCERS = ("skl2onnx", "OnnxMLTools")
 # Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
