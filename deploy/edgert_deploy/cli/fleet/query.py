@@ -81,7 +81,7 @@ Exit codes: 0 done (even if there are no reports), 4 an option cannot be used, 6
 @click.option("--device", metavar="DEVICE", help="Only this device.")
 @click.option("--profile", type=ProfileName(), help="Only devices of this profile.")
 @click.option("--stages", is_flag=True, help="Show the stages of the requests instead of their latency.")
-@click.option("--buckets", is_flag=True, help="Add each group's histogram: zero, sum, least and its buckets.")
+@click.option("--buckets", is_flag=True, help="Add each group's histogram: zero, sum_ms, min_ms and buckets.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a heading.")
 @json_option
 def query(

@@ -84,7 +84,10 @@ def value_agreement(answers: Array, reference: Array) -> float:
 
 
 def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
-    """Return the F1 score of the boxes against FP32's boxes. A hit has the same class and an IoU of at least 0.5."""
+    """Return the F1 score of the boxes against FP32's boxes.
+
+    A hit has the same class and an IoU of at least 0.5.
+    """
     boxes, true_boxes = (detections(rule, outputs, size, None) for outputs in (answers, reference))
     hits = answered = expected = 0
     for i in range(len(true_boxes.counts)):

@@ -18,19 +18,21 @@ from edgert_deploy.packager.sources.onnx_graph.axes import rename
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
+_LEAVE_OUT = "leave the option out, and devices preprocess as the manifest describes"
+
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
     """Return the model whose input is the frame of `rule`, and the rest of the rule. Raises ConfigInvalid."""
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
-    if (
-        source.kind != "onnx"
-        or len(spec.shape) != 4
-        or spec.datatype != "FP32"
-        or not _is_plain(source.proto, spec.name)
-    ):
+    if source.kind != "onnx" or len(spec.shape) != 4 or spec.datatype != "FP32":
         raise ConfigInvalid(
-            f"--fold-preprocess takes an ONNX model whose input {spec.name!r} is FP32 of 4 axes; it is {spec.datatype} "
-            f"{list(spec.shape)} of a {source.kind} model: leave the option out, and devices preprocess as the manifest describes"
+            f"--fold-preprocess needs an ONNX model with an FP32 input of 4 axes; input {spec.name!r} of this {source.kind} "
+            f"model is {spec.datatype} {list(spec.shape)}: {_LEAVE_OUT}"
+        )
+    if not _is_plain(source.proto, spec.name):
+        raise ConfigInvalid(
+            f"--fold-preprocess cannot be used: no operator of the model reads input {spec.name!r}, or an operator's name "
+            f"begins with {HEAD!r}: {_LEAVE_OUT}"
         )
     layout = rule.model_layout if rule.layout == "model" else rule.layout
     channels, height, width = (

@@ -39,7 +39,7 @@ Function = Callable[[dict[str, Any], bytes, Progress], Answer]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one request: `time_s` of processor time, `memory_bytes` of address space (0: no limit)."""
+    """Limits of one request: `time_s` of processor time, `memory_bytes` of address space (0: no limit)."""
 
     memory_bytes: int
     time_s: int

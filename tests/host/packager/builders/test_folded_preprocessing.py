@@ -55,5 +55,5 @@ def test_tflite_takes_no_folded_model(source: SourceModel) -> None:
 
 def test_rules_that_cannot_be_folded_are_refused(tmp_path: Path) -> None:
     vector = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
-    with pytest.raises(ConfigInvalid, match="FP32 of 4 axes"):
+    with pytest.raises(ConfigInvalid, match="FP32 input of 4 axes"):
         folded(vector, Preprocess("x"))
