@@ -138,7 +138,7 @@ def bench(
                 result = replace(result, error=ErrorText.of(error))
                 progress(f"{entry.name}: {error.message}")
             results.append(result)
-        at_most = "up to " if all(entry.error_share_max for each in work) else ""
+        at_most = "up to " if all(each.error_share_max for each in work) else ""
         progress(f"measuring {counted(len(opened), 'artifact')} in turn for {at_most}{seconds:g} s")
         times = _in_turn(list(opened.values()), seconds, clock)
     finally:
