@@ -329,8 +329,9 @@ class Supervisor:
             control.reply(answer_of({}))
         elif op == "checked":  # a command sent golden samples
             samples = int(request["samples"])
-            if str(request["model"]) in self._services:
-                self._services[str(request["model"])].trial.count_golden(samples)
+            checked = self._services.get(str(request["model"]))
+            if checked is not None:
+                checked.trial.count_golden(samples)
             control.reply(answer_of({}))
         else:
             raise ProtocolError(f"unknown control request {op!r}")

@@ -303,9 +303,8 @@ def _prepare(database: sqlite3.Connection, after_loss: bool) -> None:
 
 def _create_tables(database: sqlite3.Connection, after_loss: bool) -> None:
     first_seq = random.randrange(FIRST_SEQ_MIN, FIRST_SEQ_MAX)
-    database.execute("BEGIN IMMEDIATE")  # one transaction, so a process that ends here leaves no part of it
-    for statement in _SCHEMA.split(";"):
-        database.execute(statement)
+    # One transaction, so a process that ends here leaves no part of it.
+    database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}")
     database.execute("INSERT INTO usage VALUES (0, 0, ?)", (first_seq,))
     # Ids start like `seq`: an acknowledgement of an older file's message must not match a message of this file.
     database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))

@@ -45,6 +45,7 @@ class WorkerParts:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
         previous: The comparison with the previous version; None unless a trial limits the agreement.
+        shadows: The comparisons that are on.
         recorder: The recorder for requests of apps.
         probes: The recorder for requests of checks, which telemetry counts separately.
         reporter: The thread that reports; None if the spool cannot be opened.
@@ -57,16 +58,13 @@ class WorkerParts:
     near: NearCache | None
     shadow: Shadow | None
     previous: Shadow | None
+    shadows: tuple[Shadow, ...]
     recorder: WindowRecorder
     probes: WindowRecorder
     reporter: Reporter | None
     areas: AreaBudget
     sessions: Sessions
     connections: Connections
-
-    @property
-    def shadows(self) -> list[Shadow]:
-        return [shadow for shadow in (self.shadow, self.previous) if shadow is not None]
 
 
 def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
@@ -85,7 +83,7 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
     near = _near_cache(model, config)
     shadow = _shadow(order, config, model, notify)
     previous = _previous_version(order)
-    shadows = [each for each in (shadow, previous) if each is not None]
+    shadows = tuple(each for each in (shadow, previous) if each is not None)
     pipeline = Pipeline(model, batcher, cache, near=near, shadows=shadows)
     reporter = _reporter(
         order.boot, state, config, model, recorder, lambda: _facts(probes, shadow, near), pipeline.release_memory
@@ -111,6 +109,7 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
         near=near,
         shadow=shadow,
         previous=previous,
+        shadows=shadows,
         recorder=recorder,
         probes=probes,
         reporter=reporter,

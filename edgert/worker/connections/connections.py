@@ -147,11 +147,8 @@ class Connections:
             connection.greet(
                 self._welcome, self._areas.make(uid, self._pipeline.tensors.shared_bytes) if shared else None
             )
-        except (EdgeRTError, OSError) as error:
-            self._end(sock, connection, error)
-            return
         except Exception as error:  # noqa: BLE001  # an internal fault must end only this connection
-            log(f"{type(error).__name__} before the first request: {error}")
+            _log_fault(error, "before the first request")
             self._end(sock, connection, error)
             return
         self._continue(connection, Departure())
@@ -169,10 +166,8 @@ class Connections:
                     assert self._reactor is not None  # without a reactor, the switch is off
                     self._reactor.add(connection)
                     return
-        except (EdgeRTError, OSError) as failure:
-            error = failure
         except Exception as failure:  # noqa: BLE001  # an internal fault must end only this connection
-            log(f"{type(failure).__name__} between requests: {failure}")
+            _log_fault(failure, "between requests")
             error = failure
         self._end(connection.sock, connection, error)
 
@@ -214,6 +209,12 @@ class Connections:
     def _set_switch(self) -> None:
         """Update the switch for many connections; the caller holds the lock."""
         self._switch.many = self._reactor is not None and len(self._admission) >= MANY_MIN
+
+
+def _log_fault(error: Exception, when: str) -> None:
+    """Log an internal fault. Errors of EdgeRT and of the socket are none."""
+    if not isinstance(error, (EdgeRTError, OSError)):
+        log(f"{type(error).__name__} {when}: {error}")
 
 
 def _has_closed(sock: socket.socket) -> bool:

@@ -24,7 +24,7 @@ class OwnThread:
         self._pipeline = pipeline
         self._switch = switch
         self._infer = pipeline.infer if connection.session is None else connection.session.infer
-        self._came_ns = time.perf_counter_ns()  # the arrival of the last frame
+        self._arrived_ns = time.perf_counter_ns()  # the arrival of the last frame
 
     def serve(self) -> bool:
         """Answer requests until the client has gone or reading stops.
@@ -47,7 +47,7 @@ class OwnThread:
 
     def _answer(self, request: wire.Frame) -> bool:
         """Answer a request; return False if its answer is an error."""
-        connection, arrived_ns = self._connection, self._came_ns
+        connection, arrived_ns = self._connection, self._arrived_ns
         try:
             answer = self._infer(connection.inputs_of(request), request.flags, arrived_ns, deadline_of(request))
             encoding_ns = time.perf_counter_ns()
@@ -80,7 +80,7 @@ class OwnThread:
         connection, frames = self._connection, self._connection.frames
         if frames.more:
             request = frames.feed(0)
-            self._came_ns = time.perf_counter_ns()
+            self._arrived_ns = time.perf_counter_ns()
             if request is not None:
                 return request
         while True:
@@ -91,7 +91,7 @@ class OwnThread:
                 connection.shrink()
                 self._pipeline.release_memory()
                 self._wait_until_readable()
-        self._came_ns = time.perf_counter_ns()
+        self._arrived_ns = time.perf_counter_ns()
         return (frames.feed(count) or self._rest_of_frame()) if count else None
 
     def _rest_of_frame(self) -> wire.Frame | None:

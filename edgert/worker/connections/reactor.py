@@ -65,11 +65,6 @@ class RunLimits(NamedTuple):
     most: int
     threads: int = 1
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether each request has its own run."""
-        return self.most == 1
-
 
 class _Client:
     """A connection, and its last request.
@@ -165,7 +160,7 @@ class Reactor:
         self._least = limits.least
         self._most = limits.most
         self._threads = limits.threads
-        self._one_by_one = limits.one_by_one
+        self._one_by_one = limits.most == 1
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
         # If there are several threads, only the thread that serves a connection may get its events.
