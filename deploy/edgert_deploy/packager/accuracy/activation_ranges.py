@@ -23,6 +23,7 @@ from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import prepared
 from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES_MAX = 16
@@ -98,8 +99,7 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
     import onnx
 
     onnxruntime = sdk()
-    wide = onnx.ModelProto()
-    wide.CopyFrom(proto)
+    wide = copy_of(proto)
     have = {value.name for value in wide.graph.output}
     wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = onnxruntime.SessionOptions()

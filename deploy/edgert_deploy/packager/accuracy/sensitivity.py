@@ -30,6 +30,7 @@ from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, calibration_reader, write_proto
 from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 
 SAMPLES_MAX, SAMPLES_MIN = 32, 8
 RUNS_MAX = 2000  # runs of one sample for all layers together, so a model with many layers runs on fewer samples
@@ -97,15 +98,12 @@ class Sensitivity:
         return ranges
 
     def _with_one_quantized(self, layer: Layer) -> Any:
-        from onnx import ModelProto
         from onnxruntime.quantization import QuantType
         from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-        copy = ModelProto()
-        copy.CopyFrom(self._proto)
         types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
         quantizer = QDQQuantizer(
-            copy,
+            copy_of(self._proto),
             True,  # weights per channel
             False,  # use the whole range of weights
             types["int8"],

@@ -45,8 +45,8 @@ class Labelling:
         transcripts: Whether the labels are texts, because the model writes text.
     """
 
-    class_names: Sequence[str] = ()
-    transcripts: bool = False
+    class_names: Sequence[str]
+    transcripts: bool
 
 
 def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arrays:
