@@ -18,6 +18,7 @@ from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, signature_of
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.frame_builder import FrameBuilder
+from edgert.protocol.hello import HelloFlags, hello_frame
 from edgert.protocol.sharing import SHARE_BYTES_MIN, SharedArea
 from edgert.tensors import InferResponse
 
@@ -102,10 +103,7 @@ class Conversation:
 
     def hello(self) -> bytes:
         """Return the first frame of the connection, which may request shared memory and a session."""
-        settings = {"shared": self._share, "probe": self._probe, "session": self.is_session}
-        return wire.json_frame(
-            wire.HELLO, {"model": self._model, **{name: True for name in settings if settings[name]}}
-        )
+        return hello_frame(self._model, HelloFlags(self._share, self._probe, self.is_session))
 
     def map_memory(self, descriptor: int | None) -> None:
         """Map the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""

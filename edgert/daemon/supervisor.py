@@ -42,6 +42,7 @@ from edgert.errors import DeviceError, EdgeRTError, ModelNotFound, ProtocolError
 from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
+from edgert.protocol.hello import HelloFlags
 from edgert.protocol.listening import listening
 from edgert.state_dir import StateDir
 from edgert.typed_json import from_json, to_json
@@ -206,8 +207,7 @@ class Supervisor:
                 welcome = wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()})
                 sock.send(welcome, socket.MSG_DONTWAIT)
             elif isinstance(model, str) and model in self._services:
-                options = {name: hello.get(name) is True for name in ("shared", "probe", "session")}
-                self._services[model].connect(sock, **options)
+                self._services[model].connect(sock, HelloFlags.from_json(hello))
             else:
                 models = ", ".join(sorted(self._services)) or "none"
                 raise ModelNotFound(f"unknown model {str(model)[:80]!r}; this device has: {models}")

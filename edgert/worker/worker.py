@@ -25,6 +25,7 @@ from edgert.errors import EdgeRTError, EngineFailed, Moved, ShuttingDown
 from edgert.log import log
 from edgert.machine import prefer_for_oom
 from edgert.protocol import wire
+from edgert.protocol.hello import HelloFlags
 from edgert.state_dir import StateDir
 from edgert.telemetry.sketch import merged
 from edgert.threads import STACK_BYTES
@@ -123,8 +124,7 @@ class Worker:
                 for descriptor in descriptors:
                     # With family and type, Python does not need to ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
-                    options = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
-                    self._parts.connections.accept(sock, **options)
+                    self._parts.connections.accept(sock, HelloFlags.from_json(message))
             elif message["op"] == "stats":
                 status = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
                 _send(end, {"op": "stats", "id": message["id"], **status})

@@ -4,7 +4,7 @@ The daemon starts a process with `start`; the new process gets its end of the li
 first message to a worker is a `LoadOrder`, with the run page as descriptor. All other messages have the key `op`:
 
     to a worker     other keys
-    connection      shared, probe, session: the flags of the client's hello; the client's socket is the descriptor
+    connection      the HelloFlags that are set; the client's socket is the descriptor
     stats           id: the number of the request, which the answer repeats
     figures         none; the worker sends the figures for the trial limits
     send_golden     count, for_s: the worker sends golden samples to itself, through the socket like an app

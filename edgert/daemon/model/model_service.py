@@ -37,6 +37,7 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import StartWorker, WorkerSet
 from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, TransitionRefused, Unavailable
 from edgert.log import log
+from edgert.protocol.hello import NO_FLAGS, HelloFlags
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, Version
@@ -126,12 +127,8 @@ class ModelService:
         elif self.workers.loading is None:
             self._bring_up(slots, slots.live)
 
-    def connect(self, client: socket.socket, **flags: bool) -> None:
-        """Pass a client's connection to the worker that serves. Raises EdgeRTError if no worker serves.
-
-        `flags` come from the hello: `shared` for shared memory, `session` for requests that continue each other,
-        and `probe` for a check.
-        """
+    def connect(self, client: socket.socket, flags: HelloFlags = NO_FLAGS) -> None:
+        """Pass a client's connection to the worker that serves. Raises EdgeRTError if no worker serves."""
         worker = self.workers.serving
         if worker is None:
             at_rest = self.state is ModelState.UNLOADED or not self.wanted
@@ -140,7 +137,7 @@ class ModelService:
                 self.sync()
             raise unavailable(self.model, self.state, self.fault, self._restarts.crashes, self._restarts.in_s())
         try:
-            link.send(worker.link, {"op": "connection", **flags}, (client.fileno(),))
+            link.send(worker.link, {"op": "connection", **flags.to_json()}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(
                 f"model {self.model} receives too many connections at once: try again", retry_after_s=0.5

@@ -12,6 +12,7 @@ import time
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError
 from edgert.log import log
 from edgert.protocol import wire
+from edgert.protocol.hello import NO_FLAGS, HelloFlags
 from edgert.protocol.local_socket import send_all
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.admission import Admission, Peer
@@ -90,15 +91,8 @@ class Connections:
         if self._reactor is not None:
             self._reactor.start()
 
-    def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
-        """Serve `sock` in its own thread, or refuse it.
-
-        Args:
-            sock: The client's socket.
-            shared: Whether the client can use shared memory.
-            probe: Whether the client is a check, which telemetry counts separately.
-            session: Whether the connection is a session.
-        """
+    def accept(self, sock: socket.socket, flags: HelloFlags = NO_FLAGS) -> None:
+        """Serve `sock`, the socket of a client, in its own thread, or refuse it."""
         reason = "the limit, and no client has more than its share: raise [serving] connections_max"
         has_descriptor = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
         if not has_descriptor:
@@ -108,7 +102,7 @@ class Connections:
             if has_descriptor and not self._stopping and self._admission.admit(sock, peer):
                 self._set_switch()
                 try:
-                    self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
+                    self._threads.start(self._serve, sock, peer.uid, flags)
                     return
                 except RuntimeError:
                     reason = "and the limit of threads is reached: raise TasksMax of the unit"
@@ -133,19 +127,19 @@ class Connections:
         while not self._admission.empty and time.monotonic() < until:
             time.sleep(DRAIN_STEP_S)
 
-    def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool, session: bool) -> None:
+    def _serve(self, sock: socket.socket, uid: int, flags: HelloFlags) -> None:
         """Greet and serve one connection. Its thread runs this."""
         connection = None
         try:
-            recorder = self._probes if probe else self._recorder
+            recorder = self._probes if flags.probe else self._recorder
             spare = None
             with contextlib.suppress(IndexError):
                 spare = self._spare.pop()
             connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log, spare)
-            if session:
+            if flags.session:
                 connection.begin(self._sessions.open())
             connection.greet(
-                self._welcome, self._areas.make(uid, self._pipeline.tensors.shared_bytes) if shared else None
+                self._welcome, self._areas.make(uid, self._pipeline.tensors.shared_bytes) if flags.shared else None
             )
         except Exception as error:  # noqa: BLE001  # an internal fault must end only this connection
             _log_fault(error, "before the first request")

@@ -19,6 +19,7 @@ from edgert.daemon.model.slot_writer import BUSY_RETRY_S, STORAGE_RETRY_S
 from edgert.daemon.workers.worker_process import LOAD_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S
 from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, Unavailable
+from edgert.protocol.hello import HelloFlags
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotEvent, Slots, SlotState, TrialEnd, Version, step
@@ -112,7 +113,7 @@ def test_a_live_version_is_loaded_and_serves(world: World) -> None:
     assert (world.service.state, world.service.settled, told) == ("ready", True, [None])
     theirs, ours = connected()
     with theirs, ours:
-        world.service.connect(theirs, shared=True)
+        world.service.connect(theirs, HelloFlags(shared=True))
     assert worker.asked() == ["connection"]
     status = world.service.status()
     assert (status.pid, status.loaded and status.loaded.engine, status.fault) == (1, "tflite", None)

@@ -12,6 +12,7 @@ import pytest
 
 from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
+from edgert.protocol.hello import HelloFlags
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connections import Connections
@@ -52,7 +53,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
 def accepted(connections: Connections) -> socket.socket:
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT_S_MAX)
-    connections.accept(theirs, shared=False)
+    connections.accept(theirs)
     return ours
 
 
@@ -71,7 +72,7 @@ def test_a_client_that_takes_the_last_file_descriptors_reads_that_there_are_no_m
     with ours, theirs:
         ours.settimeout(WAIT_S_MAX)
         last = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2)
-        connections.accept(socket.socket(fileno=last), shared=False)
+        connections.accept(socket.socket(fileno=last))
         error = wire.error_of(read_frame(ours))
         assert isinstance(error, Overloaded)
         assert "no free file descriptor: raise LimitNOFILE" in error.message
@@ -112,7 +113,7 @@ def test_a_fault_in_the_greeting_ends_only_its_connection(connections: Connectio
     ours, theirs = socket.socketpair()
     with ours:
         ours.settimeout(WAIT_S_MAX)
-        connections.accept(theirs, shared=False, session=True)  # fails, because `connections` has no sessions
+        connections.accept(theirs, HelloFlags(session=True))  # fails, because `connections` has no sessions
         assert ours.recv(1) == b""
     wait_until(lambda: len(connections) == 0, "the connection has ended")
 

@@ -1,0 +1,24 @@
+"""A HELLO carries the flags that are set, and reads them back."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.protocol.frame_buffer import FrameBuffer
+from edgert.protocol.hello import NO_FLAGS, HelloFlags, hello_frame
+
+
+@pytest.mark.parametrize("flags", [NO_FLAGS, HelloFlags(shared=True), HelloFlags(True, True, True)])
+def test_flags_survive_the_frame(flags: HelloFlags) -> None:
+    data = hello_frame("digits", flags)
+    buffer = FrameBuffer()
+    buffer.room[: len(data)] = data
+    frame = buffer.feed(len(data))
+    assert frame is not None
+    assert frame.json()["model"] == "digits"
+    assert HelloFlags.from_json(frame.json()) == flags
+
+
+@pytest.mark.parametrize("value", [1, "true", None, [], {}])
+def test_a_flag_that_is_not_true_is_not_set(value: object) -> None:
+    assert HelloFlags.from_json({"shared": value, "unknown": True}) == NO_FLAGS
