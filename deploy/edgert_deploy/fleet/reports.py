@@ -18,7 +18,7 @@ from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"
 WINDOW_S_MAX = 86_400.0  # a longer window would distort the fleet's trend
-NUMBER_END = 2**53  # every JSON reader keeps integers below this exact
+NUMBER_END = 2**53  # every JSON reader represents integers below this value exactly
 # The dimensions by which queries and metrics group reports.
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 # The counters of the store and the exporter, and their fields in `metrics`.

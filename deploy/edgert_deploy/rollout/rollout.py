@@ -20,7 +20,7 @@ from edgert_deploy.rollout.request import DeployRequest
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
-PAUSE_STEP_S = 0.2  # the longest time until a stop ends the pause between two waves
+PAUSE_STEP_S = 0.2  # a stop ends the pause between two waves after at most this time
 
 Progress = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
 

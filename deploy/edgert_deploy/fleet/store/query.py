@@ -146,7 +146,10 @@ class FleetQuery:
         return None if oldest is None else int(oldest) * MINUTE_MS
 
     def unsynced(self, question: Question, now_ms: int) -> list[str]:
-        """Return the devices (SITE/DEVICE) with stored windows that belong to their time of receipt."""
+        """Return the devices (SITE/DEVICE) whose clock was not synchronized for at least one stored window.
+
+        The store files such a window under the time of its receipt.
+        """
         first, end = _minutes_of(question, now_ms)
         table = schema.hist_window
         query = (

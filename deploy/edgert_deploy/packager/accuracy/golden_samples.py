@@ -38,7 +38,8 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
 SAMPLES_MIN = 2
-BYTES_MAX = 64 * 1024**2  # limit of the inputs and one artifact's answers; SAMPLES_MIN samples may exceed the limit
+# The limit for the inputs and one artifact's answers together. SAMPLES_MIN samples are kept even if they exceed it.
+BYTES_MAX = 64 * 1024**2
 FEATURES_MAX = 256  # the number of values of an output, evenly spaced, in the position of a sample
 MARGIN = 4.0
 STEPS_MIN = 3.0

@@ -33,7 +33,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 # The build of a smaller model takes no longer than a child's import of its tools.
 SOURCE_BYTES_MIN = 4 * 1024**2
-# The memory of a child is the sum for its tools, copies of the model, and copies of the samples.
+# A child needs CHILD_BYTES for its tools, COPIES_OF_SOURCE times the model, and COPIES_OF_SAMPLES times the samples.
 CHILD_BYTES = 700 * 1024**2
 COPIES_OF_SOURCE = 14
 COPIES_OF_SAMPLES = 3

@@ -160,7 +160,7 @@ def load_samples(
     lengths = None
     if source.buckets is not None:
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
-    # An input of the model may have the name of one of the arrays beside the inputs.
+    # An input may have the same name as one of the other arrays, such as "boxes". Then the array is that input.
     more = {name: array for name, array in arrays.items() if name not in inputs}
     columns = {name: _checked_column(path, name, more[name], count) for name in PER_SAMPLE if name in more}
     if source.state:

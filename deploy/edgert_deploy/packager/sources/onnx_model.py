@@ -101,7 +101,7 @@ def _examined(
     proto = parse(name, data)
     changed, remarks, unread = _rewrite(proto, request, replaced, progress)
     remarks += _fix_batch_where_needed(proto, no_batch)
-    wanted = request.get("buckets")  # the outputs with buckets are not known yet
+    wanted = request.get("buckets")  # the open axis and its sizes; the outputs that have buckets are found below
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
     inputs, narrowed = _in_single_precision(proto, inputs, buckets)

@@ -55,7 +55,7 @@ def check_run_size(spec: TensorSpec, shape: list[int]) -> None:
 
 
 def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
-    """Raise SourceInvalid unless all of `specs` leave the batch open, or none."""
+    """Raise SourceInvalid if some of `specs` leave the batch open and others do not."""
     open_batch = {spec.name: spec.shape[0] == -1 for spec in specs}
     if len(set(open_batch.values())) > 1:
         raise SourceInvalid(

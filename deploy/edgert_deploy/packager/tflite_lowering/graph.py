@@ -60,7 +60,7 @@ class BatchShape:
         return self.permuted([i for i in range(self.rank) if i not in axes])
 
     def of_rank(self, rank: int) -> BatchShape:
-        """Return the shape of `rank` whose added first axes have length 1."""
+        """Return this shape with `rank` axes: axes of length 1 are added in front."""
         ones = (1,) * (rank - self.rank)
         return BatchShape(ones + self.dims, ones + self.signature)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 
 Write = Callable[["Lowering", Node], None]
-# The integers that TFLite's arithmetic treats as quantized values with a scale; in the lowering they have no scale.
+# TFLite's arithmetic treats these integers as quantized values with a scale. In the lowering, they have no scale.
 NARROW: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("int8", "uint8", "int16", "uint16", "uint32")))
 # Operators that move elements have kernels for bytes.
 NARROW_BUT_BYTES = NARROW - {np.dtype("int8"), np.dtype("uint8")}

@@ -64,7 +64,9 @@ def graphs_inside(node: Any) -> Iterator[Any]:
 
 
 class Constants:
-    """The constants of a graph by name: initializers and Constant nodes with numbers, even inside nodes.
+    """The constants of a graph and of the graphs inside its nodes, by name.
+
+    Constants are initializers, and Constant nodes with numbers.
 
     The branches of an `If` may use one name for different values. Such a name is not treated as a constant.
     """

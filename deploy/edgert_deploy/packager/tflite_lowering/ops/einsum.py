@@ -33,7 +33,7 @@ def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
         if len(labels) != rank:
             raise Unsupported(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
         if len(set(labels)) != rank:
-            raise Unsupported(f"the equation {text!r} takes a diagonal; take the diagonal with GatherElements before")
+            raise Unsupported(f"the equation {text!r} takes a diagonal; take it with GatherElements before the Einsum")
     flat = [label for labels in operands for label in labels]
     ellipsis_labels = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:

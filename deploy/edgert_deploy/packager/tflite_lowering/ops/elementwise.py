@@ -24,7 +24,7 @@ ERF_POLYNOMIAL = (
 
 
 def unary(code: str) -> Write:
-    """Return a writer of nodes as the TFLite operator `code`."""
+    """Return a writer that writes each node as the TFLite operator `code`."""
     return of_one(lambda x, node: x.op(code))
 
 

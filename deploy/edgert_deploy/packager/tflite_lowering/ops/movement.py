@@ -86,7 +86,10 @@ def concat(lowering: Lowering, node: Node) -> None:
 
 
 def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value:
-    """Return input `index` of a Concat. A constant that ONNX expands to the batch is expanded here, too."""
+    """Return input `index` of a Concat.
+
+    If the input is a constant that the model repeats for each item of the batch, the lowered graph repeats it, too.
+    """
     name = node.inputs[index]
     if name not in lowering.graph.expanded_constants:
         return lowering.read(node, index, layout)
