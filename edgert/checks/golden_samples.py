@@ -13,7 +13,7 @@ from edgert.engines import EngineOptions, Session
 from edgert.engines.padding import Padder, load_session
 from edgert.errors import BundleCorrupt, HealthCheckFailed
 from edgert.printable import counted
-from edgert.versions.installed import InstalledVersion, check_files
+from edgert.versions.installed import InstalledVersion, check_files, read_file
 
 Arrays = list[NDArray[Any]]
 
@@ -47,7 +47,7 @@ def check(
     """Pass every golden sample to `infer`.
 
     Return the largest absolute difference from the host, per output. Raises HealthCheckFailed if a difference exceeds
-    the signed tolerance, and the errors of `infer`.
+    the signed tolerance, BundleCorrupt if the golden values changed on disk, and the errors of `infer`.
 
     Args:
         version: The version with the golden inputs.
@@ -72,6 +72,8 @@ def check(
         ]
         worst.append(float(np.max(differences, initial=0.0)))
         if not worst[-1] <= atol:  # written so that NaN fails
+            for path in (*manifest.golden_inputs, *artifact.golden_outputs):
+                read_file(version, path)  # raises BundleCorrupt if the disk changed the golden values
             raise HealthCheckFailed(
                 f"output {spec.name!r} of {artifact.id} differs from its golden values by {worst[-1]:.6g}, "
                 f"more than {atol:.6g}: this device computes other values than the host"

@@ -195,14 +195,14 @@ class AsyncSession:
         if connection is None:
             raise SessionLost("the session has not started, or is closed: use `async with client.session(...)`")
         while True:
-            resume = b""
             try:
                 if connection.closed and not connection.conversation.moved:
                     raise connection.end_error
                 if connection.closed:
                     resume = connection.conversation.resume
                     connection = self._connection = await self._client._connected(self._model, deadline, session=True)
-                return await connection.request(inputs, deadline, flags, trace, resume)
+                    connection.continue_session(resume)
+                return await connection.request(inputs, deadline, flags, trace)
             except (Retry, WorkerLost) as error:
                 if not connection.conversation.moved:
                     raise session_lost(error) from error

@@ -135,6 +135,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
         self._sending = False  # True while the daemon cannot have all bytes of the request
+        self._unsent_resume = b""
         # The result of the request in progress: an event, or an error of the connection.
         self._outcome: asyncio.Future[Event | Exception] | None = None
         self._deadline = 0.0
@@ -142,22 +143,24 @@ class Connection:
         self._timer_at = 0.0
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    async def request(
-        self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
-    ) -> Outputs | InferResponse:
+    def continue_session(self, resume: bytes) -> None:
+        """Let a session that moved here continue: the frame `resume` precedes the next request that is sent."""
+        self.conversation.resume = resume  # until the worker sends a newer RESUME
+        self._unsent_resume = resume
+
+    async def request(self, inputs: Inputs, deadline: float, flags: int, trace: bool) -> Outputs | InferResponse:
         """Send one request and return its answer; give the connection back to the pool.
 
-        If a session moved to this connection, `resume` is the frame to send before the session's first request. Raises
-        the daemon's error, WorkerLost, Retry.
+        Raises the daemon's error, WorkerLost, Retry.
         """
         try:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise DeadlineExceeded("the time-out passed before the request was sent; give a longer timeout_s")
             parts = self.conversation.request(inputs, flags, timeout_us(left_s), trace)
-            if resume:
-                self.conversation.resume = resume  # until the worker sends a newer RESUME
-            answer = await self._exchange([resume, *parts] if resume else parts, deadline)
+            if self._unsent_resume:
+                parts, self._unsent_resume = [self._unsent_resume, *parts], b""
+            answer = await self._exchange(parts, deadline)
         except EdgeRTError:
             self._give_back()
             raise

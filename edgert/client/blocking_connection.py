@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -36,7 +37,10 @@ class Connection:
         # In a process with several threads, each system call releases Python's lock. So a poll costs more time than it
         # saves.
         self._one_thread = threading.active_count() == 1
-        self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
+        # A periodic signal restarts the kernel's time-out of a receive again and again, but not the time-out of a poll.
+        self._interrupted = signal.getitimer(signal.ITIMER_REAL)[1] > 0
+        one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
+        self._polls = self._always_polls = one_core or self._interrupted
         try:
             self._greet(deadline)
         except BaseException:
@@ -88,6 +92,8 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         try:
+            if self._interrupted and not self._watched.poll(self._timeout_ms):
+                raise BlockingIOError
             count, descriptor = receive_with_descriptor(self._sock, conversation.frames.room)
         except BlockingIOError as error:
             raise conversation.timed_out(sent=True) from error
@@ -121,7 +127,7 @@ class Connection:
                 raise self.conversation.ended(True)
             frame = frames.feed(count)
             if frame is not None:
-                self._polls = self._one_core or (self._one_thread and frame.flags & wire.FLAG_MANY != 0)
+                self._polls = self._always_polls or (self._one_thread and frame.flags & wire.FLAG_MANY != 0)
                 return frame
             self._set_timeout(deadline - time.monotonic())
 

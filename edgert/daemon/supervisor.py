@@ -269,7 +269,7 @@ class Supervisor:
                 return
         except BlockingIOError:
             return
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # the worker's memory is corrupt
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:  # its memory is corrupt
             worker.kill(self._clock(), DeviceError(f"the worker sent an invalid message: {type(error).__name__}"))
             return
         except OSError:

@@ -170,13 +170,17 @@ class HttpConnection:
         self._add_checked(request.body_bytes)
         # The request stays in the parser's queue, so that the bytes of its trailers are counted too.
         self._parser.requests.appendleft(request)
+        parts: list[bytes] = []
         while not request.complete:
+            # The parser makes an object of each chunk, and short chunks would need many times their own size.
+            parts.append(b"".join(request.parts))
+            request.parts.clear()
             before = request.body_bytes
             self._parser.feed(self._received[: self._receive(self._received, until_s)])
             self._check_size(request.body_bytes)
             self._admission.add_bytes(self._place, request.body_bytes - before)
         self._parser.requests.popleft()
-        return memoryview(b"".join(request.parts))
+        return memoryview(b"".join(parts + request.parts))
 
     def _receive(self, buffer: memoryview, until_s: float) -> int:
         try:

@@ -382,7 +382,7 @@ def _classified(
     """Return the largest values of each item as `value:index[:label]`: Triton's classification extension."""
     if not array.ndim:
         raise RequestError(f"output {output.name!r} has no classes: omit `classification`")
-    rows = array.reshape(-1, array.shape[-1])
+    rows = array.reshape(math.prod(array.shape[:-1]), array.shape[-1])  # -1 would not work for an axis of 0
     named = len(labels) == array.shape[-1]
     texts: list[str] = []
     for row in rows:

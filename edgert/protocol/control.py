@@ -10,7 +10,8 @@ from typing import Any
 
 from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
 
-LINE_BYTES_MAX = 256 * 1024
+LINE_BYTES_MAX = 256 * 1024  # of a request
+ANSWER_BYTES_MAX = 16 * 1024**2  # the status of a model has 2 to 22 KB
 ASK_S_MAX = 5.0
 SYNC_S_MAX = 240.0  # the time-out of "sync", longer than the limit of a worker's load
 
@@ -27,7 +28,7 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> di
             sock.connect(os.fspath(path))
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as lines:
-                line = lines.readline(LINE_BYTES_MAX)
+                line = lines.readline(ANSWER_BYTES_MAX)
             if not line:
                 raise ConnectionResetError("no answer")
         except TimeoutError as error:

@@ -152,7 +152,7 @@ class Forwarder:
         self._last_id = 0
         self._retained_version = 0
         self._file = self._spool.file_id
-        self._in_flight: dict[int, int] = {}
+        self._in_flight: dict[int, Spooled | None] = {}  # None: a message that is not in the spool
         self._acknowledged_ids: list[int] = []
         self._refused_at: float | None = None  # None after the refused messages were sent again
         self._refused = False  # False once the broker accepts one of those messages
@@ -163,7 +163,8 @@ class Forwarder:
 
     def _suspect(self) -> None:
         """Hold a message back if the broker closed several connections after this message."""
-        message_id = self._held.hung_up(filter(None, self._in_flight.values()), self._clock())
+        in_flight = (message.id for message in self._in_flight.values() if message is not None)
+        message_id = self._held.hung_up(in_flight, self._clock())
         self._in_flight = {}
         if message_id is not None:
             with contextlib.suppress(StorageFailed):
@@ -172,7 +173,7 @@ class Forwarder:
                         self._hold(message)
 
     def _hold(self, message: Spooled) -> None:
-        if self._held.add(message.id):
+        if self._held.add(message.id, message.topic, len(message.payload)):
             self._log(
                 f"telemetry: the broker {self._address} does not accept a message of {len(message.payload)} bytes; such "
                 "messages stay on disk, and are sent again a day later: let the broker accept 64 KiB "
@@ -263,7 +264,7 @@ class Forwarder:
         allowed = min(free, int(self._tokens))
         if allowed < 1:
             return free > 0
-        in_flight = set(self._in_flight.values())
+        in_flight = {message.id for message in self._in_flight.values() if message is not None}
         batch = self._spool.take(allowed, self._last_id)
         for message in batch:
             self._last_id = message.id
@@ -279,17 +280,18 @@ class Forwarder:
             else:
                 if not self._in_flight:
                     self._progress_at = now
-                self._in_flight[number] = message.id
+                self._in_flight[number] = message
         return len(batch) == allowed < free
 
     def _acknowledged(self, number: int, refused_because: str | None) -> None:
-        message_id = self._in_flight.pop(number, None)
+        message = self._in_flight.pop(number, None)
         self._progress_at = self._clock()
         if refused_because is None:
             self._refused &= self._refused_at is not None
-            if message_id is not None:  # status, info, sys and retained topics are not in the spool
-                self._acknowledged_ids.append(message_id)
-                self._held.acknowledged(message_id)
+            if message is not None:  # status, info, sys and retained topics are not in the spool
+                self._acknowledged_ids.append(message.id)
+                if self._held.acknowledged(message.id, message.topic, len(message.payload)):
+                    self._last_id = 0
         elif self._refused_at is None:
             self._refused_at = self._clock()
             self._refused = True
@@ -303,7 +305,7 @@ class Forwarder:
         """Publish `offline`, wait briefly for the acknowledgement, and disconnect."""
         number = self._connection.publish(self._topics.status, b"offline", 1, retain=True)
         if number is not None:
-            self._in_flight[number] = 0  # no row has id 0
+            self._in_flight[number] = None
         gives_up_at = self._clock() + GOODBYE_S
         while number in self._in_flight and self._clock() < gives_up_at:
             self._connection.pump(0.05)

@@ -165,6 +165,19 @@ def test_a_body_that_unpacks_to_much(server: Server) -> None:
         answers_health(server)
 
 
+def test_a_body_in_many_short_chunks(server: Server) -> None:
+    chunks = b"2\r\nab\r\n" * 65_536
+
+    def attack() -> None:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+            sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            for _ in range(FRAME_BYTES // 2 // 65_536):
+                sock.sendall(chunks)
+
+    with attacked(server, attack):
+        answers_health(server)
+
+
 def test_lengths_that_are_only_stated(server: Server) -> None:
     _, text_bytes = files([16])
     head = HEAD + b"Inference-Header-Content-Length: %d\r\n" % text_bytes

@@ -253,6 +253,22 @@ def test_an_asyncio_session_moves_with_its_state(waits: bool) -> None:
         asyncio.run(across_versions(device))
 
 
+def test_a_refused_request_after_a_move_does_not_cost_an_asyncio_session_its_memory() -> None:
+    async def across_versions(device: Device) -> None:
+        async with AsyncClient(device.socket) as client, client.session("sums") as stream:
+            await stream.infer(item(1))
+            for release in (2, 3):  # at the second move, the worker has not seen the session's memory yet
+                device.replace("sums", op="add", state_id="v1", release=release)
+                await asyncio.sleep(0.2)  # the loop sees MOVED
+                with pytest.raises(RequestError, match="takes FP32"):
+                    await stream.infer(np.zeros((1, 9), np.float32))
+            assert (await stream.infer(item(2)))["y"][0] == 3
+
+    with a_device() as device:
+        device.put(model="sums", op="add", state_id="v1")
+        asyncio.run(across_versions(device))
+
+
 def test_an_asyncio_session_says_why_it_ended() -> None:
     async def ended(device: Device) -> None:
         async with AsyncClient(device.socket) as client:

@@ -35,7 +35,15 @@ from edgert.daemon.timed import Timed, soonest_s
 from edgert.daemon.workers.watchdog import Watchdog
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import StartWorker, WorkerSet
-from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, TransitionRefused, Unavailable
+from edgert.errors import (
+    DeviceError,
+    EdgeRTError,
+    EngineFailed,
+    HealthCheckFailed,
+    Overloaded,
+    TransitionRefused,
+    Unavailable,
+)
 from edgert.log import log
 from edgert.protocol.hello import NO_FLAGS, HelloFlags
 from edgert.state_dir import StateDir
@@ -319,15 +327,23 @@ class ModelService:
         self.trial.begin(worker)
 
     def _recycle(self, worker: WorkerProcess) -> bool:
-        """Load the live version in a new worker, which will replace `worker`; return whether the load started."""
+        """Load the live version in a new worker, which will replace `worker`; return whether the load started.
+
+        If the trial limits of the version are watched, roll back instead: the watch is of one worker.
+        """
+        mb, limit_mb = round(worker.mb, 1), self._watchdog.limit_mb
         try:
             slots = self.store.read()
-            if not worker.runs(slots.live) or not self._admit(self, slots):
+            if not worker.runs(slots.live):
+                return False
+            if self.trial.watches(worker):
+                message = f"the worker used {mb:.0f} MB on trial, more than its limit of {limit_mb:g} MB ([serving] worker_mb_max)"
+                self._roll_back(worker.version, HealthCheckFailed(message))
+                return False
+            if not self._admit(self, slots):
                 return False
         except EdgeRTError:
             return False
-        mb = round(worker.mb, 1)
-        limit_mb = self._watchdog.limit_mb
         self._report("recycled", {"release": worker.version.release, "memory_mb": mb, "limit_mb": limit_mb})
         self._start(slots, worker.version)
         return True

@@ -84,7 +84,7 @@ class ControlServer:
             self._handle(client, json.loads(client.data))
         except EdgeRTError as error:
             client.reply(error_answer(error))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             client.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
 
     def _remove(self, client: ControlClient) -> None:

@@ -54,3 +54,10 @@ def test_answers_for_other_samples_and_files_that_cannot_be_read_are_reported(ve
     (version.folder / "golden/input-0.npy").write_bytes(b"")
     with pytest.raises(BundleCorrupt, match="cannot be read"):
         list(samples(version))
+
+
+def test_golden_values_that_changed_on_disk_do_not_blame_the_device(version: InstalledVersion) -> None:
+    path = version.folder / "golden/null/output-0.npy"
+    np.save(path, np.load(path) + np.float32(1))
+    with pytest.raises(BundleCorrupt, match=r"output-0.npy changed on disk since its install: deploy it again"):
+        check(version, version.artifacts[0], lambda sample: sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,29 @@ def test_on_one_core_a_client_sleeps_until_its_answer_comes_and_not_only_until_i
     assert done.returncode == 0, done.stderr
     # 40 if the thread sleeps in `recv`; fewer than 20 if a busy core delays an answer
     assert 0 < int(done.stdout) < 30
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_periodic_signal_does_not_prolong_a_time_out(device: Device, is_connected: bool) -> None:
+    ticks: list[None] = []
+
+    def tick(*_: object) -> None:
+        ticks.append(None)
+        assert len(ticks) < 200, "the client still waits"
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with Client(device.socket) as client:
+            if is_connected:
+                client.metadata("echo")
+            with halted(device):
+                ticks.clear()
+                with pytest.raises(DeadlineExceeded):
+                    client.infer("echo", ITEM, timeout_s=0.5, cache=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e9])

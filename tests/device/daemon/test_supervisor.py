@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgert.daemon.model.trial_watch import TrialWatch
+from edgert.daemon.supervisor import Supervisor
 from edgert.errors import EdgeRTError, ModelNotFound, ProtocolError
 from edgert.protocol.control import ask
+from edgert.versions.slots import Version
+from edgert.versions.trial_limits import TrialLimits
+from edgert.worker_link import link
 from tests.support.devices import WAIT_S_MAX, Device, a_device
+from tests.support.stand_ins.workers import FakeWorker
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,7 @@ def test_a_model_that_was_never_installed_is_refused_and_enters_no_list(device: 
         {"op": "event"},
         {"op": "event", "event": 7},
         {"op": "checked", "model": "echo", "samples": "many"},
+        {"op": "checked", "model": "echo", "samples": math.inf},
     ],
     ids=str,
 )
@@ -64,3 +73,18 @@ def test_a_model_that_is_installed_while_the_daemon_runs_is_served(device: Devic
     assert obeyed(device, op="sync", model="other")["release"] == 1
     with device.client() as client, pytest.raises(EdgeRTError, match="this device has: echo, other"):
         client.metadata("nothing")
+
+
+@pytest.mark.parametrize("count", [math.inf, "many", None])
+def test_a_worker_that_sends_a_wrong_number_is_killed_and_the_daemon_goes_on(tmp_path: Path, count: object) -> None:
+    device = Device(tmp_path)
+    device.prepare()
+    supervisor, worker = Supervisor(device.state), FakeWorker(Version(1, "digest", good=False), 0.0)
+    service = supervisor._service("echo")
+    service.trial._watch = TrialWatch(TrialLimits({}, 10.0), worker, 0.0)
+    link.send(worker.their_end, {"op": "golden_sent", "count": count})
+    supervisor._receive(service, worker)
+    assert worker.killed
+    assert worker.failure is not None
+    assert worker.failure.message.startswith("the worker sent an invalid message")
+    worker.close()

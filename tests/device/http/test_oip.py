@@ -109,3 +109,13 @@ def test_texts_are_strings_in_json() -> None:
 def test_data_that_are_no_list_of_texts_are_refused(shape: list[int], data: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         of_json(shape, data)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+def test_an_empty_output_has_no_classes(shape: tuple[int, ...]) -> None:
+    head = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    head |= {"outputs": [{"name": "y", "parameters": {"classification": 2}}]}  # type: ignore[dict-item]
+    request = oip.read_request(memoryview(json.dumps(head).encode()), None)
+    answer = oip.answer(request, "m", 1, {"y": np.zeros(shape, np.float32)})
+    (output,) = json.loads(bytes(answer.parts[0]))["outputs"]
+    assert (output["shape"], output["data"]) == ([*shape[:-1], min(2, shape[-1])], [])

@@ -349,12 +349,27 @@ def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
     assert sum("does not accept a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
 
 
+def test_a_message_that_a_bad_link_held_back_arrives_after_the_next_one(tmp_path: Path, broker: Broker) -> None:
+    device, listener = ForwardingDevice(tmp_path, broker.settings), Listener(broker.settings)
+    device.append(3)
+    (first,) = device.spool.take(1)
+    device.forwarder._hold(first)
+    device.start()
+    try:
+        wait_until(lambda: device.spool.stats().rows == 0, "all are acknowledged")
+        wait_until(lambda: len(listener.payloads(HIST)) == 3, "all have arrived")
+        assert first.payload in listener.payloads(HIST)
+    finally:
+        device.stop()
+        listener.stop()
+
+
 def test_a_message_that_a_full_spool_lost_meanwhile_is_not_held_back(tmp_path: Path) -> None:
     device = ForwardingDevice(tmp_path, MqttSettings("127.0.0.1", free_port()), clock=lambda: 0.0)
     device.append(2)
     first, second = device.spool.take(2)
     device.spool.delete_acknowledged([first.id])
-    for lost in (first.id, second.id + 1):
+    for lost in (first, replace(second, id=second.id + 1)):
         for _ in range(HANG_UPS_MAX):
             device.forwarder._in_flight = {1: lost}
             device.forwarder._suspect()

@@ -357,6 +357,21 @@ def test_a_worker_beyond_its_memory_is_replaced_beside_itself(tmp_path: Path) ->
     assert (world.loaded(), worker.asked()) == (world.service.workers.serving, ["stop"])
 
 
+def test_a_worker_beyond_its_memory_whose_limits_are_watched_is_rolled_back_for_its_memory(tmp_path: Path) -> None:
+    world = World(tmp_path, "worker_mb_max = 100")
+    world.serve()
+    world.store.commit(replace(STEADY, state=SlotState.STAGED, b=NEW))
+    world.store.activate(600.0, TrialLimits({"error_share": 0.5}, 60.0))
+    world.service.sync()
+    world.loaded().now_mb = 110.0
+    world.wait(10)
+    rolled_back = world.store.read().rolled_back
+    assert rolled_back is not None
+    assert rolled_back.reason.startswith("the worker used 110 MB on trial, more than its limit of 100 MB")
+    assert world.names()[-2:] == ["serving", "rolled_back"]
+    assert (world.loaded().version, world.service.state) == (OLD, "ready")
+
+
 def test_a_stopped_service_refuses_and_starts_nothing(world: World) -> None:
     worker = world.serve()
     world.service.stop()
