@@ -48,7 +48,8 @@ class Share:
 
     def exceeded(self, failed: int, begun: int) -> bool:
         """Whether `failed` is more than this share of `begun` devices."""
-        return failed > (self.count or 0) if self.part is None else failed > self.part * begun
+        # Rounded, because 0.29 * 100 is a little less than 29.
+        return failed > ((self.count or 0) if self.part is None else round(self.part * begun, 9))
 
     def __str__(self) -> str:
         return str(self.count) if self.part is None else f"{self.part * 100:g}%"

@@ -50,7 +50,15 @@ def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -
 
 @pytest.mark.parametrize(
     ("limit", "failed", "begun", "too_many"),
-    [("0", 1, 100, True), ("2", 2, 3, False), ("5%", 1, 1, True), ("5%", 5, 100, False), ("5%", 6, 100, True)],
+    [
+        ("0", 1, 100, True),
+        ("2", 2, 3, False),
+        ("5%", 1, 1, True),
+        ("5%", 5, 100, False),
+        ("5%", 6, 100, True),
+        ("29%", 29, 100, False),
+        ("29%", 30, 100, True),
+    ],
 )
 def test_failures_above_the_limit_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
     assert Share.parse(limit).exceeded(failed, begun) is too_many
