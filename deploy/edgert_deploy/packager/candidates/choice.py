@@ -330,7 +330,7 @@ class _EngineBuild:
                     self.findings.record_failure(self.engine, precision, error)
 
     def _with_float_layers(self, plain: Candidate) -> Candidate | None:
-        """Search for the candidate with the fewest layers in float that passes; add the outcome to the warnings."""
+        """Return the candidate with the fewest layers in float that passes; warn of the outcome."""
         findings, share_min = self.findings, WORTH_SHARE_MIN if self.findings.target.is_auto else 0.0
         try:
             search = search_float_layers(findings.builder, plain, self.budget, share_min)
