@@ -3,8 +3,8 @@
 Usually the hello arrives before the acceptor accepts the connection. Otherwise the connection is pending until the
 hello arrives or a deadline passes. If too many connections are pending, the acceptor drops the oldest pending
 connection. So a flood of silent connections excludes no client. The rate of accepts is limited, so a flood does not
-take the processors from connected clients. Further connections wait in the kernel's queue. If that queue is full, a
-client waits 2 s.
+take the processors from connected clients. Further connections wait in the kernel's queue, which has at most BACKLOG
+places (`edgert/protocol/listening.py`). At this rate, the last connection of a full queue waits for about 2 s.
 """
 
 from __future__ import annotations
