@@ -73,9 +73,10 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return all profiles by name: of `profiles_dir`, of ./profiles and the shipped ones. Raises ConfigInvalid.
+    """Return all profiles by name: of `profiles_dir`, ./profiles and the shipped ones.
 
-    If several folders have a profile of the same name, the first folder counts, as in `load_profile`.
+    If several folders have a profile of the same name, the first folder counts, as in `load_profile`. Raises
+    ConfigInvalid.
     """
     paths: dict[str, Path] = {}
     for folder in _folders(profiles_dir):
