@@ -95,7 +95,10 @@ class MqttSettings(BrokerLogin):
         try:
             return Path(self.password_file).read_text().split("\n")[0].rstrip("\r")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigInvalid(f"the broker's password file {self.password_file} cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigInvalid(
+                f"the broker's password file {self.password_file} cannot be read: {reason}; check its path and its mode"
+            ) from error
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return a context that verifies the broker; None if the connection has no TLS. Raises ConfigInvalid."""
