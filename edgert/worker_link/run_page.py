@@ -85,6 +85,6 @@ class _WatchedSession:
 
             return watched_run
 
-        # A closure is faster than attributes of `self`, and every request runs it.
+        # Every request runs this code, and a closure is faster than attributes of `self`.
         self.run = watched(session.run)
         self.release_memory = watched(session.release_memory)
