@@ -114,7 +114,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys that a device trusts, by file, and the errors of files without a key, by file."""
+    """The keys that a device trusts, by file. `damaged` has the reason for each file that contains no key."""
 
     keys: dict[Path, PublicKey]
     damaged: dict[Path, str]
