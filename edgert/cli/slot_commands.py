@@ -35,5 +35,5 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     except DaemonEnded:  # this version may have ended the daemon
         raise
     except DaemonUnreachable:
-        progress("no daemon runs: the next one serves this version; start it with edgertd start")
+        progress("no daemon runs: the next daemon serves this version; start it with edgertd start")
         return None
