@@ -24,7 +24,7 @@ class LimitsHeld(NamedTuple):
     """All limits held, and the slots record this. `kept` tells whether the device marked the version good."""
 
     kept: bool
-    fields: dict[str, Any]  # of the telemetry event
+    fields: dict[str, Any]  # the fields of the telemetry event
 
 
 class TrialFailed(NamedTuple):
@@ -32,7 +32,7 @@ class TrialFailed(NamedTuple):
 
     version: Version
     reason: EdgeRTError
-    fields: dict[str, Any]  # of the telemetry event
+    fields: dict[str, Any]  # the fields of the telemetry event
 
 
 class TrialExpired(NamedTuple):
@@ -45,7 +45,7 @@ class TrialExpired(NamedTuple):
 class SlotsChanged(NamedTuple):
     """The time of the trial has passed, but a command has already changed the slots.
 
-    They must be read again.
+    The caller must read the slots again.
     """
 
 
