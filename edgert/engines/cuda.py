@@ -16,7 +16,7 @@ from edgert.errors import EngineFailed, EngineMissing
 
 
 class Cuda(Protocol):
-    """One stream on one GPU. Copies are queued and run without the caller; `synchronize` waits for all.
+    """One stream on one GPU. A copy only joins the stream's queue; `synchronize` waits for the queue.
 
     Attributes:
         stream: The stream's handle for TensorRT.

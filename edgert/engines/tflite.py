@@ -4,8 +4,8 @@ An interpreter is planned for one batch size, and a new plan takes milliseconds.
 over the same memory-mapped file, opened when the bucket is first needed. A batch between two buckets is padded and its
 answers are cut. A batch above the largest bucket runs in several pieces. A model with buckets of another axis has one
 file for each bucket; the artifact's own file is for the largest bucket. Interpreters copy in and out with `set_tensor`
-and `get_tensor`. These calls return new arrays, and are faster than views into the interpreters' memory (1.3 µs per
-call instead of 2.6 µs).
+and `get_tensor`. These calls are faster than views into the interpreters' memory (1.3 µs per call instead of 2.6 µs),
+and `get_tensor` returns a new array.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _sdk() -> tuple[str, Any, Any]:
 
 
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the interpreter's index of each of `specs`, by name. Raises ValueError for other tensors."""
+    """Return the interpreter's index of each of `specs`. Raises ValueError if its tensors are others."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
     by_name = {detail["name"]: detail for detail in details}
     missing = [spec.name for spec in specs if spec.name not in by_name]
