@@ -43,7 +43,7 @@ class Record:
     """The follower's record of earlier rounds.
 
     Attributes:
-        counters: The highest counter of each channel; the newest channel is the last.
+        counters: The highest counter of each channel. The channel of the stored statement is the last entry.
         source: The registry and the channel of the stored statement.
         manifest: The digest of the OCI manifest of the stored statement.
         tried: The last attempt with each model.
