@@ -59,7 +59,7 @@ class Endpoints:
         self._control_socket = control_socket
         self._host_checked = host_checked
         self._inferences_max = inferences_max
-        self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
+        self._permits = [None] * inferences_max  # pop and append are atomic, and cost less than Python's semaphore
         self._inferred = False  # whether a request inferred since the last call of `release_memory`
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
