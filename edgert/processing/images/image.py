@@ -27,8 +27,8 @@ from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
-PIXELS_MAX = 16 * 1024**2  # decoded pixels (of a JPEG at its reduced size): 4 bytes each, twice during conversion
-# The pixels of a 4K image, because the decoder keeps all coefficients of a progressive file.
+PIXELS_MAX = 16 * 1024**2  # decoded pixels, of a JPEG at its reduced size; each takes 4 bytes, or 8 in a conversion
+# A progressive file may have the pixels of a 4K image, because the decoder keeps all coefficients of such a file.
 PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024
 SCANS_MAX = 64  # scans of a progressive file; each scan costs a pass over the whole image
 SIDE_MAX = 32_768
