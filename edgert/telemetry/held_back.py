@@ -1,4 +1,4 @@
-"""The messages that a broker does not accept. They must not block other messages. Pure.
+"""The messages that a broker does not accept, and that must not block other messages.
 
 A broker may limit the size of a message. With MQTT 5, a broker may state the limit. Other brokers end the connection,
 and would end the next connection at the same message. So the forwarder holds a message back if several connections in a
@@ -22,7 +22,8 @@ class HeldBack:
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
-        self._stuck_at, self._hang_ups = 0, 0  # the message at which the last connections ended, and their number
+        self._stuck_at = 0  # the message at which the last connections ended
+        self._hang_ups = 0  # the number of these connections
         self._connected_at = self._held_since = 0.0
 
     def __contains__(self, message_id: int) -> bool:
