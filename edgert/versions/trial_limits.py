@@ -1,4 +1,4 @@
-"""The limits of a trial: their bounds, the time of the watch, and the test of each limit. Pure.
+"""The limits of a trial: their bounds, the time of the watch, and the test of each limit.
 
 The device compares each limit with its own measurements of the version on trial. A limit that could not be measured
 is broken.
@@ -20,7 +20,7 @@ WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, i
 REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples fill up to this number
 COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
 COMPARED_FEW = 300  # with fewer answers, agreement hardly distinguishes similar versions (docs/deploying.md)
-BROKEN_CHECKS_MAX = 3  # so many checks in a row with a broken limit end the watch; a single outlier does not
+BROKEN_CHECKS_MAX = 3  # this number of checks in a row with a broken limit ends the watch; one outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
 
@@ -221,7 +221,7 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the broken limits. Before the end of the watch, only certain values can break a limit.
+    """Return the broken limits. Before the end of the watch, only a value that is certain breaks a limit.
 
     At the end, a limit that could not be measured is also broken.
     """
