@@ -34,7 +34,7 @@ from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
 from edgert.worker_link.load_order import LoadOrder
 
 PAIR_US_MIN = 20.0  # above this engine time for one item, two requests gain from a shared run (decision 17)
-TRIAL_SHARE = 0.25  # the previous version also answers this share of the requests on trial, at idle priority
+TRIAL_SHARE = 0.25  # during a trial, the previous version also answers this share of the requests, at idle priority
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,8 @@ LEARN_S_MAX = 3.0
 THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
-BATCH_GAIN_MAX = (
-    1.5  # with more gain from batches, runs do not overlap: several runs at once would make batches smaller
-)
+# With more gain from batches than this, runs do not overlap, because several runs at once would make batches smaller.
+BATCH_GAIN_MAX = 1.5
 QUICK_US_MAX = 100.0  # a slower item would delay the answers of other clients too long
 REACTOR_US_MAX = 1000.0  # the reactor runs requests one by one only if the run of an item takes at most this time
 MORE_RUNS_GAIN = 0.10  # if runs of one thread gain less than this, the reactor gets no session of its own
@@ -166,7 +165,7 @@ class _Learner:
         )
 
     def _choose_threads(self) -> int:
-        """Return the number of threads with the fastest answer; the open session then has them."""
+        """Return the number of threads with the fastest answer; the open session then has this number."""
         candidates = self._circumstances.threads_to_try
         best = loaded = candidates[0]
         if len(candidates) == 1:
@@ -229,7 +228,7 @@ class _Learner:
         return count if fits else 1
 
     def _one_thread_pays(self, threads: int) -> bool:
-        """Return whether runs of one thread, one for each processor, answer more than runs of `threads`.
+        """Return whether one-thread runs on all processors answer more requests than runs of `threads`.
 
         Runs of one thread answer more if the threads of a larger run wait for each other. Batches may be as good, but
         clients seldom fill a batch. A measurement of both rates would not help: on a machine with other work, they

@@ -40,7 +40,7 @@ BYPASS_MAX = 4
 RELEASE_AFTER_S = 5.0  # after this time without a large run, engines may release the memory of large runs
 
 Arrays = list[NDArray[Any]]
-_new = tuple.__new__  # makes a NamedTuple without the Python function in between
+_new = tuple.__new__  # creates a NamedTuple faster, because it does not call the NamedTuple's Python function
 
 
 class EngineAnswer(NamedTuple):
@@ -72,7 +72,7 @@ class _Instance:
 class _Waiting:
     """A waiting request.
 
-    `gate` opens when the request has an answer or an error, or must lead on `instance`.
+    `gate` opens when the request has an answer or an error, or must lead a batch on `instance`.
     """
 
     inputs: Sequence[NDArray[Any]]
@@ -436,7 +436,7 @@ class Batcher:
 
 
 def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
-    """Yield each request's part of a batch's outputs, as views; `counts` are the requests' items."""
+    """Yield each request's part of a batch's outputs, as views; `counts` are the numbers of items."""
     at = 0
     for items in counts:
         yield [array[at : at + items] for array in outputs]

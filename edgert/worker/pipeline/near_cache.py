@@ -212,7 +212,10 @@ class NearCache:
 
 
 def image_axes(spec: TensorSpec) -> int | None:
-    """Return the axis of an item with the channels, 0 or 2; None unless `spec` is images of one size."""
+    """Return which axis of an item holds the channels, 0 or 2.
+
+    Return None if the items are not images of one size, or if no axis has 1, 3 or 4 channels.
+    """
     item = spec.item_shape
     if len(item) != 3 or spec.shape[0] not in (-1, 1) or min(item) < 1:
         return None

@@ -7,7 +7,7 @@ process. A thread of idle priority that holds Python's lock would delay the live
 affects nothing else.
 
 The alarm is raised when the agreement of the last WINDOW comparisons is below `alarm`. It is cleared when their
-agreement is half way from `alarm` to 1.
+agreement is at least half way from `alarm` to 1.
 """
 
 from __future__ import annotations
