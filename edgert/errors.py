@@ -56,7 +56,7 @@ class RequestError(EdgeRTError, code="request.invalid", exit_code=8, wire_code=1
 
 
 class ProtocolError(RequestError, code="request.protocol", wire_code=11):
-    """Bytes on the local socket are not the protocol of docs/protocol.md."""
+    """Bytes on the local socket do not follow docs/protocol.md."""
 
 
 class ModelNotFound(RequestError, code="request.model_not_found", wire_code=12):
@@ -68,7 +68,7 @@ class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code
 
 
 class SessionLost(RequestError, code="request.session_lost", wire_code=15):
-    """The daemon lost the memory of a session, so no request can continue the session: start a new one."""
+    """The daemon lost the memory of a session, so no request can continue it: start a new session."""
 
 
 class NotAllowed(RequestError, code="request.not_allowed", wire_code=14):
@@ -114,7 +114,7 @@ class BundleError(EdgeRTError, code="bundle.invalid", exit_code=5, wire_code=30)
 
 
 class BundleCorrupt(BundleError, code="bundle.corrupt"):
-    """Bytes differ from the signed manifest."""
+    """Bytes of a bundle differ from its signed manifest."""
 
 
 class SignatureInvalid(BundleError, code="bundle.signature_invalid"):

@@ -214,7 +214,7 @@ class Connection:
             outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
-        """Set one timer for many requests. Deadlines usually only grow, so a timer that fires early is set again."""
+        """Set one timer for many requests. Deadlines usually grow, so a timer that fires early is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline

@@ -212,7 +212,7 @@ class Client(BaseClient):
 
 
 def _may_be_large(inputs: Inputs) -> bool:
-    """Return whether `inputs` seem large enough for shared memory. Only the frame will show the exact size."""
+    """Return whether `inputs` seem large enough for shared memory. Only the frame shows the exact size."""
     values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
     sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
     return sum(sizes) >= SHARE_BYTES_MIN
