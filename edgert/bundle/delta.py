@@ -183,11 +183,11 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
     try:
         (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
         if size > HEADER_BYTES_MAX:
-            raise ValueError(f"a header of {size} bytes")
+            raise ValueError(f"it has {size} bytes; at most {HEADER_BYTES_MAX} are allowed")
         header = json.loads(file.read(size))
         envelope_bytes = header["envelope"]
         if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
-            raise ValueError(f"an envelope of {str(envelope_bytes)[:40]} bytes")
+            raise ValueError(f"the size of the envelope is {str(envelope_bytes)[:40]}")
         return envelope_bytes, [_read_part(value) for value in header["parts"]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleCorrupt(f"the delta's header cannot be read ({error}): send it again") from error

@@ -107,7 +107,7 @@ class Manifest(Stateful):
         signed_at: The time of the signature of a bundle that expires. It is "" for other bundles, so that the same
             inputs give the same bytes.
         golden_raw: The file with the windows or texts from which the golden inputs were computed; "" for none.
-        buckets: The lengths of the inputs' open axis; None if at most the batch axis is open.
+        buckets: The lengths that the model is built for along an open axis (not the batch axis); None for no buckets.
         state: The outputs that become inputs of a session's next item. Apps see neither these outputs nor these inputs.
         state_id: A name for the form of the state. Versions with the same name continue each other's sessions.
     """

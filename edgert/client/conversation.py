@@ -131,7 +131,7 @@ class Conversation:
             signature = signature_of(given)
         if signature == self._signature:
             return frame.update(given, flags, request_id, timeout_us)
-        self._signature = self._tensors = None  # the app may now expect answers with or without a batch axis
+        self._signature = self._tensors = None  # the next answer may have or lack a batch axis, unlike the last one
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
         self.size_bytes = frame.sent_bytes

@@ -189,7 +189,7 @@ def _sdk() -> tuple[str, Any, Any]:
 
 
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the interpreter's index of each of `specs`. Raises ValueError if its tensors are others."""
+    """Return the index of each of `specs` in the interpreter. Raises ValueError if it has other tensors."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
     by_name = {detail["name"]: detail for detail in details}
     missing = [spec.name for spec in specs if spec.name not in by_name]

@@ -99,7 +99,7 @@ class RecordStore:
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
-        """Return the stored statement; None unless a key in `trusted` signed it for `channel`."""
+        """Return the stored statement of `channel`; None if no key in `trusted` signed it."""
         try:
             return read_statement(self._statement.read_bytes(), channel, trusted)
         except (OSError, EdgeRTError):

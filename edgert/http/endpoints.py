@@ -148,7 +148,7 @@ class Endpoints:
         self._inferred = True
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in FORM_TYPES:
-            message = f"Content-Type {kind} is refused, as web forms send it: set it to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
+            message = f"Content-Type {kind} is refused, because web forms send it: set Content-Type to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
             raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         inference = read_request(request.body, request.headers.get(_LENGTH_HEADER))
         timeout_s = None if inference.timeout_s is None else min(inference.timeout_s, TIMEOUT_S_MAX)

@@ -4,8 +4,7 @@ A broker may limit the size of a message. With MQTT 5, a broker may state the li
 and would end the next connection at the same message. So the forwarder holds a message back if several connections in a
 row end at this message soon after their start. After the second end, the forwarder sends messages one at a time, to
 identify the message. A held-back message stays in the spool. The forwarder sends it again when the device connects a
-day later, or after the device's next start: if the broker failed for another reason, the broker may then accept the
-message.
+day later, or after the device's next start. If the broker failed for another reason, it may then accept the message.
 """
 
 from __future__ import annotations

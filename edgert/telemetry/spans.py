@@ -40,7 +40,7 @@ class Totals:
         latency_sum_us: The total time of answered requests.
         within_ms: For each of SLO_BOUNDS_MS, the exact number of answered requests that took at most this time.
         executed: The number of requests that an engine run answered.
-        failed_sum_us: The total time of the requests that got no answer, until each ended.
+        failed_sum_us: The total time of the requests that failed, were refused, or lost their client.
         hit_cache_sum_us: The total time of cache hits in the stage `cache`.
         stage_sum_us: The total time of answered requests in each stage.
         gone: The number of requests whose client left before the answer.

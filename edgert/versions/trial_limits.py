@@ -49,7 +49,9 @@ class TrialLimits:
         for name, value in self.bounds.items():
             _check(name, value)
         if not 0 < self.watch_s <= WATCH_S_MAX:
-            raise ConfigInvalid(f"a watch of {self.watch_s:g} s; give more than 0 and at most {WATCH_S_MAX:g} s")
+            raise ConfigInvalid(
+                f"a watch of {self.watch_s:g} s is not allowed; give more than 0 and at most {WATCH_S_MAX:g} s"
+            )
 
     @property
     def fills(self) -> bool:

@@ -89,7 +89,7 @@ class LoadTurns:
             self._try_again(service)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on the clock; None for never."""
+        """Return the time when `tick` is due, on the clock; None if nothing is due."""
         times = [wait.again_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
         return min(times, default=None)
 

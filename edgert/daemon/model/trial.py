@@ -140,7 +140,7 @@ class Trial:
             self._conclude(self._watch)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on `clock`; None for never."""
+        """Return the time when `tick` is due, on `clock`; None if nothing is due."""
         times = [self._ends_at_s, None if self._watch is None else self._watch.due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 

@@ -120,7 +120,7 @@ class Acceptor:
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
     def _receive_more(self, pending: _PendingHello) -> str:
-        if pending.sock in self._pending:  # unless it was dropped earlier in this turn
+        if pending.sock in self._pending:  # it may have been dropped earlier in this turn
             self._read(pending)
         return PASSED_ON
 

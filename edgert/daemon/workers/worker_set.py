@@ -76,7 +76,7 @@ class WorkerSet:
                 worker.kill(now_s)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on the clock; None for never."""
+        """Return the time when `tick` is due, on the clock; None if nothing is due."""
         alive = [worker for worker in self._ending if not worker.killed_at_s]
         times = [worker.stop_by_s for worker in alive if worker.stop_by_s is not None]
         if self.loading is not None and not self.loading.killed_at_s:

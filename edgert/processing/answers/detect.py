@@ -1,8 +1,8 @@
 """Computes boxes in the sent image from a detector's outputs: pure functions on arrays.
 
-Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy
-and within each class: it removes a box if its intersection over union with a better box of its class is above the
-threshold. Boxes with equal scores keep the order of the model's boxes.
+Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy,
+and runs within each class. It removes a box if the box and a better box of its class overlap (intersection over union)
+by more than the threshold. Boxes with equal scores keep the order of the model's boxes.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ costs a lone request nothing, and no request waits for a batch to fill. If a mod
 only requests of one shape share a batch.
 
 There is one exception. After a batch of several requests, their clients will soon send the next requests. So the next
-leader lingers: it waits for these requests for at most a tenth of the last run's time, and only while fewer requests
-wait than the last batch had.
+leader lingers: it waits for these requests for at most a tenth of the last run's time. It stops earlier if as many
+requests wait as the last batch had.
 
 There are two priorities. High requests go first. After BYPASS_MAX batches before a low request, the oldest low request
 leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A busy

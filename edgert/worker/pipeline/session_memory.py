@@ -26,7 +26,7 @@ class Memory(NamedTuple):
         state: The model's state, in the manifest's order; each array is one item.
         held: The values that the next window needs.
         skip: How many values at the start of the next request belong to no window.
-        shares: The class scores of the last windows; None unless answers are smoothed.
+        shares: The class scores of the last windows; None if answers are not smoothed.
     """
 
     state: tuple[NDArray[Any], ...]
