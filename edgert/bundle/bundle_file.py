@@ -73,7 +73,7 @@ class Bundle:
     def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return one file's content, checked against its entry.
 
-        Raises BundleCorrupt, and BundleError if the file is missing or larger than `bytes_max`.
+        Raises BundleCorrupt; also BundleError if the file is missing or larger than `bytes_max`.
         """
         with _naming(self.path):
             at, content = self._payload_start, list[bytes]()

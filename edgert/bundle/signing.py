@@ -125,7 +125,7 @@ class Keyring:
 
     @property
     def complaints(self) -> list[str]:
-        """One line per file without a key. Such a file does not affect the other keys."""
+        """One line for each file that contains no key. Such a file does not affect the keys of other files."""
         return [
             f"{why}: it is ignored; remove it with: edgertd keys remove {path.name}"
             for path, why in self.damaged.items()

@@ -47,8 +47,8 @@ def check(
 ) -> list[float]:
     """Pass every golden sample to `infer`.
 
-    Return the largest absolute difference from the host, per output. Raises HealthCheckFailed if a difference exceeds
-    the signed tolerance, and the errors of `infer`.
+    Return the largest absolute difference from the host, per output. Raises the errors of `infer`; also
+    HealthCheckFailed if a difference exceeds the signed tolerance.
 
     Args:
         version: The version with the golden inputs.

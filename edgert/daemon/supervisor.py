@@ -100,7 +100,7 @@ class Supervisor:
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or the command `stop`.
 
-        Raises DeviceError if another daemon serves this state folder, and StorageFailed.
+        Raises StorageFailed; also DeviceError if another daemon serves this state folder.
         """
         with contextlib.ExitStack() as stack:
             self._pid_file = stack.enter_context(sole_daemon(self._state))

@@ -56,7 +56,7 @@ def open_cuda() -> Cuda:
 
 
 class BindingsCuda:
-    """`cuda-bindings`: the CUDA runtime API. All threads share its context of GPU 0."""
+    """`cuda-bindings`: the CUDA runtime API. All threads of the process share one context of GPU 0."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime

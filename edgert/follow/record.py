@@ -47,7 +47,7 @@ class Record:
         source: The registry and the channel of the stored statement.
         manifest: The digest of the OCI manifest of the stored statement.
         tried: The last attempt with each model.
-        runtime: The highest release of the runtime that was in use.
+        runtime: The highest release among all runtimes that were in use.
     """
 
     counters: dict[str, int] = field(default_factory=dict)

@@ -192,7 +192,7 @@ class RuntimeFollower:
         """Create the environment, test the environment and start its trial.
 
         The script `runtime.sh` decides whether the runtime stays, and restarts the daemon at most twice. Raises
-        RolledBack if the test failed, and DeployUnderWay, EngineMissing, DaemonUnreachable and DeviceError.
+        DeployUnderWay, EngineMissing, DaemonUnreachable and DeviceError; also RolledBack if the test failed.
         """
         home = self._own_home()
         with self._claimed(home):

@@ -57,8 +57,8 @@ class ImageReader:
     def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
         """Return a JPEG or PNG file as an image of the model's size.
 
-        Raises RequestError if the file has another format or is too large, DeadlineExceeded if `deadline_s` (monotonic)
-        passes before a processor is free.
+        Raises RequestError if the file has another format or is too large. Raises DeadlineExceeded if `deadline_s`
+        (monotonic) passes before a processor is free.
         """
         with _decoding_slot(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)

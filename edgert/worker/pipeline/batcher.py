@@ -150,8 +150,8 @@ class Batcher:
     ) -> EngineAnswer:
         """Answer one request; return when it is answered.
 
-        Raises Overloaded if the queue is full, DeadlineExceeded if the deadline passes before the engine can start, and
-        EngineFailed.
+        Raises EngineFailed; also Overloaded if the queue is full, and DeadlineExceeded if the deadline passes before
+        the engine can start.
 
         Args:
             inputs: The model's inputs.

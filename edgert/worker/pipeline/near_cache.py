@@ -63,7 +63,7 @@ class NearCache:
 
     Args:
         image: The model's first input.
-        distance: Frames within this distance share an answer; it is a share of `value_range`, from 0 to 1.
+        distance: The largest distance of two frames that get the same answer, as a share of `value_range`, from 0 to 1.
         value_range: The range of the values of `image`.
         ttl_s: The time after which an answer expires.
         scores: The index of the output with class scores, if there is one.
