@@ -215,7 +215,7 @@ class LoginRefused(DeviceUnreachable, code="device.login_refused", retryable=Fal
 
 
 class HostKeyMismatch(EdgeRTError, code="device.host_key_mismatch", exit_code=6):
-    """The device has another SSH host key than the pinned one; nothing was sent."""
+    """The device's SSH host key differs from the pinned key; nothing was sent."""
 
 
 class RolledBack(EdgeRTError, code="deploy.rolled_back", exit_code=9):
@@ -310,7 +310,7 @@ class ErrorText:
 
 
 def exit_code_of(errors: Iterable[EdgeRTError | ErrorText | None]) -> int:
-    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else the first error's."""
+    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else that of the first error."""
     codes = [error.exit_code for error in errors if error is not None]
     return Interrupted.exit_code if Interrupted.exit_code in codes else next(iter(codes), 0)
 

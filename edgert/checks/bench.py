@@ -2,7 +2,7 @@
 
 A work folder has `bench.json`, the artifacts, and one `.npy` file with one sample per input.
 
-    {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
+    {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [like inputs], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
 A caller may also measure other artifacts, such as the live version, together with the artifacts of a work folder.

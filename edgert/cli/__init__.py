@@ -58,7 +58,7 @@ def edgertd(context: click.Context, state: Path | None) -> None:
       edgertd infer digits --input seven.npy
       edgertd rollback digits
     """
-    os.umask(0o077)  # files of commands and of the daemon are private, unless code sets their mode
+    os.umask(0o077)  # files of commands and of the daemon are private, unless code sets another mode
     context.obj = StateDir((state or default_state_dir()).absolute())
     act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # the owner of the keys may be root
 

@@ -8,7 +8,7 @@ HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
 # The wait for a connection's first byte, and the time from a request's first byte to the end of its head.
 HEAD_S_MAX = 10.0
-STALL_S = 5.0  # the wait for the next bytes of a body, or until the client reads some of an answer
+STALL_S = 5.0  # the longest wait for the next bytes of a body, or for the client to read more of an answer
 BODY_S_MIN = 10.0
 BODY_BYTES_PER_S_MIN = 256 * 1024
 IDLE_S_MAX = 75.0  # the wait for the next request

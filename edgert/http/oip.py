@@ -241,7 +241,7 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
 
 
 def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, InputValues | BinaryInput]:
-    """Return an input's name, and its values or its range from byte `offset` of the binary data."""
+    """Return an input's name and values; for binary data, return its range, which begins at `offset`."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or (datatype not in NUMPY_NAMES and datatype != "BYTES"):

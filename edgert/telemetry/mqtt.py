@@ -3,7 +3,7 @@
 Theory of operation: paho is only a codec with a socket, and the owner of the `Connection` calls it. Paho runs no thread
 and stores nothing. Each attempt to connect creates a new paho client, so that paho never repeats a message by itself.
 The forwarder repeats messages, because the spool still has every unacknowledged message. A Connection tries MQTT 5
-first, because the PUBACK of MQTT 5 names the reason of a refusal, and then MQTT 3.1.1.
+first and then MQTT 3.1.1, because only the PUBACK of MQTT 5 names the reason of a refusal.
 
 A subscriber may let the broker keep its session. The broker then keeps messages of QoS 1 while the subscriber is not
 connected. With 3.1.1, the broker's own time limit applies (mosquitto: persistent_client_expiration). Only a call of

@@ -1,4 +1,4 @@
-"""Resources of the daemon before it serves: the state folder's lock, descriptors for clients."""
+"""Resources that the daemon needs before it serves: the state folder's lock, descriptors for clients."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork needs millisecon
 
 
 class Process(Protocol):
-    """A worker's process. `wait` returns the exit code or None, or raises subprocess.TimeoutExpired."""
+    """A worker's process. `wait` returns the exit code (None: unknown), or raises TimeoutExpired."""
 
     @property
     def pid(self) -> int: ...

@@ -9,7 +9,7 @@ of their largest batch, so a session that grew by more than KEPT_MB_MAX is opene
 
 If threads may share the engine's session, a model that gains little from batches gets several runs at once. While one
 run waits for its client or its slowest thread, another run works. The reactor gets a session of its own, with one
-thread, if two conditions hold. The reactor may serve the model. And runs of one thread answer more requests than runs
+thread, under two conditions. The reactor may serve the model. And runs of one thread answer more requests than runs
 of several threads.
 
 Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the earlier figures

@@ -14,7 +14,7 @@ COSINE_MIN = 0.99  # answers with at least this cosine agree, if the model gives
 
 
 class Agreement(NamedTuple):
-    """The agreement of two answers: the same top classes of scores, else a cosine of at least COSINE_MIN."""
+    """Whether two answers agree (by top classes, else by COSINE_MIN), and the cosine of their values."""
 
     agrees: bool
     cosine: float
