@@ -172,7 +172,7 @@ def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock file `path`; do not create it. Raises OSError."""
+    """Return whether a process has locked the file `path`; do not create the file. Raises OSError."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

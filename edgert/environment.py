@@ -94,7 +94,7 @@ Run = Callable[[Sequence[str], float], Result]  # a command and its time limit i
 
 @dataclass(frozen=True)
 class Installed:
-    """A complete environment, as its own files describe it; `id` "" for none.
+    """A complete environment, as its own files describe it. `id` is "" if there is no environment.
 
     `lacking` maps each missing engine to the reason. `wheels` has the SHA-256 by file name.
     """
@@ -158,7 +158,7 @@ class Environment:
 
 
 def home_of(prefix: Path) -> Path | None:
-    """Return the folder of runtimes that `prefix` is in; None if bootstrap did not create it."""
+    """Return the folder of runtimes that `prefix` is in; None if bootstrap created no such folder."""
     home = prefix.resolve().parent.parent
     return home if prefix.resolve().parent.name == "venvs" and (home / "runtime.sh").is_file() else None
 

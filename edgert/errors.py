@@ -310,7 +310,7 @@ class ErrorText:
 
 
 def exit_code_of(errors: Iterable[EdgeRTError | ErrorText | None]) -> int:
-    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else that of the first error."""
+    """Return the exit code for several devices: 130 after a Ctrl-C, else the code of the first error."""
     codes = [error.exit_code for error in errors if error is not None]
     return Interrupted.exit_code if Interrupted.exit_code in codes else next(iter(codes), 0)
 

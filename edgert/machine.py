@@ -28,7 +28,7 @@ def temp_c(root: Path = Path("/sys/class/thermal")) -> float | None:
 
 
 def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")) -> bool | None:
-    """Return whether a Raspberry Pi is throttled now (voltage, frequency, heat); None on others."""
+    """Return whether a Raspberry Pi is throttled now (voltage, frequency, heat); None on other machines."""
     try:
         return bool(int(path.read_text(), 16) & 0xF)
     except (OSError, ValueError):

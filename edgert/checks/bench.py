@@ -60,7 +60,7 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class BenchArtifact:
-    """An artifact to measure: its name in the report, its sample, and the error that ends its rounds."""
+    """An artifact to measure: its name in reports, its sample, and the error below which its rounds end."""
 
     name: str
     artifact: LocalArtifact

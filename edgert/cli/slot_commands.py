@@ -15,7 +15,7 @@ from edgert.versions.slot_store import SlotStore
 def store_of(state: StateDir, model: str) -> SlotStore:
     """Return the slots of an installed model.
 
-    Raises ModelNotFound, and ConfigInvalid if the folder is not a device's state folder.
+    Raises ModelNotFound; also ConfigInvalid if the folder is not a device's state folder.
     """
     names = state.model_names()
     if not names:

@@ -137,7 +137,7 @@ class FrameBuffer:
             self._allocate(self._small_bytes)
 
     def missing(self) -> int:
-        """Return how many bytes are missing at least from the current frame; 0 between frames."""
+        """Return the least number of bytes that the current frame still lacks; 0 between frames."""
         if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:

@@ -6,7 +6,8 @@ nothing.
 
 A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until the stretch
 contains REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX
-windows without a request, each further window gives a reading of 0: a model without requests has no more failures.
+windows without a request, each further window gives a reading of 0, because a model without requests has no further
+failures.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from edgert.printable import counted
 
 WATCH_S = 60.0  # the time of the watch, if none is given
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
-REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples fill up to this number
+REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples add the missing requests
 COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
 COMPARED_FEW = 300  # with fewer answers, agreement hardly distinguishes similar versions (docs/deploying.md)
 BROKEN_CHECKS_MAX = 3  # this number of checks in a row with a broken limit ends the watch; one outlier does not
@@ -33,7 +33,7 @@ class TrialLimits:
         bounds: The bound of each limit by the limit's name.
         watch_s: The time for which the limits must hold, from the moment the version serves.
         unattended: Whether the device itself marks the version good when all limits have held.
-        confirm_s: The time that the host otherwise has to mark the version good.
+        confirm_s: If `unattended` is false, the time that the host has to mark the version good.
         started: Whether the watch has started.
         passed: Whether all limits have held for the whole watch.
     """

@@ -1,4 +1,4 @@
-"""Admission: the clients that hold connections, and the connection to end when all are taken.
+"""Admission: the clients that hold connections, and which connection ends when all are taken.
 
 Users share the connections equally, and the processes of one user share that user's part. The kernel names the user and
 the process of each connection (SO_PEERCRED).

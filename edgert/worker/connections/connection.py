@@ -62,7 +62,7 @@ class Connection:
         self.frames, self.reply, self._tensors, self._inputs = spare or SpareBuffers.new(frame_bytes_max, budget)
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
-        self.turns = 0  # the requests that arrived after an answer to another connection
+        self.turns = 0  # how many requests arrived after an answer to another connection
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
         with contextlib.suppress(OSError):
