@@ -122,9 +122,8 @@ class HttpConnection:
         except HttpError as error:
             response = error.response()
         keep_alive = request.keep_alive and not (self._place.end_reason or response.stream or response.closes)
-        if (
-            keep_alive and request.version == "1.0"
-        ):  # without this field, the client waits for the end of the connection
+        if keep_alive and request.version == "1.0":
+            # Without this field, the client waits for the end of the connection.
             response = response._replace(headers=(*response.headers, ("Connection", "keep-alive")))
         self._send(response, keep_alive, with_body=request.method != "HEAD")
         return keep_alive
