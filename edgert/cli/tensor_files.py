@@ -85,7 +85,7 @@ def write_outputs(path: Path, outputs: Arrays) -> None:
 
 
 def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
-    """Return the names of the classes in each output with classes, by the output's name.
+    """Return the names of the classes in each output that contains classes, by the output's name.
 
     The name of class -1, no class, is "". Without `labels` the result is empty.
     """

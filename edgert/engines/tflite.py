@@ -5,8 +5,8 @@ over the same memory-mapped file, opened when the bucket is first needed. A batc
 answers are cut. A batch above the largest bucket runs in several pieces. If the file has a fixed batch of 1 but the
 model's batch is open, the items of a batch run one by one. A model with buckets of another axis has one file for each
 bucket; the artifact's own file is for the largest bucket. Interpreters copy in and out with `set_tensor` and
-`get_tensor`. These calls return new arrays, and are faster than views into the interpreters' memory (1.3 µs per call
-instead of 2.6 µs).
+`get_tensor`. These calls are faster than views into the interpreters' memory (1.3 µs per call instead of 2.6 µs), and
+`get_tensor` returns a new array.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _has_fixed_batch(interpreter: Any) -> bool:
 
 
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the interpreter's index of each of `specs`, by name. Raises ValueError for other tensors."""
+    """Return the index of each of `specs` in the interpreter. Raises ValueError if it has other tensors."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
     by_name = {detail["name"]: detail for detail in details}
     missing = [spec.name for spec in specs if spec.name not in by_name]

@@ -35,7 +35,7 @@ PASSED_ON = "passed on"  # the callbacks of the acceptor return this: no other p
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 256  # Python's limit for one option; of a user with more groups, only the first group is checked
+_GROUPS_MAX = 256  # Python's limit for one option; if a user has more groups, only the primary group is checked
 
 
 class Acceptor:
@@ -112,13 +112,15 @@ class Acceptor:
             oldest = next(iter(self._pending.values()))
             self._drop(
                 oldest,
-                Overloaded(f"{PENDING_MAX} connections send no hello, the limit: connect again", retry_after_s=0.5),
+                Overloaded(
+                    f"{PENDING_MAX} connections, the limit, have sent no hello: connect again", retry_after_s=0.5
+                ),
             )
         self._pending[pending.sock] = pending
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
     def _receive_more(self, pending: _PendingHello) -> str:
-        if pending.sock in self._pending:  # unless it was dropped earlier in this turn
+        if pending.sock in self._pending:  # it may have been dropped earlier in this turn
             self._read(pending)
         return PASSED_ON
 
