@@ -87,7 +87,7 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert source.inputs[0].datatype == "FP64"
     assert source.remarks == (
-        "the model stays in FP64, because its answers differ in FP32: only onnxruntime supports it",
+        "the model stays in FP64, because its answers differ in FP32: only onnxruntime supports FP64",
     )
     with pytest.raises(OperatorUnsupported, match="openvino does not support FP64, and the model stays in FP64"):
         check_source(source, "openvino", "intel-nuc")
