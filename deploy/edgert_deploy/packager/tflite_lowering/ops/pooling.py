@@ -28,9 +28,10 @@ def max_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _max(plane: Value, window: Window, non_negative: bool) -> Value:
-    """Compute maxima that ignore padding: pad with 0 if no value is negative, else with own elements.
+    """Compute maxima that ignore padding.
 
-    Padding with minus infinity would work in float32, but would use up the whole INT8 range.
+    The padding is 0 if no value is negative. Otherwise it is elements of the window. Padding with minus infinity would
+    work in float32, but would use up the whole INT8 range.
     """
     plane, window = _undilated_max(plane, window)
     if window.padding is not None:
