@@ -1,4 +1,4 @@
-"""Folds a model at one batch size: computes constants and shapes, and merges each BatchNormalization.
+"""Folds a model at one batch size: computes constants and shapes, and merges BatchNormalizations.
 
 ONNX Runtime folds the model. ONNX Runtime accepts every model here, because sources/ has run each source once.
 """
