@@ -59,15 +59,18 @@ from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
 NODES_MAX = 200_000
-# If ONNX Runtime accepts the model, these complaints of the checker are ignored: newer operators, outputs without a
-# shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _SHAPES_DIFFER = "Inferred shape and existing shape differ"
+# The checker's complaints about newer operators and about outputs without a shape. They do not count if ONNX Runtime
+# accepts the model.
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the contract of the model in `data`, and the translated bytes if any. Raises SourceInvalid."""
+    """Return the contract of the model in `data`, and the translated model (empty if nothing changed).
+
+    Raises SourceInvalid.
+    """
     replaced: list[str] = []
     try:
         try:
@@ -79,7 +82,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
         if not replaced:
             raise
         raise SourceInvalid(
-            f"{error.message}. A layer may not accept the lengths that --input gave: {'; '.join(replaced)}"
+            f"{error.message}. Perhaps a layer does not accept the lengths that --input gave: {'; '.join(replaced)}"
         ) from error
 
 
@@ -101,7 +104,7 @@ def _examined(
     proto = parse(name, data)
     changed, remarks, unread = _rewrite(proto, request, replaced, progress)
     remarks += _fix_batch_where_needed(proto, no_batch)
-    wanted = request.get("buckets")  # the open axis and its sizes; the outputs that have buckets are found below
+    wanted = request.get("buckets")  # the open axis and its sizes; the outputs that have this axis follow below
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
     inputs, narrowed = _in_single_precision(proto, inputs, buckets)
@@ -146,8 +149,8 @@ def _rewrite(
 ) -> tuple[bool, tuple[str, ...], list[str]]:
     """Rewrite `proto`, in place, for all runtimes.
 
-    Returns whether the model changed without a remark, the remarks on other changes, and the inputs that no operator
-    reads.
+    Returns whether there were changes that need no remark, the remarks on the other changes, and the names of the
+    inputs that no operator reads.
     """
     changed = embed(Path(str(request.get("folder", "."))) / str(request["name"]), proto)
     changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
@@ -169,8 +172,8 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
     remarks: tuple[str, ...] = ()
     if is_dynamic(proto) and fix_batch(proto):
         remarks += (
-            "the model quantizes activations as it runs, by a range that all items of a batch share: its batch is fixed to 1, "
-            "so that no answer depends on another request",
+            "the model quantizes activations as it runs, with a range that all items of a batch share: its batch is fixed "
+            "to 1, so that no answer depends on another request",
         )
     if (ones := fixed_batches(proto)) and fix_batch(proto):
         remarks += (
@@ -178,7 +181,7 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
         )
     if no_batch and fix_batch(proto):
         remarks += (
-            f"the model leaves its batch open and takes one sample only, so its batch is fixed to 1: {no_batch}",
+            f"the model leaves its batch open but accepts only one sample, so its batch is fixed to 1: {no_batch}",
         )
     return remarks
 
@@ -186,7 +189,7 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
 def _in_single_precision(
     proto: Any, inputs: tuple[TensorSpec, ...], buckets: Buckets | None
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
-    """Convert a model from FP64 to FP32 if the answers agree; return its inputs and remarks.
+    """Convert a model from FP64 to FP32 if its answers stay the same; return its inputs and remarks.
 
     Classical models stay in FP64, because their thresholds and distances need this precision.
     """
@@ -196,27 +199,27 @@ def _in_single_precision(
     remarks = narrow_double(single)
     specs = tuple(replace(spec, datatype="FP32") if spec.datatype == "FP64" else spec for spec in inputs)
     if not _answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):
-        return inputs, ("the model stays in FP64, because its answers differ in FP32: only onnxruntime supports it",)
+        return inputs, ("the model stays in FP64, because its answers differ in FP32: only onnxruntime supports FP64",)
     proto.CopyFrom(single)
     return specs, remarks
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the separate files with weights of the model: {"files": [...]}. Raises SourceInvalid."""
+    """Return the separate files that hold weights of the model: {"files": [...]}. Raises SourceInvalid."""
     name = str(request["name"])
     return {"files": files_of(name, tensors(parse(name, data)))}, b""
 
 
 def parse(name: str, data: bytes) -> Any:
-    """Return the ModelProto in `data`. Raises SourceInvalid if `data` is none, or has nothing to run."""
+    """Return the ModelProto in `data`. Raises SourceInvalid if `data` is not a model that can run."""
     from onnx import ModelProto
 
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError, from a module without types
+    except Exception as error:  # protobuf raises DecodeError, from a module without types
         raise SourceInvalid(
-            f"{name} is not an ONNX model: its bytes are no ONNX protobuf; docs/models.md lists the files that are built"
+            f"{name} is not an ONNX model: its bytes are not an ONNX protobuf; docs/models.md lists the files that edgert can build"
         ) from error
     # Protobuf reads many other files as a message without known fields.
     if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
@@ -240,7 +243,7 @@ def check_weights(proto: Any) -> None:
                 array = numpy_helper.to_array(tensor)
             except ValueError as error:
                 raise SourceInvalid(
-                    f"weight {tensor.name[:80]!r} of shape {list(tensor.dims)} has another number of values: "
+                    f"weight {tensor.name[:80]!r} has shape {list(tensor.dims)}, but not as many values as this shape: "
                     "the file is damaged, export it again"
                 ) from error
             # Minus infinity is an intentional mask.
@@ -308,8 +311,8 @@ def _check_layouts(proto: Any) -> None:
     for node in nodes_of(proto.graph):
         if node.op_type in ("GRU", "LSTM", "RNN") and any(a.name == "layout" and a.i for a in node.attribute):
             raise SourceInvalid(
-                f"{node.op_type} {(node.name or node.output[0])[:80]!r} takes [batch, steps, inputs] (layout 1), and ONNX Runtime has layout 0 "
-                "only: export the model with layout 0, and a Transpose before and after the operator"
+                f"{node.op_type} {(node.name or node.output[0])[:80]!r} takes [batch, steps, inputs] (layout 1), and ONNX Runtime supports "
+                "only layout 0: export the model with layout 0, and a Transpose before and after the operator"
             )
 
 
@@ -325,7 +328,7 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """Return the model in an opset and an IR that all runtimes read; None if it does not change."""
+    """Return the model in an opset and an IR that all runtimes read; None if the model stays as it is."""
     if not (opset := opset_of(proto)) or proto.functions:
         return None
     for wanted in wanted_opsets(proto):
@@ -370,10 +373,12 @@ def _load(model: bytes) -> Any:
         _raise_if_out_of_memory(error)
         too_new = _OPSET_TOO_NEW.search(str(error))
         known = (
-            "it has opset {}, and the newest that this runtime knows is {}".format(*too_new.groups()) if too_new else ""
+            "the model has opset {}, and the newest opset that this runtime knows is {}".format(*too_new.groups())
+            if too_new
+            else ""
         )
         raise SourceInvalid(
-            f"onnxruntime {onnxruntime.__version__} does not take the model: {known or _first_line(error)}; "
+            f"onnxruntime {onnxruntime.__version__} does not accept the model: {known or _first_line(error)}; "
             f"export it with standard operators, opset {OPSET_MIN} to {OPSET_MAX}"
         ) from error
 

@@ -1,6 +1,6 @@
 """The probe: a child process with bounded memory and time reads, checks and runs a model once.
 
-The command's own process does not parse the file before the probe has accepted it.
+The command's own process parses the file only after the probe has accepted it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EXAMINERS = {
     "tflite": "edgert_deploy.packager.sources.tflite_model:examine",
 }
 GIB = 1024**3
-MEMORY_BYTES_MIN = 4 * GIB  # the limit on address space: the libraries alone map more than 1 GiB
-MEMORY_PER_BYTE = 6  # for the file, its parsed forms and the runtime's copies of the weights
+MEMORY_BYTES_MIN = 4 * GIB  # the smallest limit on address space: the libraries alone map more than 1 GiB
+MEMORY_PER_BYTE = 6  # added to the limit: the file, its parsed forms and the runtime's copies of the weights
 TIME_S_MIN = 60
 BYTES_PER_S = 10_000_000  # bytes of weights that the slowest known machine checks and runs in a second
 # Each thread reserves address space, and one run needs no further threads.
@@ -46,7 +46,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """The context of a model's bytes: its file, the lengths of its inputs' axes, buckets for one axis."""
+    """The request for a model: its file, the lengths of its inputs' axes, and buckets for one axis."""
 
     name: str
     folder: str
@@ -61,10 +61,10 @@ def probe(
 
     Args:
         kind: A key of EXAMINERS.
-        request: The context of the model.
+        request: The file of the model, and the wanted lengths and buckets.
         data: The content of the model's file.
         external_bytes: The size of the weights in separate files.
-        limits: The limits of the child process. The default depends on the sizes.
+        limits: The limits of the child process. By default, they depend on the sizes of `data` and of these files.
 
     Raises SourceInvalid.
     """
@@ -74,7 +74,7 @@ def probe(
 
 
 def external_files(name: str, data: bytes) -> list[str]:
-    """Return the separate files with weights of an ONNX model, relative to its folder.
+    """Return the separate files that hold weights of an ONNX model, relative to its folder.
 
     Raises SourceInvalid.
     """
@@ -92,7 +92,7 @@ def limits_for(size_bytes: int) -> Limits:
 
 
 def run_in_child(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
-    """Return the answer of `function` ("module:name") in a child. Raises SourceInvalid for any failure."""
+    """Run `function` ("module:name") in a child process. Raises SourceInvalid for any failure."""
     steps = ["onnx read the model"]
     with closing(Child(ENVIRONMENT)) as child:
         try:
@@ -108,14 +108,14 @@ def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the
     task = "checking the model and running it once"
     return SourceInvalid(
         {
-            "memory": f"{task} took more than {limits.memory_bytes / GIB:.1f} GiB of memory, the limit for its size: "
+            "memory": f"{task} took more than {limits.memory_bytes / GIB:.1f} GiB of memory, the limit for a model of its size: "
             "look for an axis or a tensor that is far too large",
-            "time": f"{task} took more than {limits.time_s} s of processor time, the limit for its size: "
+            "time": f"{task} took more than {limits.time_s} s of processor time, the limit for a model of its size: "
             "look for a loop that does not end, or an axis that is far too long",
             "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, because it mostly waited "
             "for a processor: this machine is overloaded, try again when it is less busy",
             "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or this version of "
-            "the tool cannot handle a part of it. Export the model again. If the crash remains, export it in another way, or "
+            "the tool cannot handle a part of the file. Export the model again. If the crash remains, export the model in another way, or "
             "try another version of the tool",
             "error": f"the model could not be checked: {failed.detail}",
         }[failed.cause]

@@ -1,7 +1,7 @@
 """The source model that the user gives: reads and checks the file once.
 
 The file is untrusted. First, a child process with bounded memory and time reads the file, checks it and runs the model
-(probe.py). The run also gives the shapes that no shape inference finds.
+(probe.py). The run also shows the shapes that no shape inference finds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Fold:
     std: tuple[float, ...]
 
     def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return factor and shift of value * factor + shift. Each has one number, or one per channel."""
+        """Return the arrays `factor` and `shift`: the layers compute value * factor + shift.
+
+        Each array has one number, or one for each channel.
+        """
         mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
         return self.scale / std, -mean / std
 
@@ -71,15 +74,15 @@ class SourceModel(Stateful):
         size_bytes: The size of the given file.
         inputs: The inputs that every artifact keeps. Axis 0 is the batch, -1 if the model leaves it open. Every other
             axis has a fixed length, except an axis with buckets.
-        outputs: The outputs that every artifact keeps, with the same axes.
+        outputs: The outputs that every artifact keeps. Their axes follow the rules of `inputs`.
         tflite: The content of a TFLite model; else empty.
         quantized: Whether the user's training or converter quantized the model. The build then keeps this quantization.
-        fold: The preprocessing that is folded into the first layers.
+        fold: The preprocessing that became the first layers; None if there is none.
         remarks: The differences between the contract and the file.
-        buckets: The lengths of the one axis besides the batch that stays open.
-        state: The outputs that become inputs of the next item. Apps see neither.
-        converted_bytes: The size of the ONNX model if the file was of another framework, else 0.
-        unread: The inputs of the file that are left out.
+        buckets: The lengths for the one axis that stays open besides the batch; None if all other axes are fixed.
+        state: The outputs that become inputs of the next item. Apps see neither these outputs nor these inputs.
+        converted_bytes: The size of the converted ONNX model if the file is of another framework; else 0.
+        unread: The inputs of the file that no operator reads. Artifacts do not have these inputs.
         scales: The scale and the zero point of inputs in INT8, for the presets.
     """
 
@@ -124,7 +127,7 @@ def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel
     if kind == "tflite" and conversion.buckets is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
     shapes = conversion.shapes
-    if framework == "torch":  # the conversion ran TorchScript with these shapes already, and left the batch open
+    if framework == "torch":  # the conversion already set these lengths, and left the batch open
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
     beside_bytes = size_of(path, beside)
@@ -152,7 +155,7 @@ def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel
 
 
 def _check_is_model(path: Path, framework: str | None) -> None:
-    """Raise SourceInvalid for a pointer of Git LFS, a pipe, and a file of another format."""
+    """Raise SourceInvalid for a pointer of Git LFS, a pipe, a device or a file of an unsupported format."""
     for file in sorted(path.rglob("*")) if path.is_dir() and framework else [path]:
         if problem := pointer_problem(file):
             raise SourceInvalid(problem)
@@ -169,7 +172,7 @@ def _parsed(data: bytes) -> tuple[Any, bool]:
     quantized = is_quantized(proto)
     if not quantized and any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
         with contextlib.suppress(BuildFailed):
-            proto = float_of(proto)  # the weights are in INT8, and the model computes in float
+            proto = float_of(proto)  # only its weights are in INT8; it computes in float
     return proto, quantized
 
 
@@ -187,19 +190,19 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
 
 
 def at_length(source: SourceModel, length: int) -> SourceModel:
-    """Return an ONNX source with buckets as a model with one fixed length."""
+    """Return an ONNX source in which the axis with buckets is fixed to `length`."""
     assert source.buckets is not None
     proto = copy_of(source.proto)
     specs = [tuple(source.buckets.spec_at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
     for place in source.buckets.inputs:
         value = next(value for value in proto.graph.input if value.name == place.name)
-        value.type.tensor_type.shape.dim[place.axis].dim_value = length  # replaces the name
+        value.type.tensor_type.shape.dim[place.axis].dim_value = length  # also removes the axis's name
     forget_shapes(proto)
     return replace(source, proto=proto, inputs=specs[0], outputs=specs[1], buckets=None)
 
 
 def float_proto(source: SourceModel) -> Any:
-    """Return the ONNX model in float, without the Q/DQ of a quantized one. Raises BuildFailed."""
+    """Return the ONNX model in float; a quantized model loses its Q/DQ. Raises BuildFailed."""
     return float_of(source.proto) if source.quantized else source.proto
 
 

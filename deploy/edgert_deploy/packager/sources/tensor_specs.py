@@ -12,16 +12,17 @@ from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sources.onnx_graph.axes import axis_option, described, model_inputs, option_for
 
 NAME_LENGTH_MAX = 255
-RUN_BYTES_MAX = 2**33  # the limit for the inputs of the largest batch
+RUN_BYTES_MAX = 2**33  # the limit for each input of a run
 
 
 class OneSampleOnly(SourceInvalid):
-    """The model leaves its batch open, but gives no answer per sample for a batch of two."""
+    """The model leaves its batch open, but does not answer each sample of a batch of two."""
 
 
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
-    """Return the inputs, without weights. Only the axes in `open_axes` (input, axis) may stay open.
+    """Return the inputs that are not weights.
 
+    Besides the batch, only the axes in `open_axes` (name of the input, number of the axis) may be open.
     Raises SourceInvalid.
     """
     specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
@@ -35,7 +36,7 @@ def check_value(name: str, dtype: str) -> None:
     """Raise SourceInvalid for an input whose name or dtype a bundle cannot hold."""
     if not name or len(name) > NAME_LENGTH_MAX:
         raise SourceInvalid(
-            f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters; rename it"
+            f"an input of the model has no name, or a name of more than {NAME_LENGTH_MAX} letters; rename it"
         )
     if dtype == "text":
         raise SourceInvalid(
@@ -60,7 +61,7 @@ def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
     if len(set(open_batch.values())) > 1:
         raise SourceInvalid(
             f"some inputs leave the batch axis open ({_names(n for n, o in open_batch.items() if o)}) and others do not "
-            f"({_names(n for n, o in open_batch.items() if not o)}); export all of them with an open axis 0, or none"
+            f"({_names(n for n, o in open_batch.items() if not o)}); export all of them with an open axis 0, or all with axis 0 of length 1"
         )
 
 
@@ -82,7 +83,7 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     if inputs[0].shape[0] != -1:
         if not first or first[0] != 1:
             raise SourceInvalid(
-                f"output {name!r} has shape {list(first)}; axis 0 must be the batch, of length 1 as the input's"
+                f"output {name!r} has shape {list(first)}; axis 0 must be the batch, of length 1 like axis 0 of the inputs"
             )
         return TensorSpec(name, DATATYPES[datatype], first)
     if not first or (first[0], last[0]) != (1, 2) or first[1:] != last[1:]:
@@ -128,7 +129,7 @@ def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tupl
     for axis, length in enumerate(lengths[1:], start=1):
         if length == -1 and (name, axis) not in open_axes:
             raise SourceInvalid(
-                f"axis {axis} of input {name!r} {described(dims)} is open; only the batch axis may be. "
+                f"axis {axis} of input {name!r} {described(dims)} is open; only the batch axis may be open. "
                 f"Give its length: {option_for(name, dims)}, or some lengths: --buckets {axis_option(name, dims, axis)}"
             )
     return tuple(lengths)

@@ -31,7 +31,10 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the contract of the model in `data`, and the changed bytes if any. Raises SourceInvalid."""
+    """Return the contract of the model in `data`, and the changed model (empty if nothing changed).
+
+    Raises SourceInvalid.
+    """
     name = str(request["name"])
     progress("ai-edge-litert loaded the model and ran it on one sample")
     try:
@@ -39,7 +42,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     except OneSampleOnly as error:
         data = _with_batch_of_one(data)
         remark = (
-            "the model leaves its batch open and takes one sample only, so its batch is fixed to 1: "
+            "the model leaves its batch open but accepts only one sample, so its batch is fixed to 1: "
             f"{error.message.partition(';')[0]}"
         )
         return {**_examined(name, data), "remarks": [remark]}, data
@@ -57,7 +60,9 @@ def _examined(name: str, data: bytes) -> dict[str, Any]:
     runs = [_run(interpreter, inputs, count) for count in ((1, 2) if inputs[0].shape[0] == -1 else (1,))]
     names = [str(detail["name"]) for detail in interpreter.get_output_details()]
     if len({*names, *(spec.name for spec in inputs)}) != len(names) + len(inputs):
-        raise SourceInvalid(f"{name} has two inputs or outputs of one name; convert it again with a name for each")
+        raise SourceInvalid(
+            f"{name} has two inputs or outputs with the same name; convert it again with a name for each"
+        )
     outputs = [
         output_spec(output, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs)
         for i, output in enumerate(names)
@@ -70,7 +75,7 @@ def _examined(name: str, data: bytes) -> dict[str, Any]:
 def _scales_of_inputs(interpreter: Any) -> dict[str, tuple[float, int]]:
     """Return the scale and the zero point of each quantized INT8 input.
 
-    The value of an input is (number - zero point) * scale.
+    A number in such an input stands for the value (number - zero point) * scale.
     """
     details = (detail for detail in interpreter.get_input_details() if detail["dtype"] == np.int8)
     pairs = {str(detail["name"]): detail["quantization"] for detail in details}
@@ -78,7 +83,7 @@ def _scales_of_inputs(interpreter: Any) -> dict[str, tuple[float, int]]:
 
 
 def _with_batch_of_one(data: bytes) -> bytes:
-    """Return the file with open axes fixed to the lengths that it states for one sample."""
+    """Return the file with its open axes fixed to the lengths that the file states for one sample."""
     from ai_edge_litert.schema_py_generated import Model
 
     changed = bytearray(data)

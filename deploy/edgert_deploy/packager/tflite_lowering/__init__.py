@@ -2,10 +2,10 @@
 
     read_graph   folds the model, and finds the shape of every value at two batch sizes
     widen        puts casts around arithmetic of small integers
-    fuse         replaces groups of nodes by one node each, for which TFLite has an operator
-    OPS          ONNX operator -> an Op with the function that writes its nodes (ops/)
-    Lowering     the layouts and tensors of the values
-    Value        a tensor with Python operators, so that functions write nodes as formulas
+    fuse         replaces a group of nodes by one node, for which TFLite has an operator
+    OPS          name of an ONNX operator -> an Op with the function that writes nodes of this operator (ops/)
+    Lowering     knows the layouts and the tensors of the values
+    Value        gives a tensor Python's operators, so that functions write nodes as formulas
     Writer       writes the flatbuffer
 
 The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch. If a
@@ -85,15 +85,18 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
 
 
 def _lower_node(lowering: Lowering, node: Node) -> list[str]:
-    """Write `node`, or define its outputs and return the problem, so that one run finds all problems."""
+    """Write `node`; return the problem if this is impossible.
+
+    In this case, the outputs of `node` are defined all the same, so that one run finds the problems of all nodes.
+    """
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
         if op is None:
             raise Unsupported(
-                "it depends on the data, and TFLite has no such operator: build it for targets with onnxruntime or openvino"
+                "it depends on the data, and TFLite has no such operator: build the model for targets with onnxruntime or openvino"
                 if node.op_type in CONTROL_FLOW
-                else "TFLite has no such operator, and EdgeRT does not compose it of other operators"
+                else "TFLite has no such operator, and EdgeRT does not compose it from other operators"
             )
         if not any(map(lowering.is_unknown, node.inputs)):
             op.write(lowering, node)

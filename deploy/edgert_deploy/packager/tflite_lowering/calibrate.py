@@ -1,4 +1,4 @@
-"""Records the range of each activation of a float .tflite over samples.
+"""Runs a float .tflite on samples and records the range of each activation.
 
 The ranges determine the INT8 scales.
 
@@ -25,8 +25,8 @@ from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 class Ranges:
     """The lowest and highest value of each float tensor of `float_model` so far.
 
-    `cut` is the share of each sample's values to ignore at either end. A few outliers would widen the range, and leave
-    few of the 256 steps for all other values.
+    `cut` is the share of a tensor's values to ignore at either end, in each sample. A few outliers would widen the
+    range, and leave few of the 256 steps for all other values.
     """
 
     def __init__(self, float_model: bytes, cut: float = 0.0) -> None:

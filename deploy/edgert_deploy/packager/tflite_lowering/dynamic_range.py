@@ -22,13 +22,13 @@ from edgert_deploy.packager.tflite_lowering.writer import operator_code
 # For smaller weights, the quantization of the data in each run costs more time than INT8 saves.
 ELEMENTS_MIN = 1024
 LEVELS = 127
-# The operators whose kernels accept float data with INT8 weights, and the first version of each that accepts a scale
-# per channel.
+# An operator whose kernel accepts float data with INT8 weights -> the first version of this operator that accepts a
+# scale per channel.
 VERSIONS = {"FULLY_CONNECTED": 12, "CONV_2D": 5}
 
 
 def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda name: False) -> bytes:
-    """Return the model with large weights in INT8. Raises BuildFailed if it has none.
+    """Return the model with its large weights in INT8. Raises BuildFailed if no weight is large.
 
     An operator stays in float if `is_float` is true for the name of its first output.
     """
@@ -43,7 +43,7 @@ class _Rewriting:
         self._graph = model.subgraphs[0]
         self._is_float = is_float
         self._codes: dict[tuple[str, int], int] = {}
-        self._scales: dict[int, NDArray[np.float32]] = {}  # keyed by tensor
+        self._scales: dict[int, NDArray[np.float32]] = {}  # tensor -> its scales
 
     def done(self) -> Any:
         operators: list[Any] = []

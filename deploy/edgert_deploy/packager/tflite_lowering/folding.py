@@ -1,4 +1,4 @@
-"""Folding: computes the constants, the shapes and the BatchNormalization of a model at one batch.
+"""Folds a model at one batch size: computes constants and shapes, and merges BatchNormalizations.
 
 ONNX Runtime folds the model. ONNX Runtime accepts every model here, because sources/ has run each source once.
 """
@@ -33,8 +33,8 @@ OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuant
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
     """Return `model` folded at a fixed `batch`, with functions inlined.
 
-    A function of ONNX that is in `lowered` stays. Raises OperatorUnsupported for operators outside of ONNX, and
-    BuildFailed if ONNX Runtime cannot fold the model.
+    An operator in `lowered` stays, even if ONNX defines it as a function. Raises OperatorUnsupported for operators
+    outside of ONNX, and BuildFailed if ONNX Runtime cannot fold the model.
     """
     _refuse_foreign(model)
     fixed = _plain(_spelled_out(_at_batch(model, batch), lowered))
@@ -57,8 +57,10 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
         names: dict[str, list[str]] = {}
         for node in foreign:
             names.setdefault(f"{node.domain}:{node.op_type}", []).append(node.name)
-        listed = ", ".join(f"{kind} ({counted(len(all_), 'node')}, as {all_[0]!r})" for kind, all_ in names.items())
-        advice = "export the model without them"
+        listed = ", ".join(
+            f"{kind} ({counted(len(all_), 'node')}, such as {all_[0]!r})" for kind, all_ in names.items()
+        )
+        advice = "export the model without these operators"
         if any(node.op_type in OF_QUANTIZED_WEIGHTS for node in foreign):
             advice = "a tool quantized the weights of this model, so give the float model that the tool read"
         raise OperatorUnsupported(
@@ -67,7 +69,7 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
 
 
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return a copy in which each open axis 0 of an input has length `batch`; other values have no shape."""
+    """Return a copy with `batch` as the length of each input's open axis 0, and without all other shapes."""
     copy: onnx.ModelProto = copy_of(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
     for dim in open_batch_axes(copy):
@@ -102,7 +104,7 @@ def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.Model
 
 
 def _state_defaults(model: onnx.ModelProto) -> None:
-    """Write the defaults of a function's attributes into its nodes, because ONNX's inliner omits them."""
+    """Write default attributes into the nodes that will be inlined, because ONNX's inliner omits them."""
     for node in model.graph.node:
         schema = _function(model, node)
         if schema is not None:
@@ -112,7 +114,7 @@ def _state_defaults(model: onnx.ModelProto) -> None:
 
 
 def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
-    """Return the schema of an operator that ONNX defines by other operators, or None."""
+    """Return the schema of `node` if ONNX defines its operator as a function; otherwise None."""
     if node.domain not in ONNX_DOMAINS:
         return None
     try:
@@ -123,7 +125,7 @@ def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
 
 
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace CastLike by Cast, and Size by the product of a Shape: ONNX Runtime folds the replacements."""
+    """Replace CastLike by Cast, and Size by the product of a Shape, because ONNX Runtime can fold those."""
     elements: dict[str, int] = {}
     if any(node.op_type == "CastLike" for node in model.graph.node):
         model = shape_inference.infer_shapes(model)

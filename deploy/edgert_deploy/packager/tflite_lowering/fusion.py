@@ -1,4 +1,4 @@
-"""Rewrites the graph before the lowering: replaces groups of nodes by one node that TFLite supports."""
+"""Rewrites the graph before the lowering: replaces a group of nodes by one node that TFLite supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE,
 RSQRT = "Rsqrt"
 
 
-Changes = dict[str, Node | None]  # value -> its new node; None drops its node
+Changes = dict[str, Node | None]  # value -> the node that makes it now; None drops the node that made it
 
 
 def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
@@ -36,7 +36,7 @@ def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
 
 
 def _gelu(links: Links, node: Node) -> Changes:
-    """0.5 * x * (1 + erf(x / sqrt(2))) -> Gelu(x): TFLite has no Erf."""
+    """Replace 0.5 * x * (1 + erf(x / sqrt(2))) by Gelu(x), because TFLite has no Erf."""
     group = _gelu_group(links, node) if node.op_type == "Erf" else None
     if group is None:
         return {}
@@ -47,7 +47,10 @@ def _gelu(links: Links, node: Node) -> Changes:
 
 
 def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
-    """Return the name of x, and the nodes of the GELU around `erf`; the node of the result is the last."""
+    """Return the name of x, and the nodes of the GELU around `erf`; None if `erf` is not part of a GELU.
+
+    The last of these nodes makes the result.
+    """
     scale = links.producers.get(erf.inputs[0])
     x = _scaled_by(links, scale, float(np.sqrt(0.5))) if scale else None
     plus_one = links.only_user(erf)
@@ -84,14 +87,14 @@ def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
 
 
 def _hard_swish(links: Links, gate: Node) -> Changes:
-    """x * HardSigmoid(x) -> HardSwish(x): ONNX Runtime's folding writes HardSwish in this form."""
+    """Replace x * HardSigmoid(x) by HardSwish(x). ONNX Runtime's folding writes HardSwish as the former."""
     slope, offset = gate.attributes.get("alpha", 0.2), gate.attributes.get("beta", 0.5)
     is_swish = gate.op_type == "HardSigmoid" and abs(slope - 1 / 6) <= CONSTANT_TOLERANCE / 6 and offset == 0.5
     return _product(links, "HardSwish", gate, gate) if is_swish else {}
 
 
 def _mish(links: Links, smooth: Node) -> Changes:
-    """x * Tanh(Softplus(x)) -> Mish(x): ops/activation.py has a more exact formula for Mish."""
+    """Replace x * Tanh(Softplus(x)) by Mish(x), for which ops/activation.py has a more exact formula."""
     bent = links.only_user(smooth) if smooth.op_type == "Softplus" else None
     return {} if bent is None or bent.op_type != "Tanh" else _product(links, "Mish", smooth, bent)
 
@@ -106,7 +109,7 @@ def _product(links: Links, op_type: str, first: Node, last: Node) -> Changes:
 
 
 def _rsqrt(links: Links, root: Node) -> Changes:
-    """a / sqrt(b) -> a * rsqrt(b): TFLite's DIV has no INT8 kernel."""
+    """Replace a / sqrt(b) by a * rsqrt(b), because TFLite's DIV has no INT8 kernel."""
     division = links.only_user(root) if root.op_type == "Sqrt" else None
     if division is None or division.op_type != "Div" or division.inputs[1] != root.outputs[0]:
         return {}
@@ -114,7 +117,7 @@ def _rsqrt(links: Links, root: Node) -> Changes:
 
 
 def _activation(ops: Mapping[str, Op], links: Links, node: Node) -> Changes:
-    """Fuse a Relu, or a similar node, into the node before it, which then computes the activation, too."""
+    """If a Relu or a similar node follows `node`, fuse it into `node`, which then clamps its own result."""
     user = links.only_user(node)
     activation = "NONE" if user is None else clamp_name(user, links.scalar)
     if user is None or activation == "NONE" or not _clamps_itself(links.graph, ops, node):
@@ -123,7 +126,7 @@ def _activation(ops: Mapping[str, Op], links: Links, node: Node) -> Changes:
 
 
 def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
-    if node.op_type in ("Gemm", "MatMul"):  # BATCH_MATMUL, for two computed matrices, has no such option
+    if node.op_type in ("Gemm", "MatMul"):  # two computed matrices become a BATCH_MATMUL, which cannot clamp
         weights = graph.constants.get(node.inputs[1])
         return weights is not None and weights.ndim == 2
     is_float = graph.dtypes.get(node.outputs[0]) == np.float32
@@ -131,7 +134,7 @@ def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
 
 
 def clamp_name(node: Node, scalar: Callable[[str], float | None]) -> str:
-    """Return TFLite's name for the activation that a Relu or Clip node computes; "NONE" without a name."""
+    """Return TFLite's name of the activation that `node` computes; "NONE" if TFLite has no such name."""
     if node.op_type == "Relu":
         return "RELU"
     if node.op_type != "Clip":

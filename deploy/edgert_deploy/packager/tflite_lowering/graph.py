@@ -1,4 +1,4 @@
-"""The ONNX graph that the lowering reads: folded, with a known shape for every value.
+"""The ONNX graph that the lowering reads: folded, with the shapes of its values.
 
 The module folds the model (folding.py) at batch 1 and at batch 2. If the length of an axis differs between the two
 results, the axis grows with the batch. `BatchShape.signature` has -1 for this axis, so the batch of the lowered model
@@ -23,7 +23,10 @@ from edgert_deploy.packager.tflite_lowering.folding import folded, static_shapes
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The lengths of a value at batch 1 (`dims`), and with -1 for each axis that grows with the batch."""
+    """The lengths of a value's axes.
+
+    `dims` are the lengths at batch 1. `signature` is the same, but with -1 for each axis that grows with the batch.
+    """
 
     dims: tuple[int, ...]
     signature: tuple[int, ...]
@@ -50,7 +53,7 @@ class BatchShape:
         return self.with_lengths({axis: length})
 
     def padded(self, amounts: Sequence[Sequence[int]]) -> BatchShape:
-        """Return the shape with more elements (negative amount: fewer) before and after each axis."""
+        """Return the shape after padding by `amounts`, (before, after) for each axis. Negative amounts cut."""
         return self.with_lengths({i: n + sum(amounts[i]) for i, n in enumerate(self.dims) if any(amounts[i])})
 
     def reduced(self, axes: Sequence[int], *, keep: bool = True) -> BatchShape:
@@ -74,7 +77,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Node:
-    """One ONNX operator. `activation` is the activation of the next node, fused into this node."""
+    """One ONNX operator. `activation` is TFLite's name of the activation that is fused into this node."""
 
     op_type: str
     domain: str
@@ -89,7 +92,7 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def axis(self, rank: int, default: int = -1) -> int:
-        """Return the attribute `axis` of a value of `rank`, counted from the first axis."""
+        """Return the attribute `axis`. A negative axis is counted from the end of `rank` axes."""
         return int(self.attributes.get("axis", default)) % rank
 
 
@@ -100,8 +103,10 @@ class Graph:
     Attributes:
         constants: The constants at batch 1.
         batch_constants: The constants that differ between batch 1 and batch 2.
-        expanded_constants: The batch constants that repeat one row along axis 0. The row of batch 1 can be broadcast.
-        repeated_constants: The batch constants that repeat along exactly one axis, which may be any axis.
+        expanded_constants: The batch constants that repeat their one row of batch 1 along axis 0. This row can be
+            broadcast to every batch.
+        repeated_constants: The batch constants that repeat their value of batch 1 along exactly one axis, which may be
+            any axis.
     """
 
     opset: int
@@ -123,7 +128,10 @@ class Graph:
         dtypes: Mapping[str, np.dtype[Any]],
         copies: Mapping[str, str],
     ) -> Graph:
-        """Return the graph with `nodes` and more values; `copies` maps each new constant to its original."""
+        """Return the graph with `nodes` instead of its own nodes, and with more values.
+
+        `copies` maps each new constant to the constant that it was computed from.
+        """
 
         def also(names: frozenset[str]) -> frozenset[str]:
             return names | {name for name, original in copies.items() if original in names}
@@ -140,7 +148,10 @@ class Graph:
 
 
 def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
-    """Fold `model` until only operators in `lowered` remain. Raises OperatorUnsupported or BuildFailed."""
+    """Fold `model`, and inline the functions that are not in `lowered`.
+
+    Raises OperatorUnsupported or BuildFailed.
+    """
     at_one = folded(model, 1, lowered)
     two = folded(model, 2, lowered) if any(open_batch_axes(model)) else at_one
     constants, other = _constants(at_one), _constants(two)

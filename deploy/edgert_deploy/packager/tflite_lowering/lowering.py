@@ -1,7 +1,7 @@
 """The state of one lowering: the TFLite tensor of each ONNX value, and its layout.
 
-ONNX's convolutions have channels first, TFLite's have channels last. Each operator writes its result in the layout that
-TFLite's operator needs. If a reader needs the other layout, the lowering converts the value once. So chains of
+ONNX's convolutions read channels first, but TFLite's read channels last. Each operator writes its result in the layout
+that TFLite's operator needs. If a reader needs the other layout, the lowering converts the value once. So chains of
 convolutions stay channels last, and the model's inputs and outputs keep ONNX's order. A channels-last value of rank 3
 (from a 1-D convolution) is [batch, 1, width, channels].
 """
@@ -25,11 +25,11 @@ AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
 SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
-# The orders of axes that convert a value to the other layout, by rank. At rank 3, channels last is [batch, width,
-# channels].
+# The order of axes that converts a value to the other layout: rank -> order. At rank 3, the channels-last value is
+# [batch, width, channels] here, without the height of 1.
 CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
-# The position of each ONNX axis in the channels-last tensor, by rank.
+# The position of each ONNX axis in the channels-last tensor: rank -> positions.
 CHANNELS_LAST_AXES = {3: (0, 3, 2), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 
 
@@ -39,7 +39,7 @@ class Layout(Enum):
 
 
 class Lowering:
-    """The state of one lowering, which reads the operators of `graph` and writes to `writer`."""
+    """The state of one lowering, which reads the nodes of `graph` and writes to `writer`."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
         self.graph = graph
@@ -52,7 +52,7 @@ class Lowering:
         self._inputs: dict[str, int] = {}
         self._tensors: dict[tuple[str, Layout], int] = {}
         self._layouts: dict[str, Layout] = {}
-        self._named: set[int] = set()  # tensors of ONNX values, and constants
+        self._named: set[int] = set()  # tensors that keep their names: those of ONNX values, and constants
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
 
@@ -61,7 +61,7 @@ class Lowering:
     def shape(self, name: str) -> BatchShape:
         if name not in self.graph.shapes:
             raise Unsupported(
-                f"the shape of {name!r} depends on the values of an input, or its rank on the batch; "
+                f"the shape of {name!r} depends on the values of an input, or its rank depends on the batch; "
                 "export the model with fixed shapes"
             )
         shape = self.graph.shapes[name]
@@ -88,7 +88,7 @@ class Lowering:
         The error names the constant by its `role`.
         """
         if name not in self.graph.constants:
-            raise Unsupported(f"{role} is not a constant; export the model with a constant one")
+            raise Unsupported(f"{role} is not a constant; export the model so that it is a constant")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
             raise NeedsFixedBatch(f"{role} depends on the batch")
         return self.graph.constants[name]
@@ -129,7 +129,10 @@ class Lowering:
         return self._layouts.get(name, Layout.NATIVE)
 
     def read(self, node: Node, index: int = 0, layout: Layout = Layout.NATIVE, rank: int = 0) -> Value:
-        """Return input `index` of `node` in `layout`; a constant broadcasts to a value of `rank`, if given."""
+        """Return input `index` of `node` in `layout`.
+
+        If `rank` is given, a constant gets the axes with which it broadcasts to a value of this rank.
+        """
         name = node.inputs[index]
         if not self.is_constant(name):
             return self._value(name, layout, self.tensor(name, layout), _result_name(node))
@@ -141,12 +144,12 @@ class Lowering:
         return Value(self, _result_name(node), self.constant(array, name), BatchShape.fixed(*array.shape), array.dtype)
 
     def read_as_made(self, node: Node) -> tuple[Value, Layout]:
-        """Return the first input of `node` in its own layout, and this layout."""
+        """Return the first input of `node` in the layout that it was written in, and this layout."""
         layout = self.layout(node.inputs[0])
         return self.read(node, 0, layout), layout
 
     def layout_in_order(self, name: str) -> Layout:
-        """Return a layout of `name` with the elements in ONNX's order, which a reshape needs."""
+        """Return a layout in which the elements of `name` have ONNX's order, which a reshape needs."""
         layout = self.layout(name)
         return layout if layout is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
 
@@ -158,7 +161,7 @@ class Lowering:
         self.alias(name, layout, value.tensor)
 
     def tensor(self, name: str, layout: Layout) -> int:
-        """Return the tensor of `name` in `layout`. The conversion happens at most once."""
+        """Return the tensor of `name` in `layout`. A value is converted at most once."""
         if (name, layout) not in self._tensors:
             if name not in self._layouts:
                 raise Unsupported(
@@ -175,9 +178,9 @@ class Lowering:
     def define_input(self, name: str) -> None:
         """Create the tensor of a model's input.
 
-        In an INT8 file, some operators stay in float32. The quantizer puts a DEQUANTIZE before them, but not if they
-        read an input of the model: it then passes the INT8 tensor to the operator. So such an operator reads a copy of
-        the input.
+        In an INT8 file, some operators stay in float32. The quantizer puts a DEQUANTIZE before such an operator, but
+        not if the operator reads an input of the model: the operator would get the INT8 tensor. So such an operator
+        reads a copy of the input.
         """
         self._inputs[name] = self.define(name)
         if self.dtype(name) == FLOAT32 and self._stays_float(name):
@@ -214,7 +217,7 @@ class Lowering:
         return turned.with_axis(1, 1) if shape.rank == 3 else turned
 
     def axis(self, axis: int, rank: int, layout: Layout) -> int:
-        """Return where `layout` puts the ONNX axis `axis`; the value has `rank` axes."""
+        """Return the position in `layout` of the ONNX axis `axis` of a value with `rank` axes."""
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:

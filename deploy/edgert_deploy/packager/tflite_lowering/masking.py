@@ -1,8 +1,9 @@
 """Masked scores of attention: replaces minus infinity by a number that INT8 can hold.
 
 Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. MASKED_SCORE has the same effect: in
-float32, its exponential is zero. Models recognize a fully masked row because its largest score is minus infinity, or
-because its Softmax is not a number. After the change, the largest score of such a row is below MASKED_BELOW.
+float32, its exponential is zero. A model tests whether all scores of a row are masked: whether the largest score is
+minus infinity, or the result of the Softmax is not a number. The new test is whether the largest score is at most
+MASKED_BELOW.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ THRESHOLD = "edgert:masked_below"
 
 @dataclass
 class _Changes:
-    """The nodes that replace a node, by the value that the node makes, and the added values."""
+    """The changes of a graph.
+
+    `nodes` maps the first output of a node to the nodes that replace this node. The other fields describe new values.
+    """
 
     nodes: dict[str, list[Node]] = field(default_factory=dict)
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -35,7 +39,7 @@ class _Changes:
 
 
 def soften_masks(graph: Graph) -> Graph:
-    """Raise constants below MASKED_SCORE to MASKED_SCORE, if they only reach the scores of a Softmax."""
+    """Raise constants below MASKED_SCORE to MASKED_SCORE, if they reach nothing but scores of a Softmax."""
     links, changes = Links(graph), _Changes()
     waiting = [name for node in graph.nodes if node.op_type == "Softmax" for name in node.inputs]
     seen: set[str] = set()
@@ -65,7 +69,7 @@ def _softened(name: str) -> str:
 
 
 def _row_tests(links: Links, name: str) -> list[Node] | None:
-    """Return the nodes that test for a fully masked row; None if `name` reaches more than a Softmax."""
+    """Return the nodes that test for a fully masked row; None if `name` also reaches other nodes."""
     tests: list[Node] = []
     waiting = [name]
     while waiting:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Write = Callable[["Lowering", Node], None]
 # TFLite's arithmetic treats these integers as quantized values with a scale. In the lowering, they have no scale.
 NARROW: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("int8", "uint8", "int16", "uint16", "uint32")))
-# Operators that move elements have kernels for bytes.
+# For operators that move elements, because these operators have kernels for bytes.
 NARROW_BUT_BYTES = NARROW - {np.dtype("int8"), np.dtype("uint8")}
 
 
@@ -28,7 +28,7 @@ class Op:
         write: Writes a node of this operator. Raises Unsupported if TFLite cannot express the node.
         widens: The dtypes that the lowering casts to a wider dtype before this operator.
         clamps: Whether the TFLite operator can clamp its own result; a Relu after the operator then costs nothing.
-        sign: "non_negative": the result is never negative. "as_input": it is negative only if an input is negative.
+        sign: "non_negative": the result is never negative. "as_input": it is only negative if an input is.
         stays_float: Whether the quantizer leaves the operator in float32, wholly or in part.
     """
 

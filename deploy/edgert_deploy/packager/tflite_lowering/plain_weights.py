@@ -1,7 +1,7 @@
 """Unpacks FP16 and sparse weights of a .tflite file to plain FP32 weights.
 
-Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantizer crashes on these
-models. The quantizer also cannot quantize weights that an operator computes.
+Published models often store weights in FP16, which a DEQUANTIZE reads, or in sparse form, which a DENSIFY reads.
+TFLite's quantizer crashes on these models. The quantizer also cannot quantize weights that an operator computes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNPACKING = frozenset((schema.BuiltinOperator.DEQUANTIZE, schema.BuiltinOperator
 
 
 def with_plain_weights(content: bytes) -> bytes:
-    """Return the file with the results of all DEQUANTIZE and DENSIFY operators that read constants."""
+    """Replace each DEQUANTIZE and DENSIFY that reads a constant by its result; return the file."""
     model = unpacked(content)
     graph = model.subgraphs[0]
     known = {i for i, tensor in enumerate(graph.tensors) if _has_data(model, tensor)}

@@ -1,4 +1,4 @@
-"""Shape inference that is also correct for pools that round the number of their windows up.
+"""Shape inference that is also correct for pools that round up the number of their windows.
 
 Before opset 22, ONNX's shape inference counts windows that start in the padding after the last element. The later
 specification and all runtimes do not count these windows.
@@ -31,7 +31,7 @@ def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _first_overlong(model: onnx.ModelProto) -> int | None:
-    """Return the first pool whose inferred shape counts windows in the padding after the last element."""
+    """Return the index of the first pool whose inferred shape counts such windows; None if no pool does."""
     dims = _dims(model)
     for index, node in enumerate(model.graph.node):
         if node.op_type not in POOLS or not _attributes(node).get("ceil_mode", 0):
@@ -43,7 +43,7 @@ def _first_overlong(model: onnx.ModelProto) -> int | None:
 
 
 def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
-    """Replace `node`'s rounding up by more padding with the same windows, for the inference only."""
+    """Make `node` round down, with more padding for the same windows. This is for the inference only."""
     windows, attributes = _windows(node, dims[2:]), _attributes(node)
     begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
     pads = helper.make_attribute("pads", [*begins, *(behind for _, behind in windows)])
@@ -51,7 +51,7 @@ def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
 
 
 def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:
-    """Return each axis's number of windows, and the padding at the end that gives this number."""
+    """Return, for each axis, the number of windows and the padding at the end that gives this number."""
     attributes, rank, windows = _attributes(node), len(sizes), []
     ones, pads = [1] * rank, attributes.get("pads", [0] * 2 * rank)
     strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)

@@ -1,9 +1,10 @@
 """Full-INT8 post-training quantization of a float .tflite, by TFLite's own quantizer.
 
 The quantizer ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code. Weights
-have a scale per channel. Activations have a scale per tensor, over the range of the samples. Inputs and outputs keep
-their dtypes: the file itself quantizes and dequantizes. An operator without an INT8 kernel stays in float32, between a
-DEQUANTIZE and a QUANTIZE. The quantizer is native code and crashes on some models, so builders run in child processes.
+have a scale per channel. An activation has one scale, from its range over the samples. Inputs and outputs keep
+their dtypes, because the file itself quantizes its inputs and dequantizes its outputs. An operator without an INT8
+kernel stays in float32, between a DEQUANTIZE and a QUANTIZE. The quantizer is native code and crashes on some models,
+so builders run in child processes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
 # The releases of ai-edge-litert in which the private module was tested. Their results are identical.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
-# An activation with a smaller range counts as constant zero, such as a dead branch or a mask that masks nothing.
+# An activation with a smaller range counts as constant zero. Examples: a dead branch, or a mask that masks nothing.
 RANGE_MIN = 1e-30
-# Scores below LOW_SCORE are masked (masking.py sets them to -1e4). In INT8 they become MASKED_SCORE: its exponential is
-# 1e-14, compared with 1 for a score of 0.
+# Scores below LOW_SCORE are masked (masking.py sets them to -1e4). In INT8, these scores become MASKED_SCORE. The
+# exponential of MASKED_SCORE is 1e-14, compared with 1 for a score of 0.
 LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
 # tflite-runtime 2.14 has no INT8 form of these operators. In float, every runtime loads them.
@@ -58,7 +59,7 @@ def quantize_int8(
         float_model: The float .tflite file.
         samples: The calibration samples, each with one array per input, in the model's order.
         is_float: Gets the name of an operator's first output; returns whether the operator stays in float.
-        own_ranges: The known ranges of tensors, by name, in a model that was trained with quantization.
+        own_ranges: The ranges from training with quantization: name of a tensor -> (lowest, highest) value.
         cut: The share of an activation's values that its range leaves out at either end.
 
     Raises BuildFailed.
@@ -70,18 +71,18 @@ def quantize_int8(
         # The wrapper keeps no reference to its input: `calibrated` must stay a variable of this frame.
         quantized = bytes(
             wrapper(calibrated, [], []).QuantizeModel(
-                np.dtype("float32").num,  # inputs
-                np.dtype("float32").num,  # outputs
+                np.dtype("float32").num,  # the dtype of inputs
+                np.dtype("float32").num,  # the dtype of outputs
                 True,  # operators without an INT8 kernel stay float
-                np.dtype("int8").num,  # activations
-                np.dtype("int32").num,  # biases
+                np.dtype("int8").num,  # the dtype of activations
+                np.dtype("int32").num,  # the dtype of biases
                 False,  # do not disable per-channel scales
                 False,  # do not disable per-channel scales of fully connected layers
             )
         )
     except (RuntimeError, ValueError, TypeError) as error:
         raise BuildFailed(
-            f"TFLite's quantizer refused the model: {error}; it was tried in ai-edge-litert {KNOWN_GOOD}. "
+            f"TFLite's quantizer refused the model: {error}; EdgeRT was tested with ai-edge-litert {KNOWN_GOOD}. "
             "Build this target with --precision fp32, or for another engine"
         ) from error
     return _undisguised(quantized, hidden)
@@ -106,10 +107,11 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
 
 
 def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
-    """Return the model with LEFT_ALONE in place of the operators that stay in float, and these operators.
+    """Replace the operators that stay in float by LEFT_ALONE; return the model and the replaced operators.
 
-    TFLite's quantizer accepts no list of exceptions. Its successor does, but needs TensorFlow. But the quantizer leaves
-    every operator without an INT8 form in float, and adds a DEQUANTIZE and a QUANTIZE where necessary.
+    TFLite's quantizer accepts no list of exceptions. Its successor accepts such a list, but needs TensorFlow. However,
+    the quantizer leaves every operator without an INT8 form in float, and adds a DEQUANTIZE and a QUANTIZE where
+    necessary.
     """
     model = unpacked(calibrated)
     graph, hidden = model.subgraphs[0], {}
@@ -179,7 +181,7 @@ def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]
 
 
 def _masked_scores(model: Any) -> set[int]:
-    """Return the tensors that carry a mask to a SOFTMAX: scores with very low values, and their inputs."""
+    """Return the tensors with very low values through which a mask reaches a SOFTMAX."""
     graph = model.Subgraphs(0)
     operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
     producers = {int(output): operator for operator in operators for output in operator.OutputsAsNumpy()}
@@ -196,7 +198,7 @@ def _masked_scores(model: Any) -> set[int]:
 
 
 def _lows(model: Any, index: int) -> NDArray[np.float32]:
-    """Return a view of an activation's recorded minimum or a constant's values; empty for other dtypes."""
+    """Return a view of an activation's recorded minimum or of a float constant's values; else no values."""
     tensor = model.Subgraphs(0).Tensors(index)
     quantization, buffer = tensor.Quantization(), model.Buffers(tensor.Buffer())
     lows = np.zeros(0, np.float32)
@@ -213,6 +215,6 @@ def _calibration_wrapper() -> Any:
     except ImportError as error:
         raise BuildFailed(
             f"this ai-edge-litert has no calibration module ({error}); "
-            f"INT8 was tried in {KNOWN_GOOD}: pip install 'ai-edge-litert>=2.1.6,<2.4'"
+            f"INT8 was tested with {KNOWN_GOOD}: pip install 'ai-edge-litert>=2.1.6,<2.4'"
         ) from error
     return CalibrationWrapper

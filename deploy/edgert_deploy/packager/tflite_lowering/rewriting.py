@@ -46,6 +46,6 @@ class Links:
 
 
 def replaced(graph: Graph, changes: dict[str, Node | None]) -> Graph:
-    """Return `graph` with new nodes for the values in `changes`; None drops the node of a value."""
+    """Return `graph` after `changes`: value -> the node that makes it now; None drops the node."""
     nodes = [changes.get(node.outputs[0], node) for node in graph.nodes]
     return replace(graph, nodes=tuple(node for node in nodes if node is not None))

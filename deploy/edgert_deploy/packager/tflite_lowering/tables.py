@@ -24,9 +24,9 @@ def code_of(model: Any, operator: Any) -> int:
 
 
 def packed(model: Any) -> bytes:
-    """Return the file of a model after a change of its tables, with weights aligned for the kernels.
+    """Return the changed tables of a model as a file, with weights aligned for the kernels.
 
-    The file has no code that no operator uses, because interpreters look up every code.
+    The file omits codes that no operator uses, because interpreters look up every code.
     """
     operators = [operator for graph in model.subgraphs for operator in graph.operators or ()]
     used = sorted({operator.opcodeIndex for operator in operators})

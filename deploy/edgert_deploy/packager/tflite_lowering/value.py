@@ -1,7 +1,7 @@
 """A tensor of the new file, with Python operators, so that the lowering writes nodes as formulas.
 
-`(x - mean) * inverse` writes SUB and MUL. A number or an array becomes a constant with the dtype of the
-other operand.
+`(x - mean) * inverse` writes a SUB and a MUL. If one operand is a number or an array, it becomes a constant with the
+dtype of the other operand.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def require_fixed(shape: BatchShape, axes: Iterable[int], reason: str) -> None:
 class Value:
     """A tensor, its shape in the file's order of axes, and its dtype.
 
-    An operator makes a new value. The name of its tensor starts with `name`, the result of the current ONNX node, and
-    ends with `step` (recurrent.py). By `name`, the quantizer finds the layers that stay in float.
+    An operator makes a new value. The name of the new value's tensor starts with `name`, the name of the current ONNX
+    node's result, and ends with `step` (recurrent.py). From `name`, the quantizer recognizes the layers that stay in
+    float.
     """
 
     lowering: Lowering
@@ -149,13 +150,13 @@ class Value:
         return compute(self.transposed(order)).transposed(np.argsort(order).tolist())
 
     def times_weights(self, weights: NDArray[Any], bias: ArrayLike | None = None, activation: str = "NONE") -> Value:
-        """Return self * weights' + bias along the last axis; `weights` are [outputs, inputs]."""
+        """Multiply the last axis by the transposed `weights`, [outputs, inputs], and add `bias`."""
         shape = self.shape.with_length(self.shape.rank - 1, len(weights))
         bias = np.zeros(len(weights), np.float32) if bias is None else bias
         keep = self.shape.rank > 2
         return self.op("FULLY_CONNECTED", weights, bias, shape=shape, activation=activation, keepNumDims=keep)
 
-    # --- the same elements
+    # --- moving elements
 
     def reshaped(self, shape: BatchShape) -> Value:
         return self if shape == self.shape else self.copied(shape)

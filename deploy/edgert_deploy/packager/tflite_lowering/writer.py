@@ -30,7 +30,7 @@ TENSOR_TYPES = {
 # The text between the name and the step, in the name of a tensor that exists once for each step of a sequence.
 STEP_MARK = "@step"
 
-# The tables of options that are not called like their operator.
+# The tables of options whose names do not follow from their operators' names.
 SHARED_OPTIONS = {
     "L2_NORMALIZATION": "L2NormOptions",
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), "Pool2DOptions"),
@@ -50,7 +50,7 @@ class Writer:
     def __init__(self) -> None:
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
-        self._buffers: list[Any] = [schema.BufferT()]  # the schema defines buffer 0 as the empty one
+        self._buffers: list[Any] = [schema.BufferT()]  # in the schema, buffer 0 is always empty
         self._codes: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
@@ -73,8 +73,8 @@ class Writer:
     def constant(self, array: NDArray[Any], name: str) -> int:
         """Add a tensor with a value.
 
-        Equal constants of integers (axes, shapes, permutations) share one tensor. Constants of floats do not: the
-        quantizer rewrites each one in place, with a scale for the operator that reads it.
+        Equal constants of integers (axes, shapes, permutations) share one tensor. Equal constants of floats do not,
+        because the quantizer rewrites each of them in place, with a scale for the operator that reads it.
         """
         key = (array.tobytes(), array.shape, array.dtype.str)
         if array.dtype.kind != "f" and key in self._integers:

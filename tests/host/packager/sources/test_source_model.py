@@ -122,12 +122,12 @@ def batch_first(proto: Any) -> None:
 
 
 FAULTS: list[tuple[Callable[[Any], None], str]] = [
-    (external, "no file below the model's folder"),
-    (external_in_a_subgraph, "no file below the model's folder"),
+    (external, "not a file below the model's folder"),
+    (external_in_a_subgraph, "not a file below the model's folder"),
     (cycle, "export it"),
     (
         set_opset(999),
-        "it has opset 999, and the newest that this runtime knows .* export it with standard operators, opset 13 to 21",
+        "the model has opset 999, and the newest opset that this runtime knows .* export it with standard operators, opset 13 to 21",
     ),
     (set_ir, "IR version|ir_version"),
     (no_such_operator, "Gemmm"),
@@ -171,7 +171,7 @@ def test_a_layer_that_fixes_the_batch_gives_a_batch_of_one(tmp_path: Path) -> No
     proto = models.model("float[N,4] x) => (float[1,4] y", "y = Reshape(x, k)", {"k": np.array([1, 4])})
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert [spec.shape for spec in (*source.inputs, *source.outputs)] == [(1, 4), (1, 4)]
-    assert "leaves its batch open and takes one sample only, so its batch is fixed to 1" in source.remarks[0]
+    assert "leaves its batch open but accepts only one sample, so its batch is fixed to 1" in source.remarks[0]
     assert "does not run on a batch of 2" in source.remarks[0]
     assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a position in its own code
 
@@ -195,7 +195,7 @@ def test_an_output_without_the_batch_gets_it_where_the_model_takes_one_sample(
     want = models.random(3, 4) if shape == (1, 4) else models.random(3, 4).max(axis=1)
     np.testing.assert_array_equal(answer, want)
     if outputs.startswith("float[N"):
-        assert any("takes one sample only" in remark for remark in source.remarks)
+        assert any("accepts only one sample" in remark for remark in source.remarks)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"not a model", b"\x08\x07", b"PK\x03\x04" + bytes(100)])

@@ -24,10 +24,10 @@ def test_an_operator_outside_of_onnx_is_named() -> None:
     model = model_of(Case("foreign", "[alien] y = Relu(x)", IMAGE))
     model.graph.node[0].domain = "com.example"
     model.graph.node[0].op_type = "Alien"
-    with pytest.raises(OperatorUnsupported, match=r"com\.example:Alien \(1 node, as 'alien'\); export"):
+    with pytest.raises(OperatorUnsupported, match=r"com\.example:Alien \(1 node, such as 'alien'\); export"):
         lower(model)
     model.graph.node.append(model.graph.node[0])
     for i, node in enumerate(model.graph.node):
         node.domain, node.op_type, node.name = "com.microsoft", "MatMulNBits", f"q{i}"
-    with pytest.raises(OperatorUnsupported, match=r"MatMulNBits \(2 nodes, as 'q0'\); .*give the float model"):
+    with pytest.raises(OperatorUnsupported, match=r"MatMulNBits \(2 nodes, such as 'q0'\); .*give the float model"):
         lower(model)

@@ -126,5 +126,5 @@ def test_a_softmax_over_several_axes_is_refused() -> None:
 
     A build raises the opset, so that it has one axis.
     """
-    with pytest.raises(OperatorUnsupported, match="axis 1 joins all axes"):
+    with pytest.raises(OperatorUnsupported, match="axis 1 and all later axes count as one axis"):
         lower(model_of(Case("old", "y = Softmax(x)", TOKENS, opset=11)))

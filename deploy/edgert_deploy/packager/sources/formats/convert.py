@@ -1,8 +1,8 @@
-"""Conversion of other frameworks' models to ONNX, each by its converter in a child process.
+"""Converts models of other frameworks to ONNX. A child process runs the converter.
 
-The converter is the framework's own exporter. It runs in a Python that has the framework: this Python (the extras
-`keras` and `torch`), or another Python that the user names. A framework's loader may run code from the file. So a
-hostile file of a framework can harm this host, but a hostile ONNX file cannot.
+The converter is the framework's own exporter. The child process is a Python that has the framework: this Python
+(with the extra `keras` or `torch`), or another Python that the user names. A framework's loader may run code from the
+file. So a hostile file of a framework can harm this host, but a hostile ONNX file cannot.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Conversion:
 
     Attributes:
         python: The Python that has the framework.
-        inputs: `{"datatype", "shape"}` of each example input, by name.
+        inputs: The example inputs: name of the input -> `{"datatype", "shape"}`.
         buckets: The buckets for an axis that the ONNX model leaves open.
-        kept: The store of earlier conversions. With None, the build converts each time.
+        kept: The store of earlier conversions. With None, each build converts the model again.
     """
 
     python: str = sys.executable
@@ -62,7 +62,7 @@ class Conversion:
 
 
 def framework_of(path: Path) -> str | None:
-    """Return the framework of a model, "keras" or "torch", by its content; None for any other file."""
+    """Find a model's framework from its content: return "keras", "torch", or None for any other file."""
     if path.is_dir():
         return "keras" if (path / "saved_model.pb").is_file() else None
     if not path.is_file():
@@ -106,7 +106,7 @@ def converted(path: Path, framework: str, how: Conversion) -> bytes:
 
 
 def _versions(python: str) -> str | None:
-    """Return the packages of `python` with their versions; None if that Python fails."""
+    """Return the versions of `python` and of its packages as text; None if `python` fails."""
     command = [python, "-I", "-c", VERSIONS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSIONS_TIMEOUT_S, check=False)
@@ -138,7 +138,7 @@ def _converted(path: Path, framework: str, how: Conversion) -> bytes:
 
 
 def digest_and_size(path: Path) -> tuple[str, int]:
-    """Return the SHA-256 and the size of a file, or of all files in a folder, including their names."""
+    """Return the SHA-256 and the size of a file or a folder. A folder's SHA-256 covers its files' names."""
     digest, size = hashlib.sha256(), 0
     for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
         data = file.read_bytes()
@@ -152,7 +152,8 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse example inputs, such as `NAME=1,3,224,224` or `NAME=int64:1,128`.
 
-    `NAME=0.5` gives the value of an input without axes, and `NAME=true` the value of a BOOL. Raises ConfigInvalid.
+    `NAME=0.5` gives the value of an input without axes, and `NAME=true` gives the value of a BOOL. Raises
+    ConfigInvalid.
     """
     inputs = {}
     for text in texts:
@@ -160,7 +161,8 @@ def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         datatype = (match["datatype"] or "float32") if match else ""
         if match is None or datatype not in INPUT_DATATYPES:
             raise ConfigInvalid(
-                f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128, or NAME=0.5 or NAME=true for a constant (one of {', '.join(INPUT_DATATYPES)})"
+                f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128, or NAME=0.5 or NAME=true for a constant. "
+                f"The types are {', '.join(INPUT_DATATYPES)}"
             )
         inputs[match["name"]] = {"datatype": datatype, "shape": [_number(n) for n in match["shape"].split(",")]}
     return inputs
@@ -179,7 +181,7 @@ def _failure(
     if done.returncode == EXIT_MISSING:
         return ConfigInvalid(
             f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {reason.removeprefix('missing: ')}: "
-            f"pip install 'edgert[{framework}]', or name a Python that has it with --convert-with"
+            f"pip install 'edgert[{framework}]', or name another Python, which has it, with --convert-with"
         )
     died = f"; signal {-done.returncode} ended it" if done.returncode < 0 else ""
     return SourceInvalid(

@@ -1,8 +1,8 @@
-"""Reads weights into an ONNX model from separate files, as `torch.onnx.export` writes them.
+"""Reads weights into an ONNX model from the separate files that `torch.onnx.export` writes.
 
-The model is untrusted. So a location must be a plain file below the model's own folder, no link may lead out of this
-folder, and the stated range must lie within the file. A model with all its weights is one protobuf message, which has
-at most 2 GB.
+The model is untrusted. So each location of weights must be a plain file below the model's own folder, no link may lead
+out of this folder, and the stated range must lie within the file. The model becomes one protobuf message together with
+all its weights. Such a message has at most 2 GB.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX, ten
 
 
 def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
-    """Return the names of the tensors' files, sorted.
+    """Return the names of the files with the tensors' data, sorted.
 
-    Raises SourceInvalid for a file outside of the folder.
+    Raises SourceInvalid for a file outside of the model's folder.
     """
     locations = set()
     for tensor in filter(_is_external, proto_tensors):
         location = _entries(tensor).get("location", "")
         if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
             raise SourceInvalid(
-                f"{name} keeps tensor {tensor.name[:80]!r} in {location[:200]!r}, which is no file below the model's "
+                f"{name} keeps tensor {tensor.name[:80]!r} in {location[:200]!r}, which is not a file below the model's "
                 "folder; export the model again"
             )
         locations.add(location)
@@ -37,7 +37,7 @@ def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
 
 
 def embed(path: Path, proto: Any) -> bool:
-    """Read the external data of the model at `path` into `proto`; return whether there is any.
+    """Read the external data of the model at `path` into `proto`; return whether the model has such data.
 
     All locations and sizes are checked before any data is read, so a model that is too large costs no memory. Raises
     SourceInvalid.
@@ -53,11 +53,11 @@ def embed(path: Path, proto: Any) -> bool:
         total = sum(length for *_, length in places)
         if total > PROTO_BYTES_MAX:
             raise SourceInvalid(
-                f"{name} has {total} bytes of weights; a model has at most {PROTO_BYTES_MAX}, for every engine (one protobuf "
-                "message): use a smaller variant"
+                f"{name} has {total} bytes of weights; the limit is {PROTO_BYTES_MAX} for every engine, because the build "
+                "makes every artifact from one protobuf message: use a smaller variant"
             )
         for tensor, file, offset, length in places:
-            tensor.raw_data = _read(name, file, offset, length)  # no second copy stays in a variable
+            tensor.raw_data = _read(name, file, offset, length)  # so that no variable keeps a second copy
             del tensor.external_data[:]
             tensor.data_location = tensor.DEFAULT
     return bool(places)
@@ -89,7 +89,7 @@ def open_file(model: Path, location: str) -> BinaryIO:
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SourceInvalid(f"{keeps}, which is not a regular file: put the file itself there")
+        raise SourceInvalid(f"{keeps}, which is not a regular file: replace it by the file itself")
     if problem := pointer_problem(path):
         os.close(descriptor)
         raise SourceInvalid(problem)

@@ -1,4 +1,4 @@
-"""Recognizes files that cannot be a model or samples: pointers of Git LFS, pipes and devices."""
+"""Recognizes files that can be neither a model nor samples: pointers of Git LFS, pipes and devices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def pointer_problem(path: Path) -> str:
-    """Return the message about a Git LFS pointer, a pipe or a device; an empty text for any other file."""
+    """Return a message if `path` is a Git LFS pointer, a pipe or a device; otherwise an empty text."""
     if not path.is_file():  # opening a pipe would block, and a device may be endless
         is_special = path.exists() and not path.is_dir()
-        return f"{path} is a pipe or a device: write its content to a file, and give that" if is_special else ""
+        return f"{path} is a pipe or a device: write its content to a file, and give that file" if is_special else ""
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(BEGINNING)) == BEGINNING:
             return f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its folder"

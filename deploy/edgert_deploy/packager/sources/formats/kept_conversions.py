@@ -1,7 +1,7 @@
-"""Keeps conversions of other frameworks' models, because a framework takes seconds to start.
+"""Keeps the ONNX models converted from other frameworks, because a framework takes seconds to start.
 
-Each conversion is a file with the ONNX model and its SHA-256. If the file is absent, damaged or not writable, the build
-converts the model again.
+Each conversion is a file with the ONNX model and its SHA-256. If this file is absent, damaged or not writable, the
+build converts the model again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeptConversions:
     folder: Path
 
     def get(self, key: str) -> bytes | None:
-        """Return the model with `key`; None if it is absent or damaged."""
+        """Return the model that `put` kept under `key`; None if its file is absent or damaged."""
         with contextlib.suppress(OSError):
             data = (self.folder / key).read_bytes()
             if hashlib.sha256(data[DIGEST_BYTES:]).digest() == data[:DIGEST_BYTES]:
@@ -35,7 +35,7 @@ class KeptConversions:
         return None
 
     def put(self, key: str, model: bytes) -> None:
-        """Keep `model` and remove the least recently used models above the limits."""
+        """Keep `model` under `key`, then remove the least recently used models until the limits hold."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             data = hashlib.sha256(model).digest() + model

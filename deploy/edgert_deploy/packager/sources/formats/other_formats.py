@@ -14,8 +14,9 @@ from edgert.printable import some_of
 from edgert_deploy.packager.sources.formats.convert import HDF5_MAGIC, ZIP_MAGIC, names_in_zip
 
 HEAD_BYTES = 65536
-NAMES_MAX = 4  # models in an archive that the message lists
-TORCH_PICKLE = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # torch.save wrote it before 2020
+NAMES_MAX = 4  # a message lists at most this many models of an archive
+# The first bytes of a file that torch.save wrote before 2020.
+TORCH_PICKLE = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 
 EXPORT = "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"
 PICKLED_TORCH = (
@@ -23,8 +24,8 @@ PICKLED_TORCH = (
     f"program that made it, save the model with {EXPORT}, and give that file"
 )
 PICKLE = (
-    "a Python pickle, and reading it would run Python code. Load it where it was made, and convert the model to ONNX: a "
-    "scikit-learn model with skl2onnx, a LightGBM or XGBoost model with onnxmltools"
+    "a Python pickle, and reading it would run Python code. Load it with the program that made it, and convert the model "
+    "to ONNX: a scikit-learn model with skl2onnx, a LightGBM or XGBoost model with onnxmltools"
 )
 BOOSTER = "a {} model: convert it to ONNX with onnxmltools"
 CORE_ML = "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX"
@@ -43,7 +44,7 @@ BEGINNINGS = {
     b"\x1f\x8b": ARCHIVE,
     b"BZh": ARCHIVE,
     b"\xfd7zXZ\x00": ARCHIVE,
-    b"\x93NUMPY": "an array of NumPy, not a model; samples are given with --calibration and --holdout",
+    b"\x93NUMPY": "an array of NumPy, not a model; give samples with --calibration and --holdout",
     **{bytes((0x80, version)): PICKLE for version in range(2, 6)},
 }
 # The formats that are recognized by the suffix of the file, if its content is not recognized.
@@ -62,7 +63,7 @@ SUFFIXES = {
 
 
 def other_format(path: Path) -> str:
-    """Return the message about a file of an unsupported format; an empty text for any other file."""
+    """Return a message if the file has an unsupported format; otherwise an empty text."""
     if path.is_dir():
         what = SUFFIXES.get(path.suffix.lower(), "")
         return f"{path.name} is {what}" if what else ""
@@ -85,9 +86,9 @@ def _by_content(path: Path, head: bytes) -> str:
     if head.startswith(b"<?xml") and b"<net " in head:
         return "in OpenVINO's own format: give the ONNX model that it was made from"
     if path.name == "saved_model.pb":
-        return "one file of a SavedModel: give its folder"
+        return "one file of a SavedModel: give the folder of the SavedModel"
     if path.suffix == ".pb" and head[:1] == b"\n":
-        # a GraphDef begins with field 1 of bytes, an ONNX model with field 1 of a number
+        # Field 1, which comes first, holds bytes in a GraphDef, and a number in an ONNX model.
         return "a graph of TensorFlow 1: convert it with python -m tf2onnx.convert --graphdef, and give the ONNX model"
     return next((what for beginning, what in BEGINNINGS.items() if head.startswith(beginning)), "")
 
@@ -95,7 +96,7 @@ def _by_content(path: Path, head: bytes) -> str:
 def _of_zip(path: Path) -> str:
     names = names_in_zip(path) or []
     if names and all(name.endswith(".npy") for name in names):
-        return "NumPy arrays, not a model; samples are given with --calibration and --holdout"
+        return "NumPy arrays, not a model; give samples with --calibration and --holdout"
     is_script = any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names)
     if not is_script and any(name.endswith("/data.pkl") for name in names):
         return PICKLED_TORCH
@@ -106,7 +107,7 @@ def _of_zip(path: Path) -> str:
 
 
 def _of_json(head: bytes) -> str:
-    if b"learner" in head:  # in XGBoost's JSON and in its binary JSON
+    if b"learner" in head:  # this key is in XGBoost's JSON and in its binary JSON
         return BOOSTER.format("XGBoost")
     if b'"class_name"' in head:
         return KERAS_PART.format("layers", "weights")

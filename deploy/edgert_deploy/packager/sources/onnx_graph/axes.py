@@ -1,8 +1,8 @@
 """Give the open axes of an ONNX model their lengths and bring its batch axes to the front.
 
-EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often leave
-more axes open (height and width, or text length), and recurrent models keep a state `[layers, N, H]`. The user gives
-the lengths. If the batch axis is not axis 0, the graph gets a Transpose at that input or output.
+EdgeRT's artifacts have one open axis, the batch, which is axis 0 of every input and output. Trained models often leave
+more axes open (height and width, or text length). The user gives the lengths of these axes. Recurrent models keep a
+state `[layers, N, H]`, in which the batch is not axis 0. Such an input or output gets a Transpose.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 IR_OF_WEIGHTS_ALONE = 4  # the first IR in which weights need not be inputs
 OPSET_OF_AXES = 13  # the first opset in which Unsqueeze reads its axes from an input
-SUFFIX = "/edgert_batch_inside"  # the suffix of the inner value's name, after or before the added Transpose
+# A node that is added at an input or output connects it to an inner value, whose name has this suffix.
+SUFFIX = "/edgert_batch_inside"
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
-    """Set the axes of the inputs in `shapes` (name -> lengths), and equally named axes of other inputs.
+    """Set the axes of the inputs in `shapes` (name -> lengths), and other inputs' axes of the same names.
 
     An input without axes is one number, such as a sampling rate. Its given value becomes a constant of the model. The
-    given value of a BOOL, true or false, becomes a constant, too. Example: Optimum's `use_cache_branch` chooses a
-    branch.
+    given value of a BOOL, true or false, becomes a constant, too. For example, Optimum's input `use_cache_branch`
+    chooses a branch.
 
     If the model leaves the batch open, the batch stays open, and its given length must be 1. A given length may also
-    replace a fixed length. Convolutions accept any length; the run on a sample shows whether the other layers do.
+    replace a fixed length. Convolutions accept any length. The run on a sample shows whether the other layers accept
+    the new length, too.
 
-    Returns whether anything changed, and a remark for each input with a replaced length. Raises SourceInvalid if a name
-    or a rank does not fit the model.
+    Returns whether anything changed, and a remark for each input with a replaced length. Raises SourceInvalid if a
+    name, a rank or a value does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
@@ -47,10 +49,10 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
             continue
         lengths = [int(n) for n in given]
         if lengths != list(given) or min(lengths) < 0:
-            raise SourceInvalid(f"--input {name}={_text(given)}: the lengths of axes are whole numbers from 1 on")
+            raise SourceInvalid(f"--input {name}={_text(given)}: the lengths of axes are whole numbers of 1 or more")
         if len(dims) != len(lengths):
             raise SourceInvalid(
-                f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
+                f"--input {name}={_text(lengths)} gives {len(lengths)} axes, but the model's input has {len(dims)}: {described(dims)}"
             )
         before = described(dims)
         lengths_by_name, replaced = _set_axes(name, dims, lengths, batches)
@@ -79,7 +81,7 @@ def option_for(name: str, dims: Any) -> str:
 
 
 def axis_option(name: str, dims: Any, axis: int) -> str:
-    """Return a value of `--buckets` for an axis: `tokens=32,64,128`, or `ids:1=...` for an unnamed axis."""
+    """Return an example of `--buckets` for `axis`: `tokens=32,64,128`, or `ids:1=...` for an unnamed axis."""
     param = dims[axis].dim_param
     return f"{f'{name}:{axis}' if param in ('', '?') else param}=32,64,128"
 
@@ -92,13 +94,13 @@ def described(dims: Any) -> str:
 def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
-    An input whose axis 0 is the batch does not change. For the others, the batch is the axis that the first rule with a
-    result gives:
+    An input whose axis 0 is open does not change. For any other input, these rules are tried in order until one of them
+    finds the batch. If no rule finds it, the input does not change.
 
-    1. The open axis with the name of another input's open axis 0. If axis 0 of every input has a fixed length above 1,
-       the names of the outputs' open axes 0 are used instead.
-    2. If no axis has a name: the only open axis.
-    3. If axis 0 of other inputs is 1: the first axis of length 1.
+    1. The batch is the open axis with the same name as the open axis 0 of another input. If axis 0 of every input has a
+       fixed length above 1, the names come from the open axes 0 of the outputs instead.
+    2. If these axes have no names, the batch is the only open axis of the input, if this axis has no name, either.
+    3. If axis 0 of some input has length 1, and there are no such names, the batch is the first axis of length 1.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
@@ -126,20 +128,20 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
 def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
     """Bring the batch axis of each output to the front; return a remark for each changed output.
 
-    `one` has the shapes of the outputs for one sample. `two` has their shapes for two samples; if the batch is fixed to
-    1, for one sample. In this case, an output without an axis of length 1 gets such an axis as the batch.
+    `one` has the shapes of the outputs for one sample, and `two` has their shapes for two samples. If the batch is
+    fixed to 1, `two` is equal to `one`. Then an output without an axis of length 1 gets such an axis as the batch.
     """
     remarks = []
     for value, a, b in zip(list(proto.graph.output), one, two, strict=True):
         if tuple(a) == tuple(b) and 1 not in a:
             _add_batch(proto, value, len(a))
-            remarks.append(f"output {value.name!r} {list(a)} is given as {[1, *a]}: with the batch")
+            remarks.append(f"output {value.name!r} {list(a)} is given as {[1, *a]}: with the batch added")
             continue
         if len(a) != len(b):
             continue
         grew = [i for i in range(len(a)) if (a[i], b[i]) == (1, 2)]
         axis = grew[0] if len(grew) == 1 else 0
-        if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed: take the first axis that can be the batch
+        if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed, so the first axis of length 1 is the batch
             axis = a.index(1)
         if axis:
             _move_output(proto, value, axis, len(a))
@@ -150,7 +152,7 @@ def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequenc
 
 
 def forget_shapes(proto: Any) -> None:
-    """Remove the shapes of the graph's inner values, which new lengths of the inputs would contradict."""
+    """Remove the shapes of the graph's inner values, because they may contradict the inputs' new lengths."""
     del proto.graph.value_info[:]
     for value in proto.graph.output:
         for dim in value.type.tensor_type.shape.dim:
@@ -177,7 +179,7 @@ def fix_batch(proto: Any) -> bool:
 
 
 def forget_outputs(proto: Any) -> None:
-    """Clear the lengths of the outputs' axes, which new lengths of fixed axes would contradict."""
+    """Clear the lengths of the outputs' axes, because they may contradict new lengths of fixed axes."""
     for value in proto.graph.output:
         for dim in value.type.tensor_type.shape.dim:
             dim.Clear()
@@ -202,8 +204,7 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 
 
 def drop_weight_inputs(proto: Any) -> bool:
-    """Remove weights from the inputs, which list them in IR 3; return whether there were any.
-
+    """Remove the weights that models in IR 3 list as inputs; return whether there were any.
     A tool treats a weight among the inputs as a default that a caller may replace. So the tool would fold nothing, or
     would make a folded value an input.
     """
@@ -216,9 +217,9 @@ def drop_weight_inputs(proto: Any) -> bool:
 
 
 def drop_unread_inputs(proto: Any) -> list[str]:
-    """Remove and return the inputs that no operator reads.
+    """Remove the inputs that no operator reads; return their names.
 
-    Some engines drop them, and refuse their values.
+    Some engines drop such inputs, and then refuse values for them. If no operator reads any input, none is removed.
     """
     read = {name for node in nodes_of(proto.graph) for name in node.input}
     read |= {value.name for graph in graphs_of(proto.graph) for value in graph.output}
@@ -235,19 +236,19 @@ def is_open(dim: Any) -> bool:
 
 
 def _batch_names(proto: Any) -> set[str]:
-    """Return the names of the inputs' open axes 0.
+    """Return the names that the batch has: the names of the open axes 0 of the inputs.
 
-    If axis 0 of every input has a fixed length above 1, return the names of the outputs' open axes 0.
+    If axis 0 of every input has a fixed length above 1, return the names of the open axes 0 of the outputs.
     """
     firsts = [dim for value in model_inputs(proto) for dim in value.type.tensor_type.shape.dim[:1]]
-    # For example [steps, N, features], the default of PyTorch's recurrent layers: the batch is not the first axis.
+    # The batch is not axis 0 of any input. Example: [steps, N, features], the default of PyTorch's recurrent layers.
     if all(dim.dim_value > 1 for dim in firsts):
         firsts = [dim for value in proto.graph.output for dim in value.type.tensor_type.shape.dim[:1]]
     return {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
 
 
 def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
-    """Whether an open axis after a fixed axis 0 may be the batch: by its name, or as the only open axis."""
+    """Whether axis 0 is fixed, and the open `axis` has the batch's name or is the only open axis."""
     if is_open(dims[0]) or not is_open(dims[axis]):
         return False
     if batches:
@@ -259,8 +260,8 @@ def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
 def _set_axes(name: str, dims: Any, lengths: Sequence[int], batches: set[str]) -> tuple[dict[str, int], bool]:
     """Set the axes `dims` of the input `name`, except the batch, to `lengths`.
 
-    Returns the lengths by the names of open axes, and whether a fixed length was replaced. Raises SourceInvalid for a
-    length of the batch other than 1.
+    Returns the lengths of open axes (name of the axis -> length), and whether `lengths` replaced a fixed length. Raises
+    SourceInvalid if the given length of the batch is not 1.
     """
     named, replaced = dict[str, int](), False
     for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
@@ -288,8 +289,8 @@ def _make_constant(proto: Any, value: Any, number: float) -> None:
     if isinstance(number, bool):
         if dtype.kind != "b" or any(is_open(dim) for dim in dims):
             raise SourceInvalid(
-                f"--input {value.name}={str(number).lower()}: the input is {dtype} {described(dims)}; only a BOOL of fixed axes "
-                "becomes a constant"
+                f"--input {value.name}={str(number).lower()}: the input is {dtype} {described(dims)}; only a BOOL with fixed axes "
+                "can become a constant"
             )
     elif dtype.kind != "f" and (number != int(number) or not (dtype.kind == "i" or number >= 0)):
         raise SourceInvalid(f"--input {value.name}={number:g}: the input is {dtype}, which does not hold this number")
@@ -347,7 +348,7 @@ def _inner(proto: Any, value: Any, rank: int) -> str:
 
 
 def _clear_placeholders(proto: Any) -> bool:
-    """Clear lengths of -1 and 0, which some exporters write for an open axis: tools misread them."""
+    """Clear the lengths -1 and 0, which some exporters write for an open axis, because tools misread them."""
     cleared = False
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:

@@ -1,9 +1,9 @@
 """Replaces each `If` whose condition is known at the build by the chosen branch.
 
-Exporters write an `If` for each `if` of the program. Most of these nodes test a shape, so their conditions are
-constants once the model's axes have lengths. ONNX Runtime's constant folding finds the values of such conditions. If
-the batch is open, the folding runs at several batches. A condition is known only if it has the same value at all of
-these batches.
+Exporters write an `If` for each `if` of the program. Most of these nodes test a shape, so their conditions become
+constants when the model's axes get lengths. ONNX Runtime's constant folding finds the values of such conditions. If
+the batch is open, the folding runs at several batch sizes. A condition is known only if it has the same value at all of
+these sizes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 CONTROL_FLOW = ("If", "Loop", "Scan")
 END = "/edgert_constant"
 BATCHES = (1, 2, 3, 32)
-ROUNDS_MAX = 20  # levels of branches that contain an `If`
+ROUNDS_MAX = 20  # each round inlines one level of branches inside branches
 
 
 def control_flow(proto: Any) -> tuple[str, ...]:
-    """Return the `If`, `Loop` and `Scan` nodes of a model, such as `Loop node 'name'`; () for None."""
+    """Return texts such as `Loop node 'name'` for the `If`, `Loop` and `Scan` nodes; () for no model."""
     nodes = () if proto is None else proto.graph.node
     return tuple(
         f"{node.op_type} node {(node.name or node.output[0])!r}" for node in nodes if node.op_type in CONTROL_FLOW
@@ -53,7 +53,8 @@ def inline_known_branches(proto: Any) -> bool:
 def drop_empty_outputs(proto: Any) -> list[str]:
     """Remove the outputs that are constants without elements; return their names.
 
-    Optimum merges the first step of a decoder with the later steps. The branch of the later steps has such outputs.
+    Optimum merges two models of a decoder, for its first step and for its later steps. After the choice of the later
+    steps, some outputs are such constants.
     """
     constants = Constants(proto)
     origin = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
@@ -102,7 +103,7 @@ def _known_conditions(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
 
 
 def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str) -> dict[str, Array]:
-    """Return the values in `names` that are constants at `batch`. `datatype` is ONNX's name of their type."""
+    """Return the values in `names` that are constants at `batch`. All of them have ONNX's type `datatype`."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -111,11 +112,12 @@ def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str
         dim.dim_value = batch
     del copy.graph.value_info[:]
     del copy.graph.output[:]
-    for name in names:  # the folding keeps the node of an output, so a copy of the value becomes the output
+    # The folding does not fold a node that makes an output. So an Identity of each value becomes an output.
+    for name in names:
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
         kind = getattr(onnx.TensorProto, datatype)
         copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", kind, None))
-    remove_unused(copy.graph)  # ONNX Runtime 1.32 crashes as it folds the branches of Silero VAD 5
+    remove_unused(copy.graph)  # else ONNX Runtime 1.32 crashes while it folds the branches of Silero VAD 5
     try:
         folded = optimized(copy)
     except MemoryError:
@@ -144,7 +146,7 @@ def optimized(proto: Any) -> Any:
 
 
 def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
-    """Return the nodes of the chosen branch, with unique names. Its constants become constants of `graph`."""
+    """Return the chosen branch's nodes, with unique names. Its constants become constants of `graph`."""
     from onnx import helper
 
     chosen = "then_branch" if condition else "else_branch"

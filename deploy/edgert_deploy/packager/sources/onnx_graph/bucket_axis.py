@@ -15,12 +15,15 @@ from edgert_deploy.packager.sources.onnx_graph.axes import described, is_open, m
 BUCKETS = re.compile(r"(?P<axis>[^=]+)=(?P<sizes>[0-9]+(?:,[0-9]+)*)")
 PAD = re.compile(r"(?P<name>[^=]+)=(?P<value>-?[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?)", re.IGNORECASE)
 UNNAMED = ("", "?")
-OWN_NAME = "edgert_length"  # the name for an axis without one
+OWN_NAME = "edgert_length"  # an axis without a name gets this name
 
 
 @dataclass(frozen=True)
 class WantedBuckets:
-    """The bucket `sizes` for one axis, given as a name or `INPUT:POSITION`; `values` pad instead of 0."""
+    """The bucket `sizes` that the user wants for one axis.
+
+    `axis` is the name of the axis, or `INPUT:POSITION`. `values` gives the numbers that pad some inputs instead of 0.
+    """
 
     axis: str
     sizes: tuple[int, ...]
@@ -28,29 +31,29 @@ class WantedBuckets:
 
 
 def read_buckets(text: str | None, pads: Sequence[str] = ()) -> WantedBuckets | None:
-    """Parse buckets such as `tokens=32,64,128`, and pads such as `input_ids=1`. Raises ConfigInvalid."""
+    """Parse buckets such as `tokens=32,64,128` and pads such as `input_ids=1`. Raises ConfigInvalid."""
     if text is None:
         if pads:
-            raise ConfigInvalid("--pad needs --buckets, whose inputs it pads")
+            raise ConfigInvalid("--pad needs --buckets, because it pads the inputs that have buckets")
         return None
     match = BUCKETS.fullmatch(text)
     sizes = tuple(sorted({int(n) for n in match["sizes"].split(",")})) if match else ()
     if match is None or len(sizes) > SIZES_MAX or not 1 <= sizes[0] <= sizes[-1] <= LENGTH_MAX:
         raise ConfigInvalid(
-            f"--buckets {text!r}: give AXIS=32,64,128, at most {SIZES_MAX} lengths of 1 to {LENGTH_MAX}"
+            f"--buckets {text!r}: give AXIS=32,64,128, with at most {SIZES_MAX} lengths from 1 to {LENGTH_MAX}"
         )
     values = {}
     for pad in pads:
         if (pad_match := PAD.fullmatch(pad)) is None:
-            raise ConfigInvalid(f"--pad {pad!r}: give INPUT=NUMBER, as input_ids=1")
+            raise ConfigInvalid(f"--pad {pad!r}: give INPUT=NUMBER, such as input_ids=1")
         values[pad_match["name"]] = float(pad_match["value"])
     return WantedBuckets(match["axis"], sizes, values)
 
 
 def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
-    """Return the buckets, with the inputs that have the wanted axis. Raises SourceInvalid.
+    """Find the inputs that have the wanted axis; return them with the buckets. Raises SourceInvalid.
 
-    An axis without a name gets a name.
+    If the axis has no name, it gets the name OWN_NAME.
     """
     places = [
         (value, axis, dim)
@@ -65,29 +68,31 @@ def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
         shapes = "; ".join(f"{v.name} {described(v.type.tensor_type.shape.dim)}" for v in model_inputs(proto))
         raise SourceInvalid(
             f"--buckets {wanted.axis}: no input leaves an axis of that name open besides the batch; the inputs are {shapes}. "
-            "Give the axis's name, or INPUT:POSITION if it has none"
+            "Give the axis's name, or INPUT:POSITION if the axis has no name"
         )
     for _, _, dim in chosen:
         if dim.dim_param in UNNAMED:
             dim.dim_param = OWN_NAME
     names = {value.name for value, _, _ in chosen}
     if unknown := sorted(set(wanted.values) - names):
-        raise SourceInvalid(f"--pad {unknown[0]}: the inputs with axis {wanted.axis!r} are {', '.join(sorted(names))}")
+        raise SourceInvalid(
+            f"--pad {unknown[0]}: only inputs with axis {wanted.axis!r} are padded: {', '.join(sorted(names))}"
+        )
     padded = tuple(PaddedInput(value.name, axis, wanted.values.get(value.name, 0.0)) for value, axis, _ in chosen)
     return Buckets(wanted.axis, wanted.sizes, padded)
 
 
 def probed_lengths(buckets: Buckets) -> tuple[int, ...]:
-    """Return the lengths at which the probe runs, largest first: the sizes, and one other length."""
+    """Return the lengths that the probe runs, the largest first: all sizes, and the largest size minus 1."""
     return tuple(sorted({*buckets.sizes, max(1, buckets.largest - 1)}, reverse=True))
 
 
 def cut_outputs(
     outputs: Sequence[TensorSpec], shapes: Mapping[int, Sequence[tuple[int, ...]]], axis_name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[CutOutput, ...]]:
-    """Return the outputs with the bucket axis open, and the cuts of answers to padded inputs.
+    """Return the outputs with the bucket axis open, and how to cut the answers to padded inputs.
 
-    `shapes` holds the outputs' shapes by the length of the axis, the largest length first. Raises SourceInvalid.
+    `shapes` has the shapes of the outputs for each length of the axis, the largest length first. Raises SourceInvalid.
     """
     largest = next(iter(shapes))
     specs, cuts = [], []
@@ -102,8 +107,8 @@ def cut_outputs(
             if any(cut.length(length) != own for length, own in by_length.items()):
                 listed = ", ".join(f"{own} for {length}" for length, own in by_length.items())
                 raise SourceInvalid(
-                    f"output {spec.name!r} has a length along axis {axis} that is no whole fraction of {axis_name!r}: {listed}. "
-                    "An answer to a padded input could not be cut back: fix the axis with --input instead of --buckets"
+                    f"output {spec.name!r} has a length along axis {axis} that is not {axis_name!r} divided by a whole number: {listed}. "
+                    "So EdgeRT cannot cut the padding off an answer: fix the axis with --input instead of --buckets"
                 )
             cuts.append(cut)
             shape[axis] = -1

@@ -16,19 +16,19 @@ CLASSES_SHOWN_MAX = 20
 IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX itself
 # Converters of classical models. Some of their models, such as k-means, have no operator of `ai.onnx.ml`.
 PRODUCERS = ("skl2onnx", "OnnxMLTools")
-# Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
+# Operators that are worth quantizing. Converters write these operators for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def classical_operators(proto: Any) -> tuple[str, ...]:
-    """Return the types of the `ai.onnx.ml` operators in a model; () for None."""
+    """Return the types of the `ai.onnx.ml` operators in a model; () for no model."""
     if proto is None:
         return ()
     return tuple(sorted({node.op_type for node in nodes_of(proto.graph) if node.domain == DOMAIN}))
 
 
 def is_classical(proto: Any) -> bool:
-    """Whether a model is from classical machine learning; False for None.
+    """Whether a model is from classical machine learning; False for no model.
 
     INT8 does not make such a model faster, and distorts distances between readings in different units.
     """
@@ -41,10 +41,10 @@ def is_float_only(proto: Any) -> bool:
 
 
 def unwrap_maps(proto: Any) -> tuple[str, ...]:
-    """Replace outputs that are lists of maps (`ZipMap`) by tensors, and remove outputs that are text.
+    """Replace outputs that are lists of maps by tensors, and remove outputs that are text.
 
-    By default, skl2onnx and onnxmltools append a ZipMap to classifiers, and the classes are often words. Returns a
-    remark for each changed output.
+    By default, skl2onnx and onnxmltools append a `ZipMap` to classifiers, which makes a list of maps. The classes are
+    often words, so a classifier also has an output of text. Returns a remark for each changed output.
     """
     from onnx import helper
 
@@ -57,7 +57,7 @@ def unwrap_maps(proto: Any) -> tuple[str, ...]:
         classes = classes or _class_names(node)
         node.op_type, node.domain = "Cast", ""
         del node.attribute[:]
-        node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # FP64 becomes FP32, too
+        node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # this also converts FP64 to FP32
         value.CopyFrom(helper.make_tensor_value_info(value.name, helper.TensorProto.FLOAT, None))
         remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] of its values")
     if remarks and not opset_of(proto):

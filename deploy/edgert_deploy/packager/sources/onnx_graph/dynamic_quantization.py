@@ -1,7 +1,7 @@
 """Models that quantize activations at run time, as ONNX Runtime's `quantize_dynamic` writes them.
 
-ONNX Runtime runs such a graph unchanged. For engines that lack its operators, `undo` writes the same arithmetic in
-float, which is possible because the weights are constants in INT8. In ONNX Runtime, the items of a batch share a range,
+ONNX Runtime runs such a graph unchanged. Other engines lack its operators, so `undo` writes the same arithmetic in
+float. This is possible because the weights are constants in INT8. In ONNX Runtime, all items of a batch share a range,
 but an answer must not depend on other items. So `examine` fixes the batch of such a model to 1.
 """
 
@@ -26,7 +26,7 @@ def is_dynamic(proto: Any) -> bool:
 
 
 def undo(proto: Any, constants: Any) -> None:
-    """Replace these operators by float operators, in place. Raises BuildFailed.
+    """Replace the quantized operators of `proto` by float operators, in place. Raises BuildFailed.
 
     `constants` are the constants of the graph.
     """
@@ -38,8 +38,8 @@ def undo(proto: Any, constants: Any) -> None:
     for node in nodes:
         if node.op_type != "Cast" and sums.intersection(node.input):  # older quantizers add a bias in INT32
             raise BuildFailed(
-                f"{node.op_type} {(node.name or node.output[0])!r} computes with sums in INT32, so the model cannot be turned "
-                "into float. Give the float model that it was made of, or build for onnxruntime"
+                f"{node.op_type} {(node.name or node.output[0])!r} computes with sums in INT32, so EdgeRT cannot convert the model "
+                "to float. Give the float model from which it was quantized, or build for onnxruntime"
             )
     del proto.graph.node[:]
     for node in nodes:
@@ -65,9 +65,9 @@ class _Graph:
         return name
 
     def fold(self, node: Any) -> bool:
-        """If `node` multiplies two scales, fold the product and return True.
+        """If `node` multiplies two scales, make the product a constant and return True.
 
-        ONNX Runtime 1.32 crashes on such a product in FP16.
+        ONNX Runtime 1.32 crashes on a node for such a product in FP16.
         """
         if node.op_type != "Mul" or not any(name in self._made for name in node.input):
             return False
@@ -86,14 +86,14 @@ class _Graph:
         if array is None:
             raise BuildFailed(
                 f"the INT8 weights of {node.op_type} {(node.name or node.output[0])!r} are computed while the model runs, "
-                "so it cannot be turned into float. Give the float model that it was made of"
+                "so EdgeRT cannot convert the model to float. Give the float model from which it was quantized"
             )
         return np.asarray(array)
 
     def operand(self, node: Any, at: int, zero_at: int, shape: tuple[int, ...] = ()) -> str:
         """Return the name of input `at` in float, minus its zero point.
 
-        `zero_at` is the input with the zero point, and `shape` the shape that a zero point per channel gets.
+        `zero_at` is the position of the zero point among the inputs. A zero point per channel gets `shape`.
         """
         name = str(node.input[at])
         if name in self.before:
@@ -107,7 +107,7 @@ class _Graph:
 
 
 def _quantize(graph: _Graph, node: Any) -> list[Any]:
-    """Keep the value in float, with a scale of 1."""
+    """Leave out a DynamicQuantizeLinear: its readers read the float value, with a scale of 1."""
     graph.before[node.output[0]] = node.input[0]
     graph.put(node.output[1], np.ones((), np.float32))
     return []
@@ -129,9 +129,9 @@ def _conv(graph: _Graph, node: Any) -> list[Any]:
 
 
 def _lstm(graph: _Graph, node: Any) -> list[Any]:
-    """Replace a DynamicQuantizeLSTM.
+    """Replace a DynamicQuantizeLSTM by an LSTM.
 
-    Its W and R are transposed; inputs 8 to 11 are scales and zero points.
+    In a DynamicQuantizeLSTM, W and R are transposed, and inputs 8 to 11 are their scales and zero points.
     """
     from onnx import helper
 

@@ -1,4 +1,4 @@
-"""Replaces Erfc, which tf2onnx writes for the GELU of a SavedModel, although ONNX lacks it."""
+"""Replaces Erfc, which tf2onnx writes for a SavedModel's GELU, although ONNX has no such operator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Replaces the calls of a model's own functions by the bodies of these functions.
 
-OpenVINO reads no functions, and no builder reads the nodes inside functions.
+OpenVINO does not support functions, and no builder reads the nodes inside functions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def inline_functions(proto: Any) -> bool:
-    """Inline the model's own functions; return whether this was done. False: there are none, or ONNX failed."""
+    """Inline the model's own functions. Return False if there are none, or if ONNX cannot inline them."""
     if not proto.functions:
         return False
     from onnx import inliner

@@ -1,6 +1,6 @@
-"""Removes infinite bounds of Clip, which exporters write for a Clip without this bound.
+"""Removes infinite bounds of Clip, because an infinite bound means the same as no bound.
 
-No engine can quantize an infinite bound, and the check of weights would report it as damaged.
+No engine can quantize an infinite bound, and the check of weights would report the bound as a damaged weight.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 
-BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value of each that has no effect
+BOUNDS = {1: -np.inf, 2: np.inf}  # the position of each bound in Clip's inputs -> the bound that has no effect
 
 
 def drop_infinite_bounds(proto: Any) -> bool:
-    """Leave out bounds of Clip that are infinite, in place; return whether there were any."""
+    """Remove the infinite bounds of each Clip, in place; return whether there were any."""
     constants, dropped = Constants(proto), set[str]()
     for node in nodes_of(proto.graph):
         if node.op_type != "Clip":

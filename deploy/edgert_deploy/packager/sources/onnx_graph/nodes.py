@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PROTO_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message; the build makes every artifact from one
+PROTO_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message; the build makes every artifact from one message
 
 Array = NDArray[Any]
-# The attributes of a Constant that hold numbers without a tensor, and the dtypes of these numbers.
+# The attributes in which a Constant may hold numbers without a tensor -> the dtypes of these numbers.
 _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
@@ -66,13 +66,14 @@ def graphs_inside(node: Any) -> Iterator[Any]:
 class Constants:
     """The constants of a graph and of the graphs inside its nodes, by name.
 
-    Constants are initializers, and Constant nodes with numbers.
+    The constants are the initializers, and the results of Constant nodes that hold numbers.
 
     The branches of an `If` may use one name for different values. Such a name is not treated as a constant.
     """
 
     def __init__(self, proto: Any) -> None:
-        self._makers: dict[str, Any] = {}  # a TensorProto, or the attribute of a Constant node
+        # name -> its TensorProto, or the attribute of its Constant node; None if the value is not a constant
+        self._makers: dict[str, Any] = {}
         for graph in graphs_of(proto.graph):
             for name, maker in _made(graph):
                 if name not in self._makers:
@@ -96,7 +97,7 @@ class Constants:
 
 
 def _made(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each value of `graph` and the message of its constant; None for a computed value."""
+    """Yield (name, message of the constant) for each value of `graph`; (name, None) for computed values."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:
         maker = _constant_of(node) if node.op_type == "Constant" else None
@@ -104,7 +105,7 @@ def _made(graph: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _constant_of(node: Any) -> Any:
-    """Return the tensor or the attribute with the numbers of a Constant node; None for texts."""
+    """Return the tensor or the attribute that holds the numbers of a Constant node; None if it holds text."""
     for attribute in node.attribute:
         if attribute.name == "value":
             return attribute.t

@@ -1,9 +1,9 @@
 """Converts models to an opset that the runtimes read.
 
 Runtimes on devices are older than exporters: ONNX Runtime 1.22 accepts opsets up to 22 and IR up to 10; TensorRT 10.3
-accepts only lower opsets. So ONNX's converter lowers the opset of a newer model to OPSET_MAX, and raises an opset below
-OPSET_MIN, because its QuantizeLinear has no scales per channel. The build uses the converted model only if its answers
-stay the same. Otherwise the model does not change.
+accepts only lower opsets. So ONNX's converter lowers a newer opset to OPSET_MAX. It raises an opset below OPSET_MIN to
+OPSET_RAISED_TO, because QuantizeLinear has no scales per channel in opsets below OPSET_MIN. The build uses the
+converted model only if its answers stay the same. Otherwise the model does not change.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, struct
 OPSET_MIN = 13  # the first opset whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17
 OPSET_MAX = 21
-OPSET_OF_DFT = 19  # the last opset in which DFT's axis is an attribute: OpenVINO ignores an axis that is an input
-IR_MAX = 10  # the IR of OPSET_MAX
+# The last opset in which DFT's axis is an attribute. In later opsets, the axis is an input, which OpenVINO ignores.
+OPSET_OF_DFT = 19
+IR_MAX = 10  # the version of the file format (IR) that belongs to OPSET_MAX
 
 
 def wanted_opsets(proto: Any) -> list[int]:
-    """Return the opsets to convert the model to, from OPSET_MIN to OPSET_MAX, the best first."""
+    """Return the opsets to try for the model, from OPSET_MIN to OPSET_MAX, the best first."""
     opset = opset_of(proto)
     wanted = [OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)]
     if opset > OPSET_OF_DFT and any(node.op_type == "DFT" for node in nodes_of(proto.graph)):
@@ -30,7 +31,7 @@ def wanted_opsets(proto: Any) -> list[int]:
 
 
 def at_opset(proto: Any, opset: int) -> Any:
-    """Return the model in `opset`, with an IR up to IR_MAX; None if ONNX cannot convert it."""
+    """Return the model in `opset`, with an IR of at most IR_MAX; None if ONNX cannot convert the model."""
     from onnx import version_converter
 
     converted = proto
@@ -78,7 +79,7 @@ def steady_fourier(proto: Any) -> bool:
 
 
 def _reshaped(graph: Any, node: Any, rank: int) -> Any:
-    """Return a Reshape for the result of a DFT: the last axis becomes two numbers, the others stay."""
+    """Return a Reshape for the result of a DFT: the last axis gets length 2, the axes before it stay."""
     import numpy as np
     from onnx import helper, numpy_helper
 

@@ -1,8 +1,8 @@
-"""Models with Q/DQ, from training with quantization or from a quantizing exporter.
+"""Models with Q/DQ (QuantizeLinear and DequantizeLinear), from quantized training or from exporters.
 
-The build keeps their scales: ONNX Runtime, OpenVINO and TensorRT get such a graph unchanged, and TFLite's quantizer
-gets the ranges of the graph. For FP32, `float_of` removes the quantization of activations; weights keep their rounded
-values.
+The build keeps the scales of these models: ONNX Runtime, OpenVINO and TensorRT get such a graph unchanged, and TFLite's
+quantizer gets the ranges of the graph. For FP32, `float_of` removes the quantization of activations. Weights keep their
+rounded values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POSITIVE_SUFFIX = "/edgert_positive"
 
 
 def is_quantized(proto: Any) -> bool:
-    """Whether activations are quantized. A graph with only its weights in INT8 is a float model here."""
+    """Whether activations are quantized. A model of which only the weights are in INT8 counts as float."""
     constants = Constants(proto)
     return any(
         node.op_type in QUANTIZED_ARITHMETIC or (node.op_type == QUANTIZE and node.input[0] not in constants)
@@ -49,24 +49,23 @@ def has_wide_activations(proto: Any) -> bool:
 
 
 def float_of(proto: Any) -> Any:
-    """Return the graph without Q/DQ, with dequantized weights. Raises BuildFailed if this is impossible."""
+    """Return the model with float weights and without Q/DQ. Raises BuildFailed if this is impossible."""
     proto = as_qdq(proto)
     copy = copy_of(proto)
     undo(copy, Constants(proto))
     nodes = list(copy.graph.node)
     if foreign := sorted({node.op_type for node in nodes} & QUANTIZED_ARITHMETIC):
         raise BuildFailed(
-            f"the model holds {', '.join(foreign)}, which cannot be turned into float. Export it in the Q/DQ format, or in float"
+            f"the model holds {', '.join(foreign)}, which EdgeRT cannot convert to float. Export the model in the Q/DQ format, or in float"
         )
     constants = Constants(proto)
     del copy.graph.node[:]
-    unpacked: dict[str, Array] = {}  # the results of Q/DQ of constants
+    unpacked: dict[str, Array] = {}  # the results of Q and DQ nodes that read constants
     before: dict[str, str] = {}  # a value after Q/DQ -> the value before it
-    unrounded: set[str] = set()  # values that were integers until their Q was removed, as after a Transpose
+    unrounded: set[str] = set()  # results of nodes after a removed Q: floats, even if they were integers before
     outputs = {value.name for value in proto.graph.output}
-    positive = {
-        value.name for value in proto.graph.input
-    }  # the values without negative numbers; a Relu after them would only cost time
+    # The values that need no Relu: they are never negative, or they are inputs of the model.
+    positive = {value.name for value in proto.graph.input}
     for node in nodes:
         name = node.output[0] if node.output else ""
         if node.op_type not in (QUANTIZE, DEQUANTIZE):
@@ -85,7 +84,7 @@ def float_of(proto: Any) -> Any:
                 _quantized(node, source, constants) if node.op_type == QUANTIZE else _float(node, source, constants)
             )
         elif node.op_type == DEQUANTIZE and node.input[0] not in before and node.input[0] not in unrounded:
-            # Integers without a Q: rows that Gather reads from a table, or an input of the model.
+            # These integers do not come from a Q. They are rows that Gather reads from a table, or an input.
             copy.graph.node.extend(_as_float(node, constants, unpacked))
         else:
             before[name] = before.get(node.input[0], node.input[0])
@@ -99,7 +98,7 @@ def float_of(proto: Any) -> Any:
 
 
 def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
-    """Return the lowest and the highest value of each quantized activation, by its name before the Q."""
+    """Return the lowest and the highest value of each activation that a Q reads, keyed by its name."""
     constants = Constants(proto)
     ranges = {}
     for node in proto.graph.node:
@@ -111,7 +110,7 @@ def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
 
 
 def _range(node: Any, constants: Constants) -> tuple[float, ...]:
-    """Return the lowest and the highest value of a QuantizeLinear; (NaN,) for scales per channel."""
+    """Return the lowest and the highest value that a Q can express; (NaN,) for scales per channel."""
     scale, zero_point = _scale(node, constants), _zero_point(node, constants)
     if (scale.size, zero_point.size) != (1, 1):
         return (float("nan"),)
@@ -119,9 +118,9 @@ def _range(node: Any, constants: Constants) -> tuple[float, ...]:
 
 
 def _made_positive(graph: Any, value: str, positive: set[str]) -> str:
-    """Add a Relu after `value` once; return the name of its result.
+    """Add a Relu after `value`, unless it has one already; return the name of the Relu's result.
 
-    ONNX Runtime's quantizer removed such a Relu if the range began at 0, and the float graph needs it.
+    ONNX Runtime's quantizer removes a Relu before a range that begins at 0, but the float graph needs the Relu.
     """
     name = value + POSITIVE_SUFFIX
     if name not in positive:
@@ -144,14 +143,14 @@ def _zero_point(node: Any, constants: Constants) -> Array:
     zero_point = constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
     if zero_point is None or (zero_point.dtype.name not in INTEGERS and zero_point.dtype != np.int32):
         raise BuildFailed(
-            f"the zero point of {node.op_type} node {(node.name or node.output[0])!r} is computed, or has another width than 8 or 16 bits; "
+            f"the zero point of {node.op_type} node {(node.name or node.output[0])!r} is computed, or has a width other than 8 or 16 bits; "
             "export the model in INT8"
         )
     return zero_point
 
 
 def _along(node: Any, values: Array, shape: tuple[int, ...]) -> Array:
-    """Return `values` (per tensor, per channel or per block) in a form that broadcasts over `shape`."""
+    """Reshape or repeat `values` (per tensor, channel or block) so that they broadcast over `shape`."""
     if values.size == 1:
         return values.reshape(())
     numbers = {a.name: int(a.i) for a in node.attribute}
@@ -176,7 +175,7 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
 
 
 def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> Iterator[Any]:
-    """Yield float nodes that compute a DequantizeLinear of integers with one scale."""
+    """Yield float nodes that compute the result of a DequantizeLinear with one scale."""
     from onnx import helper
 
     name = str(node.output[0])
@@ -184,7 +183,7 @@ def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> It
     zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
     if scale.size > 1:
         raise BuildFailed(
-            f"{DEQUANTIZE} node {(node.name or name)!r} has a scale for each channel of a value that is no constant; export "
+            f"{DEQUANTIZE} node {(node.name or name)!r} has a scale for each channel of a value that is not a constant; export "
             "the model with a scale per tensor, or in float"
         )
     unpacked[f"{name}/zero"] = zero_point.reshape(()).astype(np.float32)

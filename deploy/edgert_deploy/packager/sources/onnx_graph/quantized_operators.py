@@ -1,7 +1,7 @@
 """Rewrites operators on quantized integers, such as QLinearConv, as float operators between Q/DQ.
 
-ONNX Runtime's tools call these two formats QOperator and QDQ. The INT8 models of the ONNX model zoo use QOperator,
-which only ONNX Runtime supports completely. The rewriting keeps the scales.
+ONNX Runtime's tools call the format before this rewriting QOperator, and the format after it QDQ. The INT8 models of
+the ONNX model zoo are in QOperator, which only ONNX Runtime supports completely. The rewriting keeps the scales.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 @dataclass(frozen=True)
 class _Form:
-    """The inputs of a quantized operator.
+    """The positions of a quantized operator's inputs.
 
     Attributes:
         op: The float operator that computes the same function.
-        operands: The position of each operand. Its scale and its zero point are the next two inputs.
-        result: The position of the result's scale.
-        bias: The position of the bias in INT32; -1 if there is none. Its scale is the product of both operands' scales.
+        operands: The position of each operand. The scale and the zero point of the operand are the next two inputs.
+        result: The position of the result's scale. The zero point of the result is the next input.
+        bias: The position of the bias in INT32; -1 if there is none. The scale of the bias is the product of both
+            operands' scales.
     """
 
     op: str
@@ -47,13 +48,15 @@ _FORMS = {
     "QLinearAveragePool": _Form("AveragePool", *_ONE),
     "QLinearGlobalAveragePool": _Form("GlobalAveragePool", *_ONE),
 }
-CONCAT = "QLinearConcat"  # inputs: scale and zero point of the result, then value, scale and zero point of each operand
-OPSET_OF_AXIS = 13  # the first opset whose Softmax is over one axis
+# The inputs of CONCAT are the scale and the zero point of the result. Then the value, the scale and the zero point of
+# each operand follow.
+CONCAT = "QLinearConcat"
+OPSET_OF_AXIS = 13  # the first opset in which a Softmax runs over one axis
 OWN_ATTRIBUTES = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
 
 
 def as_qdq(proto: Any) -> Any:
-    """Return the model with float operators between Q/DQ. An unknown operator does not change."""
+    """Return the model with float operators between Q/DQ. Unknown operators stay as they are."""
     if not any(node.op_type in _FORMS or node.op_type == CONCAT for node in proto.graph.node):
         return proto
     copy = copy_of(proto)
@@ -89,7 +92,7 @@ class _Rewriter:
             scale = self._scale_of_sums(node)
             yield helper.make_node(DEQUANTIZE, [node.input[form.bias], scale], inputs[-1:], f"{name}/bias/dq", axis=0)
         result = [name for name in node.input[form.result : form.result + 2] if name]
-        computed = f"{name}/float" if result else name  # a QGemm without a result scale gives floats
+        computed = f"{name}/float" if result else name  # without a scale of its result, a QGemm gives floats
         if node.op_type == "QLinearSoftmax" and _attribute(node, "opset", OPSET_OF_AXIS) < OPSET_OF_AXIS:
             yield from _softmax_of_rows(name, inputs[0], computed, _attribute(node, "axis", -1))
         else:
@@ -123,7 +126,7 @@ class _Rewriter:
 
 
 def _softmax_of_rows(name: str, values: str, result: str, axis: int) -> list[Any]:
-    """Return nodes for a Softmax as before opset 13: over all axes from `axis` on together."""
+    """Return the nodes of a Softmax before opset 13: it runs over `axis` and all later axes together."""
     from onnx import helper
 
     rows, shares, shape = f"{name}/rows", f"{name}/shares", f"{name}/shape"
@@ -142,5 +145,5 @@ def _attribute(node: Any, name: str, default: Any) -> Any:
 
 
 def _has_channels_first(node: Any) -> bool:
-    """Whether a scale per channel of the node's weights is along axis 0. Otherwise it is along axis 1."""
+    """Whether scales per channel belong to axis 0 of the node's weights. Otherwise they belong to axis 1."""
     return node.op_type == "QLinearConv" or bool(_attribute(node, "transB", 0))

@@ -13,13 +13,14 @@ import numpy as np
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
-FRAME_LENGTH_MAX = 4096  # the weights grow with the square of the frame: 67 MB for this limit
+FRAME_LENGTH_MAX = 4096  # the size of the weights grows with the square of the frame's length: 67 MB at this limit
 
 
 def state_one_sided(proto: Any) -> bool:
-    """Write the default of the attribute `onesided` into each STFT that lacks it; return whether one did.
+    """Set the attribute `onesided` to its default in each STFT that lacks it; return whether any did.
 
-    ONNX's shape inference treats a missing `onesided` as 0, and then reports that the next layer does not fit.
+    The default is 1. But ONNX's shape inference treats a missing `onesided` as 0, and then reports that the next layer
+    does not fit.
     """
     from onnx import helper
 
@@ -34,7 +35,7 @@ def state_one_sided(proto: Any) -> bool:
 
 
 def convolve_spectrograms(proto: Any) -> bool:
-    """Replace each STFT of a real FP32 signal with constant frames; return whether there were any."""
+    """Replace each STFT of a real FP32 signal if its window and step are constants; return if any changed."""
     if not any(node.op_type == "STFT" for node in proto.graph.node):
         return False
     constants, real = Constants(proto), _real_signals(proto)
@@ -48,7 +49,7 @@ def convolve_spectrograms(proto: Any) -> bool:
 
 
 def _real_signals(proto: Any) -> set[str]:
-    """Return the names of all values that are FP32 [batch, time, 1] or, for ONNX Runtime, [batch, time]."""
+    """Return the names of all FP32 values [batch, time, 1], or [batch, time], which ONNX Runtime accepts."""
     from onnx import TensorProto, shape_inference
 
     graph = shape_inference.infer_shapes(structure_of(proto)).graph
@@ -58,7 +59,7 @@ def _real_signals(proto: Any) -> set[str]:
 
 
 def _waves(node: Any, constants: Constants) -> Array | None:
-    """Return the weights [2 x bins, 1, frame], cosines then sines; None if they are not constants."""
+    """Return the weights [2 x bins, 1, frame], cosines before sines; None if they are not constants."""
     step, window, length = ([*node.input, "", ""])[1:4]
     if step not in constants or (window or length) == "" or any(x and x not in constants for x in (window, length)):
         return None
@@ -74,7 +75,7 @@ def _waves(node: Any, constants: Constants) -> Array | None:
 
 
 def _convolved(graph: Any, node: Any, waves: Array, constants: Constants) -> list[Any]:
-    """Return the nodes that replace `node`. They turn [batch, time(, 1)] into [batch, frames, bins, 2]."""
+    """Return the nodes that replace `node`: [batch, time] or [batch, time, 1] -> [batch, frames, bins, 2]."""
     from onnx import helper, numpy_helper
 
     name = str(node.output[0])

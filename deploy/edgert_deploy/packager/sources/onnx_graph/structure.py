@@ -1,7 +1,7 @@
 """The structure of an ONNX model, with only the types and shapes of its large weights.
 
-ONNX's checker and shape inference copy a model two or three times, and accept at most 2 GB. They need only the shapes
-of weights, and the values of short constants, which may be shapes.
+ONNX's checker and shape inference copy a model two or three times, and accept at most 2 GB. But they need only the
+shapes of weights. They also need the values of short constants, because such a constant may be a shape.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of
 
 ONNX_DOMAINS = ("", "ai.onnx")  # both name ONNX's own operators
-SHAPE_VALUES_MAX = 1024  # a constant with more elements is no shape
+SHAPE_VALUES_MAX = 1024  # a constant with more elements is not a shape
 
 
 def opset_of(proto: Any) -> int:
-    """Return the model's version of ONNX's own operators; 0 if the model names none."""
+    """Return the model's version of ONNX's own operators; 0 if the model gives no version."""
     return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 
 def structure_of(proto: Any) -> Any:
-    """Return a copy of the ModelProto `proto` in which large weights are inputs of their type and shape."""
+    """Return a copy of `proto` in which each large weight is an input with the weight's type and shape."""
     from onnx import ModelProto, helper
 
     copy = ModelProto()
@@ -42,7 +42,7 @@ def structure_of(proto: Any) -> Any:
 def forget_inner_shapes(proto: Any) -> None:
     """Remove the shapes of the values inside the model, even inside its `If` and `Loop` nodes.
 
-    These shapes are optional. ONNX Runtime ignores wrong ones, because its own inference finds the shapes.
+    These shapes are optional. ONNX Runtime ignores wrong shapes, because its own inference finds the right ones.
     """
     outer, *inner = graphs_of(proto.graph)
     for graph in (outer, *inner):

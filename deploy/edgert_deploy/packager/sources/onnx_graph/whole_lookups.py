@@ -1,8 +1,8 @@
-"""Replaces look-ups of every row, in order, by a Reshape.
+"""Replaces each look-up that reads every row, in order, by a Reshape.
 
-PyTorch writes such a look-up for `mask[rows, columns]` of an attention mask. The model computes its index from the
-lengths of axes. TFLite would need the index as a constant, so the batch could not stay open. The result holds all
-values in the shape of the index, so a Reshape gives the same result.
+PyTorch writes such a look-up for `mask[rows, columns]` of an attention mask. The model computes the index of the
+look-up from the lengths of axes. TFLite would need the index as a constant, so the batch could not stay open. The
+look-up returns all rows in their order and only gives them the shape of the index, so a Reshape has the same result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LENGTHS = "/edgert_lengths"
 
 
 def reshape_whole_lookups(proto: Any) -> bool:
-    """Replace each Gather of all rows, in order, of a flattened value; return whether there were any."""
+    """Replace each Gather that reads all rows of a flattened value in order; return whether any was."""
     from onnx import helper, numpy_helper
 
     flat = {node.output[0] for node in proto.graph.node if node.op_type in FLAT}
@@ -50,7 +50,7 @@ def _axis(node: Any) -> int:
 
 
 def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
-    """Return the shape of each look-up that returns all rows in order; -1 stands for the batch."""
+    """Return the result's shape for each look-up that reads all rows in order; -1 stands for the batch."""
     from onnx import helper
 
     copy = copy_of(proto)

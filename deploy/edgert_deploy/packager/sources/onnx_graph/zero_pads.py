@@ -1,10 +1,10 @@
 """Protects Pads of zeros before a MaxPool from a fault in older releases of ONNX Runtime.
 
-The fault is in `Pad_Fusion`, which turns such a Pad into padding of the MaxPool. A MaxPool ignores its padding, so the
-result can be negative at positions for which ONNX defines 0. Releases 1.23.2 and 1.31.1 have the fault, 1.32.0 does
-not. The fusion affects the source's answers, ONNX Runtime's artifacts and the TFLite lowering, which starts from ONNX
-Runtime's folding. The fusion changes a Pad only if all bytes of its value are 0. So this module writes -0.0, which is
-the same number for every engine. A Pad before a convolution needs no protection, and neither does a Pad
+The fault is in `Pad_Fusion`, which turns such a Pad into padding of the MaxPool. A MaxPool ignores its own padding, so
+its result can be negative where the zeros of the Pad should give 0. Releases 1.23.2 and 1.31.1 have the fault, but
+1.32.0 does not. The fusion affects the source's answers, ONNX Runtime's artifacts and the TFLite lowering, which starts
+from ONNX Runtime's folding. The fusion changes a Pad only if all bytes of its value are 0. So this module writes -0.0,
+which is the same number for every engine. A Pad before a convolution needs no protection, and neither does a Pad
 between a Relu and a MaxPool.
 """
 
@@ -18,12 +18,12 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 NEGATIVE_ZERO = "edgert_negative_zero"
-# Operators that an optimization, or a float build, may remove between a Pad and its neighbours.
+# An optimization or a float build may remove these operators between a Pad and the node before or after it.
 REMOVABLE = ("DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
 
 
 def keep_zero_pads(proto: Any) -> bool:
-    """Make each Pad with zeros before a MaxPool pad with -0.0; return whether there were any."""
+    """Change the zeros of each Pad before a MaxPool to -0.0; return whether there were any."""
     from onnx import TensorProto, helper, numpy_helper, shape_inference
 
     pads = _pads(proto)
@@ -43,7 +43,7 @@ def keep_zero_pads(proto: Any) -> bool:
 
 
 def _pads(proto: Any) -> list[Any]:
-    """Return the Pads with zeros that a MaxPool reads. After a Relu, the fusion is harmless."""
+    """Return the Pads with zeros that a MaxPool reads, except after a Relu, where the fusion is harmless."""
     constants, nodes = Constants(proto), list(nodes_of(proto.graph))
     makers = {name: node for node in nodes for name in node.output if name}
 
@@ -53,7 +53,7 @@ def _pads(proto: Any) -> list[Any]:
         return node
 
     def is_wrong(pad: Any) -> bool:
-        if pad is None or pad.op_type != "Pad" or len(pad.input) < 2:  # before opset 11 the value is an attribute
+        if pad is None or pad.op_type != "Pad" or len(pad.input) < 2:  # before opset 11, the value is an attribute
             return False
         if any(attribute.name == "mode" and attribute.s != b"constant" for attribute in pad.attribute):
             return False

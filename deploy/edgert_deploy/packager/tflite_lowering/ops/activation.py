@@ -42,7 +42,7 @@ def leaky_relu(x: Value, node: Node) -> Value:
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
-    """Write PRELU if all items share a constant slope. Otherwise compose PRelu of other operators."""
+    """Write PRELU if all items share a constant slope. Otherwise write MAXIMUM, MINIMUM, MUL and ADD."""
     slope, rank = lowering.graph.constants.get(node.inputs[1]), lowering.shape(node.outputs[0]).rank
     if slope is not None and lowering.dtype(node.inputs[0]) == FLOAT32 and (slope.ndim < rank or slope.shape[0] == 1):
         x, layout = lowering.read_as_made(node)
@@ -127,7 +127,9 @@ def softmax(lowering: Lowering, node: Node) -> None:
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
     axis = node.axis(shape.rank, default=-1 if per_axis else 1)
     if not per_axis and axis != shape.rank - 1:
-        raise Unsupported(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
+        raise Unsupported(
+            f"before opset 13, axis {axis} and all later axes count as one axis; export the model with opset 13"
+        )
     if layout is Layout.CHANNELS_LAST and axis == 1:
         lowering.result(node, _softmax(lowering.read(node, 0, layout), node), layout)
     else:

@@ -18,12 +18,12 @@ LONG_DIVISION_STEPS = 3
 
 
 def arithmetic(code: str) -> Write:
-    """Return a writer of ADD, SUB or MUL nodes, which can clamp their result."""
+    """Return a writer that writes each node as `code`: ADD, SUB or MUL, which can clamp their result."""
     return of_several(lambda pair, node: pair[0].binary(code, pair[1], activation=node.activation))
 
 
 def test(code: str) -> Write:
-    """Return a writer of comparisons and of logic."""
+    """Return a writer that writes each node as `code`, a comparison or a logical operator."""
     return of_several(lambda pair, node: pair[0].binary(code, pair[1], dtype=BOOL))
 
 
@@ -33,7 +33,7 @@ def select(condition: Value, if_true: Value, if_false: Value) -> Value:
 
 
 def variadic(code: str) -> Write:
-    """Return a writer of nodes with any number of operands. TFLite's operator combines two at a time."""
+    """Return a writer for any number of operands, which TFLite's operator `code` joins two at a time."""
     return of_several(lambda values, node: _joined(code, values))
 
 
@@ -63,8 +63,8 @@ def _long_division(x: Value, y: Value) -> Value:
     """Divide int64 values in float32, in several steps, because DIV does not support int64.
 
     FLOOR_MOD first removes the remainder, so the dividend is a multiple of the divisor. At least the upper 22 bits of
-    each quotient are correct. Each step subtracts the product of its quotient and the divisor, exactly. So the rounding
-    makes the last quotient exact.
+    each quotient are correct. Each step subtracts the exact product of its quotient and the divisor from the dividend.
+    So the dividend of the last step is small, and the rounding makes the quotient of this step exact.
     """
     divisor, remaining = y.cast(FLOAT32), x - _rest_with_dividends_sign(x, y)
     quotients = []

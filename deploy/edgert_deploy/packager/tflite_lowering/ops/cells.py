@@ -42,7 +42,7 @@ class Cell:
     peepholes: NDArray[Any] | None
     activations: Sequence[Activation]
     options: dict[str, Any]
-    # The tensors of weights that an earlier step wrote: every step reads the same tensors.
+    # The tensors of weights that an earlier step wrote. Every step reads the same tensors.
     _weights: dict[tuple[int, int], Value] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,9 @@ class Cell:
 # --- activations
 
 
-ALPHA, BETA = 0.2, 0.5  # ONNX's defaults for HardSigmoid, the only activation here that has parameters
+# ONNX's defaults for HardSigmoid, the only activation here that has parameters.
+ALPHA = 0.2
+BETA = 0.5
 ACTIVATIONS: dict[str, Activation] = {
     "hardsigmoid": lambda x: hard_sigmoid(x, ALPHA, BETA),
     "relu": lambda x: x.op("RELU"),
@@ -130,7 +132,7 @@ def _with_peephole(cell: Cell, gate: Value, index: int, memory: Value | None) ->
 
 @dataclass(frozen=True)
 class Kind:
-    """An ONNX operator: its number of gates, their activations, and its step."""
+    """An ONNX operator: its number of gates, its default activations, and the function for one step."""
 
     gates: int
     activations: tuple[str, ...]

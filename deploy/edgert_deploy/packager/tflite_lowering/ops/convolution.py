@@ -15,7 +15,7 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.windows import NO_AXIS, Window, window_of
 from edgert_deploy.packager.tflite_lowering.value import Value, activation_code
 
-# The letters of TFLite's options for the axes of a window.
+# TFLite's options name the axes of a window by these letters: number of axes -> letters.
 AXIS_LETTERS = {2: "HW", 3: "DHW"}
 
 
@@ -81,7 +81,7 @@ def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
 
 
 def as_2d(weights: NDArray[Any]) -> NDArray[Any]:
-    """Add a height of one to the kernel of a one-dimensional convolution. Return any other kernel unchanged."""
+    """Add a height of one to the kernel of a one-dimensional convolution. Other kernels do not change."""
     return weights[:, :, None] if weights.ndim == 3 else weights
 
 

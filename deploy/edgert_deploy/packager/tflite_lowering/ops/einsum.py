@@ -1,4 +1,4 @@
-"""Einsum, two operands at a time, each pair as a matrix product over groups of axes or element-wise.
+"""Einsum: multiplies two operands at a time, as matrices over groups of axes or element by element.
 
 Source: the specification of ONNX's Einsum. The axes of an ellipsis get separate labels, counted from the last axis.
 """
@@ -33,7 +33,9 @@ def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
         if len(labels) != rank:
             raise Unsupported(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
         if len(set(labels)) != rank:
-            raise Unsupported(f"the equation {text!r} takes a diagonal; take it with GatherElements before the Einsum")
+            raise Unsupported(
+                f"the equation {text!r} takes a diagonal; take the diagonal with GatherElements before the Einsum"
+            )
     flat = [label for labels in operands for label in labels]
     ellipsis_labels = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
@@ -64,7 +66,7 @@ class Term:
         return dict(zip(self.labels, self.shape.signature, strict=True))
 
     def in_order(self, labels: Labels) -> Term:
-        """Return the term with its axes in another order."""
+        """Return the term with its axes in the order of `labels`."""
         order, value = tuple(self.labels.index(label) for label in labels), self.value
         turned = value.transpose(order) if isinstance(value, np.ndarray) else value.transposed(order)
         return Term(labels, self.shape.permuted(order), turned)
@@ -128,7 +130,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
 
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
-    """Drop each axis of length 1 if the same label is longer, or is the batch, in another operand."""
+    """Drop each axis of length 1 whose label has a larger length, or is the batch, in another operand."""
     longer = {label for term in terms for label, length in term.signature().items() if length != 1}
     return [term.without(longer) for term in terms]
 

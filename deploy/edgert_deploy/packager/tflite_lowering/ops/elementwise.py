@@ -65,7 +65,7 @@ def cast(lowering: Lowering, node: Node) -> None:
 
 
 def dropout(lowering: Lowering, node: Node) -> None:
-    """Return the input, because inference drops no elements. The output `mask` has no value."""
+    """Return the input, because inference drops no elements. The output `mask` is not supported."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
         raise Unsupported("it is in training mode; export the model for inference")
     x, layout = lowering.read_as_made(node)

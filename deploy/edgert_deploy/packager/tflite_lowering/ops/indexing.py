@@ -26,7 +26,7 @@ def gather(lowering: Lowering, node: Node) -> None:
 def gather_nd(lowering: Lowering, node: Node) -> None:
     """Write GATHER_ND.
 
-    It has no batch axes, so each index gets its position on ONNX's batch axes in front.
+    GATHER_ND has no batch axes. So each index gets a prefix: its position on ONNX's batch axes.
     """
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     batch_dims = int(node.attributes.get("batch_dims", 0))
@@ -56,7 +56,7 @@ def gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:
-    """Write SCATTER_ND, which writes into zeros. A mask, or an ADD, combines its result with the input."""
+    """Write SCATTER_ND, which writes into zeros. ADD or SELECT_V2 combines this with the input."""
     x, updates = lowering.read(node), lowering.read(node, 2)
     reduction = node.attributes.get("reduction", "none")
     if reduction not in ("none", "add"):
@@ -100,8 +100,8 @@ def _non_negative(
 ) -> Value:
     """Return input `index` of `node` without negative indices, which TFLite does not accept.
 
-    The indices are into axes of `lengths`. Constant indices become int32. Computed indices keep their dtype if `wanted`
-    is None, else they are cast to `wanted`.
+    `lengths` are the lengths of the axes that the indices address. Constant indices become int32. Computed indices are
+    cast to `wanted`. If `wanted` is None, int32 and int64 stay, and other dtypes become int32.
     """
     name = node.inputs[index]
     if lowering.is_constant(name):

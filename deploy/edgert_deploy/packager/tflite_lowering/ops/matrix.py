@@ -33,7 +33,7 @@ def gemm(lowering: Lowering, node: Node) -> None:
         right = _matrix(lowering, node, 1, "transB")
         product = left.op("BATCH_MATMUL", right, shape=lowering.shape(node.outputs[0]))
         product = product if alpha == 1 else product * alpha
-    if node.input(2):  # computed, or a whole matrix
+    if node.input(2):  # C is computed, or is a whole matrix
         if addend is not None:
             scaled = product.constant(lowering.value(node.inputs[2], "C") * np.float32(beta))
         else:
@@ -51,7 +51,7 @@ def matmul(lowering: Lowering, node: Node) -> None:
         weights = _in_order(lowering, node, lowering.value(right, "the weights").T)
         lowering.result(node, lowering.read(node).times_weights(weights, activation=node.activation))
     elif lowering.is_constant(left) and ranks[0] == 2 and ranks[1] > 1:
-        # A * X = (X' * A')', so that the constant becomes the weights of FULLY_CONNECTED.
+        # A * X is written as (X' * A')', so that the constant A becomes the weights of FULLY_CONNECTED.
         swap = (*range(ranks[1] - 2), ranks[1] - 1, ranks[1] - 2)
         turned = lowering.read(node, 1).transposed(swap)
         product = turned.times_weights(lowering.value(left, "the weights"), activation=node.activation)

@@ -25,7 +25,7 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Whether `node` flattens a value for one layer with constant weights, which can permute its weights."""
+    """Whether `node` flattens a value for only one layer, which can permute its own constant weights."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
@@ -57,7 +57,7 @@ def transpose(lowering: Lowering, node: Node) -> None:
 
 
 def expand(lowering: Lowering, node: Node) -> None:
-    """Broadcast to a shape. The shape may have the batch only if the value already has it."""
+    """Broadcast a value to a shape. This shape may contain the batch only if the value already does."""
     x, after = lowering.read(node), lowering.shape(node.outputs[0])
     if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
         raise NeedsFixedBatch("it expands a computed value to the batch")
@@ -156,7 +156,7 @@ def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -
 def space_to_depth(lowering: Lowering, node: Node) -> None:
     """Move blocks to channels.
 
-    TFLite has the order of ONNX's mode DCR; for CRD, a look-up changes the order.
+    TFLite orders the channels as ONNX's mode DCR does. For the mode CRD, a look-up changes the order.
     """
     block, shape = int(node.attributes["blocksize"]), lowering.result_shape(node, Layout.CHANNELS_LAST)
     deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)
@@ -166,7 +166,7 @@ def space_to_depth(lowering: Lowering, node: Node) -> None:
 
 
 def depth_to_space(lowering: Lowering, node: Node) -> None:
-    """Move channels to blocks, the reverse of `space_to_depth`. CRD is PixelShuffle."""
+    """Move channels to blocks, the reverse of `space_to_depth`. PixelShuffle has the mode CRD."""
     x, block = lowering.read(node, 0, Layout.CHANNELS_LAST), int(node.attributes["blocksize"])
     if node.attributes.get("mode", "DCR") == "CRD":
         x = x.gathered(np.arange(x.shape.dims[3]).reshape(-1, block * block).T, 3)

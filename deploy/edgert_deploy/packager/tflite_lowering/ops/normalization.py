@@ -1,4 +1,4 @@
-"""The normalizations. Most BatchNormalizations were folded into a convolution before."""
+"""The normalizations. The folding has merged most BatchNormalizations into a convolution before."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def local_response_normalization(lowering: Lowering, node: Node) -> None:
     """Write LRN: TFLite needs the number of channels on each side, and alpha per channel."""
     rank, size = lowering.shape(node.inputs[0]).rank, int(node.attributes["size"])
     if rank not in (3, 4):
-        raise Unsupported(f"the input has {rank - 2} spatial axes, and one or two are supported; reshape it before")
+        raise Unsupported(
+            f"the input has {rank - 2} spatial axes, but only one or two are supported; reshape the input before"
+        )
     y = lowering.read(node, 0, Layout.CHANNELS_LAST).op(
         "LOCAL_RESPONSE_NORMALIZATION",
         radius=size // 2,

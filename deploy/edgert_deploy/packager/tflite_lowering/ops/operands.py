@@ -11,7 +11,7 @@ from edgert_deploy.packager.tflite_lowering.value import Value
 
 
 def of_one(compute: Callable[[Value, Node], Value]) -> Write:
-    """Return a writer of nodes that compute their result from their first input, in its layout."""
+    """Return a writer that computes the result of a node from its first input, in the input's layout."""
 
     def write(lowering: Lowering, node: Node) -> None:
         x, layout = lowering.read_as_made(node)
@@ -21,7 +21,7 @@ def of_one(compute: Callable[[Value, Node], Value]) -> Write:
 
 
 def of_several(compute: Callable[[list[Value], Node], Value]) -> Write:
-    """Return a writer of nodes that compute their result from all inputs, which broadcast."""
+    """Return a writer that computes the result of a node from all its inputs, which broadcast."""
 
     def write(lowering: Lowering, node: Node) -> None:
         values, layout = operands(lowering, node)

@@ -14,9 +14,9 @@ from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
 def arg(code: str, lowering: Lowering, node: Node) -> None:
-    """Find the index of an extreme.
+    """Find the index of the largest or the smallest element.
 
-    TFLite returns the first of equal elements; a reversed axis gives the last.
+    Among equal elements, TFLite finds the first one. To find the last one, reverse the axis before.
     """
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
         raise Unsupported(
@@ -37,9 +37,9 @@ def arg(code: str, lowering: Lowering, node: Node) -> None:
 
 
 def top_k(lowering: Lowering, node: Node) -> None:
-    """Find the k largest elements along an axis, which moves to the end.
+    """Find the k largest or smallest elements along an axis, which moves to the end and back.
 
-    For the smallest, reverse the order.
+    For the smallest elements, reverse the order of the values.
     """
     x, (values, indices) = lowering.read(node), (*node.outputs, "")[:2]
     axis, largest = node.axis(x.shape.rank), bool(node.attributes.get("largest", 1))

@@ -15,7 +15,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value, require_fixed
 
-LOOKED_UP = ("edge", "reflect", "wrap")  # modes of ONNX, and of numpy.pad
+LOOKED_UP = ("edge", "reflect", "wrap")  # modes with the same names in ONNX and in numpy.pad
 
 
 def pad(lowering: Lowering, node: Node) -> None:
@@ -53,9 +53,9 @@ def _value(lowering: Lowering, node: Node) -> Any:
 
 
 def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> Value:
-    """Pad with a value.
+    """Pad with `value`.
 
-    Floats get zeros, and the value is added there, because PADV2 would stay in float32.
+    Floats are padded with zeros, and an ADD adds `value` to the padding, because PADV2 would stay in float32.
     """
     if value and x.dtype != FLOAT32:
         return x.op("PADV2", x.indices(amounts), value, shape=x.shape.padded(amounts.tolist()))

@@ -1,7 +1,7 @@
 """MaxPool, AveragePool and LpPool. A pool over three axes runs over two axes, then over the third.
 
 TFLite has no option for dilated windows, and none for padding that zeros cannot replace. For such windows, a look-up
-puts the elements of every window side by side along its axis. The stride of the new window is its length.
+puts the elements of every window side by side along an axis. The stride of the new window is equal to its length.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def max_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _max(plane: Value, window: Window, non_negative: bool) -> Value:
-    """Compute maxima that ignore padding: pad with 0 if no value is negative, else with window elements.
+    """Compute maxima that ignore padding.
 
-    Padding with minus infinity would work in float32, but would use up the whole INT8 range.
+    The padding is 0 if no value is negative. Otherwise it is elements of the window. Padding with minus infinity would
+    work in float32, but would use up the whole INT8 range.
     """
     plane, window = _undilated_max(plane, window)
     if window.padding is not None:
@@ -61,7 +62,7 @@ def _undilated_max(
 ) -> tuple[Value, Window]:
     """Put window elements side by side along dilated axes and along axes for which `also` is true.
 
-    An element of the window takes the place of its padding.
+    In each window, the padding becomes copies of an element of this window.
     """
     axes = list(window.axes)
     for i, axis in enumerate(axes):
@@ -106,7 +107,10 @@ def _mean_with_zeros(plane: Value, window: Window) -> Value:
 
 
 def lp_pool(lowering: Lowering, node: Node) -> None:
-    """Compute the p-th root of the sum of p-th powers: of the mean of the powers, times their number."""
+    """Compute the p-th root of the sum of p-th powers.
+
+    The sum is computed as the mean of the powers, times their number.
+    """
     power = float(node.attributes.get("p", 2))
     area = int(np.prod(node.attributes["kernel_shape"]))
     _pool(
@@ -133,7 +137,7 @@ def _powers(x: Value, power: float) -> Value:
 
 
 def _root(x: Value, power: float, count: int) -> Value:
-    """Return the root of `count` times the mean in `x`."""
+    """Return the root of a sum of powers: `x` is their mean, and `count` is their number."""
     if power != 1:
         x = x.op("SQRT") if power == 2 else x.op("POW", 1 / power)
     return x if count == 1 else x * count ** (1 / power)

@@ -80,7 +80,7 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
     """Return the activations of each direction.
 
-    Raises Unsupported for rare ones, which no exporter writes.
+    Raises Unsupported for rare activations and parameters, which no exporter writes.
     """
     default = KINDS[node.op_type].activations
     names = [
@@ -90,7 +90,9 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
         raise Unsupported(f"activation {unknown[0]!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
     alphas, betas = (node.attributes.get(f"activation_{name}", ()) for name in ("alpha", "beta"))
     if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
-        raise Unsupported(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
+        raise Unsupported(
+            f"an activation has parameters other than alpha {ALPHA} and beta {BETA}; leave these parameters out"
+        )
     activations = [ACTIVATIONS[name.lower()] for name in names]
     return [activations[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
@@ -123,7 +125,7 @@ def _input_gates(sequence: _Sequence, direction: int) -> list[Value]:
     weights = lowering.value(node.inputs[1], "W")[direction]
     bias, recurrent_bias = (b.copy() for b in _biases(sequence, direction))
     if node.op_type == "GRU" and node.attributes.get("linear_before_reset", 0):
-        recurrent_bias[2 * sequence.state.dims[1] :] = 0  # the reset gate is applied first
+        recurrent_bias[2 * sequence.state.dims[1] :] = 0  # _gru_step adds this bias before it applies the reset gate
     product = lowering.read(node).times_weights(weights, bias + recurrent_bias)
     return _unpacked(product, sequence.steps, sequence.state.with_length(1, len(weights)))
 

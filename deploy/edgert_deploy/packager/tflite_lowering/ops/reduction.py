@@ -11,7 +11,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.value import BOOL, Value
 
-# The reductions of booleans.
+# A reduction of numbers -> the same reduction of booleans.
 OF_BOOLEANS = {"REDUCE_MAX": "REDUCE_ANY", "REDUCE_MIN": "REDUCE_ALL"}
 
 
@@ -70,7 +70,10 @@ def _writer(compute: Callable[[Value, Axes], Value]) -> Write:
 
 
 def _axes(lowering: Lowering, node: Node) -> Axes:
-    """Return the axes to reduce. If the node names none, these are all axes (or, by its attribute, none)."""
+    """Return the axes to reduce.
+
+    If the node names no axes, these are all axes, or no axes if `noop_with_empty_axes` is set.
+    """
     rank = lowering.shape(node.inputs[0]).rank
     axes = lowering.integers(node, "axes", 1)
     if not axes:
@@ -83,10 +86,10 @@ def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> A
     rank, held = lowering.shape(node.inputs[0]).rank, lowering.layout(node.inputs[0])
     keep = keep or not axes
     if held is Layout.CHANNELS_LAST and not keep and axes != list(range(2, rank)):
-        held = Layout.NATIVE  # without the reduced axes, the others would be in neither layout
+        held = Layout.NATIVE  # else the axes of the result would be in neither layout
     positions = [lowering.axis(axis, rank, held) for axis in axes]
     if held is Layout.CHANNELS_LAST and rank == 3 and not keep:
-        positions.append(1)  # the added height of a value of rank 3
+        positions.append(1)  # also drop the added height of a value of rank 3
     return Axes(positions, keep, held, held if keep else Layout.NATIVE)
 
 

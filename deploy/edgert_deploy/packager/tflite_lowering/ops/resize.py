@@ -46,7 +46,7 @@ def resize(lowering: Lowering, node: Node) -> None:
 
 
 def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
-    """Return the sampling of each axis that changes, by the axis in ONNX's order."""
+    """Return the samplings of the axes that change: position in ONNX's order -> sampling."""
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
     axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
     scales = _scales(lowering, node, axes)
@@ -60,8 +60,7 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
 
 
 def _coordinate_rule(node: Node) -> str:
-    """Return ONNX's rule.
-
+    """Return the name of ONNX's rule for coordinates.
     Upsample, and Resize of opset 10, are asymmetric and have no attribute for the rule.
     """
     if "coordinate_transformation_mode" in node.attributes:
@@ -92,7 +91,7 @@ def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
 
 
 def _bilinear_rule(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> tuple[bool, bool] | None:
-    """Return the options under which RESIZE_BILINEAR has these weights, or None."""
+    """Return the options with which RESIZE_BILINEAR has these weights; None if no options give them."""
     for rule in BILINEAR_RULES:
         if _has_operator(lowering, node, weights) and all(
             np.allclose(matrix, weights_of_tflite(matrix.shape[1], len(matrix), *rule), atol=WEIGHT_TOLERANCE)
@@ -137,7 +136,7 @@ def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
     x = lowering.read(node, 0, layout)
     order = result_order = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
-    # While the order is unchanged, the axis at the end needs no transposition.
+    # Begin with the axis at the end, because it needs no transposition while the order is unchanged.
     for axis in sorted(weights, key=order.index, reverse=True):
         turned = (*(a for a in order if a != axis), axis)
         x, order = x.transposed([order.index(a) for a in turned]).times_weights(weights[axis]), turned

@@ -34,7 +34,7 @@ class Sampling:
         """
         x, half = np.arange(self.outputs, dtype=np.float32), np.float32(0.5)
         scale = np.float32(self.scale)
-        resized = np.float32(self.scale * self.length)  # may be a fraction
+        resized = np.float32(self.scale * self.length)  # the resized length, which may be a fraction
         placed: NDArray[np.float32] = (x + half) / scale - half
         match self.rule:
             case "asymmetric":

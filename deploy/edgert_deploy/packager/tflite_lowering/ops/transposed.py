@@ -1,8 +1,8 @@
 """ConvTranspose: a convolution that computes the phases of the stride, a rearrangement, and a slice.
 
-TRANSPOSE_CONV is not used, because it needs the output's shape as a constant, with the batch, and has neither groups
-nor dilations. Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j
-< m of x[q - j] * w[r + s * j]: an ordinary convolution per phase r.
+TRANSPOSE_CONV is not used, because it needs the output's shape, including the batch, as a constant. It also has neither
+groups nor dilations. Along one axis, let s be the stride, and let the kernel w have up to m * s elements. Then output
+s * q + r is the sum over j < m of x[q - j] * w[r + s * j]. For each phase r, this is an ordinary convolution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TransposedAxis:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every phase of every position is an output. Otherwise a slice removes the rest."""
+        """Whether every phase of every position is an output. Otherwise a slice removes the others."""
         return self.before == 0 and self.outputs == self.positions * self.stride
 
 
@@ -49,7 +49,7 @@ def conv_transpose(lowering: Lowering, node: Node) -> None:
     weights = lowering.value(node.inputs[1], "the kernel")
     if weights.ndim not in SPATIAL_RANKS:
         raise Unsupported(
-            f"the kernel has {weights.ndim - 2} spatial axes, and one to three are supported; export the model without it"
+            f"the kernel has {weights.ndim - 2} spatial axes, but only one to three are supported; export the model without this node"
         )
     source = lowering.shape(node.inputs[0])
     require_fixed(source, range(1, source.rank), "the batch is part of a spatial axis")
@@ -110,7 +110,7 @@ def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[
     spatial = len(axes)
     whole = np.zeros((*weights.shape[:2], *(axis.taps * axis.stride for axis in axes)), weights.dtype)
     places = [np.arange(n) * axis.dilation for n, axis in zip(weights.shape[2:], axes, strict=True)]
-    whole[(slice(None), slice(None)) + np.ix_(*places)] = weights  # mypy takes no star here
+    whole[(slice(None), slice(None)) + np.ix_(*places)] = weights  # mypy accepts no star here
     split = whole.reshape(*weights.shape[:2], *(n for axis in axes for n in (axis.taps, axis.stride)))
     taps, phases = (tuple(range(first, 2 + 2 * spatial, 2)) for first in (2, 3))
     kernel: NDArray[Any] = np.flip(split, taps).transpose(*phases, 1, 0, *taps)
@@ -124,7 +124,7 @@ def _rearranged(deep: Value, axes: list[TransposedAxis], result: BatchShape) -> 
     if len(axes) == 2 and strides[0] == strides[1]:
         return deep.op("DEPTH_TO_SPACE", shape=shape, blockSize=strides[0])
     for place in range(len(axes) - 1, 0, -1):
-        outer = int(np.prod(strides[:place]))  # phases of the axes before this one
+        outer = int(np.prod(strides[:place]))  # the number of phases of the axes before this one
         inner = int(channels * strides[place] * np.prod([a.stride * a.positions for a in axes[place + 1 :]]))
         if outer == 1:
             continue

@@ -24,9 +24,9 @@ class WindowAxis:
         size: The number of input elements.
         outputs: The number of positions of the window.
         kernel: The number of elements that one position reads.
-        before: The padding before the first element that the positions read.
-        after: The padding after the last element that the positions read.
-        declared_after: The padding after the last element that the ONNX node declares.
+        before: The number of padding elements that positions read before the first element.
+        after: The number of padding elements that positions read after the last element.
+        declared_after: The number of padding elements that the ONNX node declares after the last element.
     """
 
     size: int
@@ -58,9 +58,9 @@ class WindowAxis:
         return read
 
     def counts(self, with_padding: bool) -> NDArray[np.intp]:
-        """Return the number of elements for the mean of each position.
+        """Return, for each position, the number of elements over which its mean is computed.
 
-        The number never includes padding that ceil_mode adds.
+        This number never includes padding that ceil_mode adds.
         """
         first, end = (-self.before, self.size + self.declared_after) if with_padding else (0, self.size)
         read = self.elements()
@@ -99,7 +99,7 @@ def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
     shape = lowering.shape(node.inputs[0])
     if shape.rank not in SPATIAL_RANKS:
         raise Unsupported(
-            f"the input has {shape.rank - 2} spatial axes, and one to three are supported; reshape it before"
+            f"the input has {shape.rank - 2} spatial axes, but only one to three are supported; reshape the input before"
         )
     require_fixed(shape, range(1, shape.rank), "the batch is part of a spatial axis")
     spatial, attributes, axes = len(kernel), node.attributes, []
@@ -116,8 +116,8 @@ def _with_padding(axis: WindowAxis, before: int, after: int, auto_pad: str) -> W
 
     Args:
         axis: The axis without padding. Its number of outputs is ONNX's own, which includes ceil_mode.
-        before: The padding before the first element that the node declares. Only the scheme NOTSET uses it.
-        after: The same after the last element.
+        before: The padding that the node declares before the first element. Only the scheme NOTSET uses it.
+        after: The padding that the node declares after the last element. Only the scheme NOTSET uses it.
         auto_pad: ONNX's padding scheme.
     """
     reach = (axis.outputs - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1

@@ -69,7 +69,7 @@ def test_a_location_that_leads_out_of_the_folder_is_refused(tmp_path: Path, loca
     path = write_model(tmp_path / "a")
     (tmp_path / "secret").write_bytes(b"x" * 1024)
     relocate(path, location=location)
-    with pytest.raises(SourceInvalid, match="no file below the model's folder"):
+    with pytest.raises(SourceInvalid, match="not a file below the model's folder"):
         load_source(path)
 
 

@@ -67,7 +67,7 @@ FILES = {
     "net.tar.gz": (tarred(), "unpack it"),
     "hand.task": (zipped("a.tflite", "b.tflite"), r"holds a\.tflite, b\.tflite: unpack it"),
     "weights.npz": (arrays(), "NumPy arrays"),
-    "saved_model.pb": (b"\x08\x01\x12", "give its folder"),
+    "saved_model.pb": (b"\x08\x01\x12", "give the folder of the SavedModel"),
     "frozen.pb": (b"\n\x1f\n\x05input", "--graphdef"),
 }
 

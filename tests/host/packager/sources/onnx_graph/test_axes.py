@@ -81,7 +81,7 @@ def test_axes_that_are_all_called_the_same_question_mark_are_not_one() -> None:
     ("shapes", "says"),
     [
         ({"image": [1, 3, 8, 8]}, "no such input; it has 'images'"),
-        ({"images": [1, 3, 8]}, r"gives 3 axes, the model's input has 4: \[batch, 3, height, width\]"),
+        ({"images": [1, 3, 8]}, r"gives 3 axes, but the model's input has 4: \[batch, 3, height, width\]"),
         ({"images": [4, 3, 8, 8]}, "axis 0 is the batch"),
     ],
 )
@@ -270,5 +270,5 @@ def test_a_flag_that_chooses_a_branch_becomes_a_constant(value: bool, node: str)
     assert [spec["name"] for spec in answer["outputs"]] == (["out"] if value else ["out", "kept"])
     assert answer["remarks"] == (["output 'kept' is always empty: it is left out"] if value else [])
     assert onnx.load_from_string(data).graph.node[0].op_type == node
-    with pytest.raises(SourceInvalid, match=r"x=true: the input is float32 \[N, 8\]; only a BOOL of fixed axes"):
+    with pytest.raises(SourceInvalid, match=r"x=true: the input is float32 \[N, 8\]; only a BOOL with fixed axes"):
         examined(text, x=[True])

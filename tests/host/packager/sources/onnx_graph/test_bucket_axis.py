@@ -88,7 +88,7 @@ def test_an_output_of_every_fourth_element_is_cut_to_its_part(tmp_path: Path) ->
 
 def test_an_output_that_no_fraction_describes_is_refused(tmp_path: Path) -> None:
     body = "y = MaxPool <kernel_shape = [3]> (x)"
-    with pytest.raises(SourceInvalid, match="no whole fraction of 'T': 30 for 32, 29 for 31, 6 for 8"):
+    with pytest.raises(SourceInvalid, match="not 'T' divided by a whole number: 30 for 32, 29 for 31, 6 for 8"):
         load(models.model("float[N,2,T] x) => (float[N,2,U] y", body), tmp_path, "T=8,32")
 
 
@@ -105,7 +105,7 @@ def test_a_length_that_the_model_does_not_run_at_is_refused(tmp_path: Path) -> N
         ("words=8", (), r"no input leaves an axis of that name open.*ids \[batch, tokens\]"),
         ("batch=8", (), "no input leaves"),
         ("ids:0=8", (), "no input leaves"),
-        ("tokens=8", ("scores=1",), "--pad scores: the inputs with axis 'tokens' are ids, mask"),
+        ("tokens=8", ("scores=1",), "--pad scores: only inputs with axis 'tokens' are padded: ids, mask"),
     ],
 )
 def test_a_name_that_the_model_does_not_have_is_refused_with_those_that_it_has(

@@ -92,5 +92,5 @@ def test_a_fused_operator_of_onnx_runtimes_own_is_refused() -> None:
     """ONNX Runtime writes such operators when it saves an optimized model."""
     fused = models.model("float[N,4] x) => (float[N,3] y", "y = MatMul (x, w)", {"w": np.ones((4, 3), np.float32)})
     fused.graph.node[0].op_type = "DynamicQuantizeMatMul"
-    with pytest.raises(BuildFailed, match="holds DynamicQuantizeMatMul, which cannot be turned into float"):
+    with pytest.raises(BuildFailed, match="holds DynamicQuantizeMatMul, which EdgeRT cannot convert to float"):
         float_of(fused)

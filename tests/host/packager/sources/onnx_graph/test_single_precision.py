@@ -87,7 +87,7 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert source.inputs[0].datatype == "FP64"
     assert source.remarks == (
-        "the model stays in FP64, because its answers differ in FP32: only onnxruntime supports it",
+        "the model stays in FP64, because its answers differ in FP32: only onnxruntime supports FP64",
     )
     with pytest.raises(OperatorUnsupported, match="openvino does not support FP64, and the model stays in FP64"):
         check_source(source, "openvino", "intel-nuc")
@@ -100,5 +100,5 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
 def test_half_weights_that_are_too_large_in_fp32_are_refused_before_they_are_widened() -> None:
     proto = with_weights_in("FLOAT16", models.random(4, 8))
     proto.graph.initializer[0].dims[:] = [30_000, 30_000]  # 1.8 GB, and 3.6 GB in FP32; the bytes are not read
-    with pytest.raises(SourceInvalid, match=r"3600000000 bytes in FP32, .* use a smaller variant"):
+    with pytest.raises(SourceInvalid, match=r"in FP32, which need 3600000000 bytes.* use a smaller variant"):
         widen_half(proto)

@@ -1,4 +1,4 @@
-"""Convert a Keras model (.keras, .h5) or a SavedModel folder to ONNX by tf2onnx (see __init__).
+"""Convert a Keras model (.keras, .h5) or a SavedModel folder to ONNX with tf2onnx (see __init__).
 
 Keras 3 loads models in safe mode: it refuses a file that contains Python code (a Lambda layer).
 """
@@ -32,7 +32,7 @@ def main() -> int:
         given = {name: [None, *one["shape"][1:]] for name, one in request["inputs"].items()}
         signature = [tensorflow.TensorSpec(given.get(name, spec.shape), spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
-        # The signature is the same, so tf2onnx traced the same function.
+        # tf2onnx used the same signature, so this call returns the function that tf2onnx traced.
         captures = function.get_concrete_function(*signature).graph.captures
         values = [(outer, inner) for outer, inner in captures if outer.dtype != tensorflow.resource]
         keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the error on one line. For a class of the user and for a file of Keras 2, add the next step."""
+    """Return the error on one line. Add the next step for a missing class of the user, and for a file of Keras 2."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
@@ -63,12 +63,12 @@ def reason_of(error: Exception) -> str:
 
 
 def _advice(signature: list[Any]) -> str:
-    """Return the advice to give lengths if the model leaves other axes than the batch open."""
+    """Return advice if an input leaves an axis other than the batch open; otherwise an empty text."""
     for spec in signature:
         axes = list(spec.shape)
         if None in axes[1:]:
             lengths = ",".join("1" if i == 0 else str(n or "LENGTH") for i, n in enumerate(axes))
-            return f"; input {spec.name!r} leaves axes open: give their lengths with --input {spec.name}={lengths}"
+            return f"; input {spec.name!r} leaves axes open: give the lengths of these axes with --input {spec.name}={lengths}"
     return ""
 
 
@@ -81,14 +81,16 @@ def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any
     def call(*tensors: Any) -> Any:
         return tensorflow.nest.flatten(model(list(tensors) if len(tensors) > 1 else tensors[0], training=False))
 
-    names = getattr(model, "output_names", None) or [model.layers[-1].name]  # a Sequential model has none
+    names = getattr(model, "output_names", None) or [model.layers[-1].name]  # a Sequential lacks these names
     return model, tensorflow.function(call), inputs, list(names)
 
 
 def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any]], list[str]]:
     loaded = tensorflow.saved_model.load(path)
     if SIGNATURE not in loaded.signatures:
-        raise ValueError(f"it has no signature {SIGNATURE!r} (found: {', '.join(loaded.signatures) or 'none'})")
+        raise ValueError(
+            f"the SavedModel has no signature {SIGNATURE!r} (found: {', '.join(loaded.signatures) or 'none'})"
+        )
     signature = loaded.signatures[SIGNATURE]
     inputs = sorted(signature.structured_input_signature[1].items())
     outputs = sorted(signature.structured_outputs)
@@ -101,7 +103,7 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
 
 
 def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
-    """Replace inputs by the values that TensorFlow `captured`, such as the mean of a Normalization layer."""
+    """Make constants of the inputs that TensorFlow `captured`, such as the mean of a Normalization layer."""
     from onnx import numpy_helper
 
     for value in list(graph.input):
@@ -111,7 +113,7 @@ def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
-    """Give the outputs of the graph the names of the model. tf2onnx calls them Identity:0 and so on."""
+    """Give the graph's outputs the model's `names`, because tf2onnx names them Identity:0 and so on."""
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
         value.name for value in graph.input
     }

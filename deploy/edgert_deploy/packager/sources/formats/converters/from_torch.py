@@ -45,7 +45,7 @@ def _of_script(torch: Any, path: str, inputs: dict[str, Any], out: str) -> None:
     names = [argument.name for argument in module.forward.schema.arguments[1:]]
     if set(names) != set(inputs):
         raise ValueError(
-            "TorchScript does not hold the shapes of its inputs; give each with --input NAME=1,3,224,224 or "
+            "TorchScript does not hold the shapes of its inputs; give each shape with --input NAME=1,3,224,224 or "
             f"NAME=int64:1,128 (its inputs: {', '.join(names)}; given: {', '.join(inputs) or 'none'})"
         )
     examples = tuple(_example(torch, **inputs[name]) for name in names)
