@@ -53,7 +53,7 @@ class ONNXRuntimeBuilder(Builder):
             proto = float_proto(source)
             if spec.precision == "fp16" and has_double(proto) and not _has_single(proto):
                 raise BuildFailed(
-                    "the model computes in FP64, which has no form in FP16: build it with --precision fp32"
+                    "the model computes in FP64, which cannot be converted to FP16: build it with --precision fp32"
                 )
             proto = qdq.to_fp16(proto, source) if spec.precision == "fp16" else proto
         qdq.write_proto(proto, out_dir / "model.onnx")
@@ -82,5 +82,5 @@ def _has_single(proto: Any) -> bool:
 
 
 def _is_for_arm(profile: DeviceProfile) -> bool:
-    """Whether every processor of the profile is an ARM. A profile for any processor counts as x86."""
+    """Whether every processor of the profile is an ARM processor. A profile for any processor counts as x86."""
     return bool(profile.machines) and set(profile.machines) <= ARM_MACHINES
