@@ -1,4 +1,4 @@
-"""The report as one HTML page without script or request; all content of a bundle is escaped."""
+"""The report as one HTML page without scripts and requests. All content of a bundle is escaped."""
 
 from __future__ import annotations
 
