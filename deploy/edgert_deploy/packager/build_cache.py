@@ -174,7 +174,7 @@ def _version(library: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON, with digests of bytes. An option of another type must be added here."""
+    """Return `value` as JSON, with digests of bytes. A new type of option must be added here."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -48,7 +48,7 @@ class BuildSettings:
         recipe: The recipe of INT8 in each engine that has this recipe. With "", the build tries several recipes.
         budget: The number of artifacts that all searches for layers in float may build together.
         with_reference: Add an FP32 artifact of the same engine for each target whose own artifact is not FP32. Devices
-            can compare their live answers with its answers (docs/serving.md).
+            can compare their live answers with the answers of this artifact (docs/serving.md).
         licence: A text in the receipt.
         notes: A text in the receipt.
         jobs: The number of artifacts to build at once. With 0, as many as fit are built at once.

@@ -1,4 +1,4 @@
-"""The accuracy gate: it compares an artifact's answers with FP32's answers to the same hold-out samples.
+"""The accuracy gate: it compares an artifact's answers with FP32's answers to the hold-out samples.
 
 A mean hides losses in a part of the samples. So the result also has the score of each class and each slice of the
 hold-out. metrics.py computes the scores. artifact_runs.py gets the answers.
@@ -151,7 +151,7 @@ def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return a sentence for each reason why a passed gate may prove little."""
     judged = reference.as_embeddings()
     texts = _meaning_warnings(metric, judged)
-    if not texts or metric.is_similarity:  # the warning about chance already names the samples
+    if not texts or metric.is_similarity:  # the warning about chance already asks to check the samples
         texts += _alike_warnings(metric, judged, limits)
     return [*texts, *_count_warnings(metric, reference, limits)]
 
@@ -205,7 +205,8 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     low, high = drop_interval(drops)
     if metric.is_agreement:  # FP32's own score is 1, so no artifact can score higher
         low = max(low, 0.0)
-    # The score of embeddings is their mean cosine if it is lower than the share. Their drop may then be outside.
+    # The score of embeddings is their mean cosine if the cosine is lower than the share. The drop of that score may be
+    # outside the interval, so the interval is widened.
     return min(low, drop), max(high, drop)
 
 

@@ -95,7 +95,7 @@ class _Values:
 
 
 def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Values]:
-    """Run the graph on the samples, and return its values `names`. Raises BuildFailed if ONNX Runtime fails."""
+    """Run the graph on samples, and return its values `names`. Raises BuildFailed if ONNX Runtime fails."""
     import onnx
 
     onnxruntime = sdk()

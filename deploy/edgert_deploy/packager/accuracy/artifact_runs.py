@@ -44,7 +44,7 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers to samples in batches. If samples alone get other answers, return these, too.
+    """Return the answers in batches. If samples that run alone get other answers, return these, too.
 
     Most requests to a device hold one sample, and an engine may use other kernels for a single sample. For example,
     OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises the errors of
@@ -131,12 +131,14 @@ def _runner_and_batch(
     if samples.state and samples.recordings is not None:
         recordings, state = samples.recordings, samples.state
         return lambda session: run_in_turn(session, samples.inputs, recordings, state)[0], 1
-    size = math.ceil(len(samples) / math.ceil(len(samples) / most))  # the fewest batches, all of this size
+    size = math.ceil(
+        len(samples) / math.ceil(len(samples) / most)
+    )  # the fewest batches; engines may pad a smaller last one
     return partial(run_samples, inputs=[samples.inputs[name] for name in names], batch=size), size
 
 
 def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = BATCH) -> Outputs:
-    """Run all samples through `session`: `batch` samples at once if its batch axis is open, else one by one."""
+    """Run all samples through `session`: `batch` at once if its batch axis is open, else one by one."""
     if session.inputs[0].shape[0] != -1:
         batch = 1
     runs = [session.run([array[i : i + batch] for array in inputs]) for i in range(0, len(inputs[0]), batch)]

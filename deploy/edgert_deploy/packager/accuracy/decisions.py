@@ -127,7 +127,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_classes(numbers: Array) -> bool:
-    """Return whether whole numbers are classes. Numbers under 32 bits are values of a quantized model instead."""
+    """Return whether whole numbers are classes. Numbers under 32 bits are values of a quantized model."""
     return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
@@ -217,7 +217,7 @@ def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Seq
 
 
 def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of boxes and scores that are recognized by shape, in one output or in two outputs."""
+    """Return the judgement of boxes and scores that are recognized by shape, in one output or in two."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)

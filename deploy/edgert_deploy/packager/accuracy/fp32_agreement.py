@@ -26,8 +26,8 @@ NEIGHBOUR_TOLERANCE = 0.01
 NEIGHBOUR_SHARE = 0.05
 NEIGHBOUR_BLOCK = 512  # the number of samples that are compared with all samples at once
 ITSELF = -2.0  # replaces the cosine of a sample with itself; it is below every cosine
-# The largest difference of a value, as a share of its standard deviation. For a point, it is a share of the longer side
-# of the box.
+# The largest difference of an anchor's value from FP32's value, as a share of the value's standard deviation. For a
+# point, it is a share of the longer side of the box.
 ANCHOR_TOLERANCE = 0.15
 WORST_CHANNELS = 0.1  # `value_agreement` is the mean over this share of the channels, the worst ones
 
@@ -120,7 +120,7 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 
 
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
-    """Return which boxes `[n, 4 + points]` overlap the true box by IOU_MIN and have points near the true points.
+    """Return which boxes `[n, 4 + points]` have an IoU of at least IOU_MIN, and points near the true ones.
 
     An anchor moves both boxes by the same distance, so the overlap does not depend on the anchor. The four values may
     be two corners, or a centre and two sides. So the boxes must overlap in both readings.
@@ -241,7 +241,7 @@ def _ious(one: Array, other: Array) -> Array:
 
 
 def _matched(ious: Array) -> int:
-    """Match each row, in order, to its best unmatched column, if they overlap by IOU_MIN. Count the matches."""
+    """Match each row, in order, to its best unmatched column. Count the matches of at least IOU_MIN."""
     free = np.ones(ious.shape[1], bool)
     hits = 0
     for row in ious:

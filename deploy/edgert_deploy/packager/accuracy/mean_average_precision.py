@@ -61,7 +61,7 @@ class MeanAveragePrecision(Metric):
 
 
 def average_precision(truth: Any, detected: Detections) -> float:
-    """Return COCO's AP over all classes in `truth` [N, M, 5]. Return 0 without true boxes or without answers."""
+    """Return COCO's AP over all classes in `truth` [N, M, 5]. Return 0 without true boxes or answers."""
     coco, evaluation = _coco()
     boxes = [(i, row) for i, rows in enumerate(truth) for row in rows.astype(float) if row[0] >= 0]
     answers = [

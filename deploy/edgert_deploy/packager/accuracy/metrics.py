@@ -31,7 +31,7 @@ SQNR_DB_MAX = 200.0  # the value for equal answers
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
-    """Return the metric `name`. "auto" is the first of map, cer, top1, top1_agreement, decisions that fits.
+    """Return the metric `name`. "auto" is the first that fits: map, cer, top1, top1_agreement, decisions.
 
     With "auto", the gate also judges the float outputs that the metric does not read (`other_outputs`). Raises
     ConfigInvalid if the name is unknown or an option that the metric needs is missing. Raises CalibrationInvalid if the
@@ -95,8 +95,8 @@ class _Ranking(Metric):
         if self._k == 1:
             right = scores.argmax(axis=1) == labels
         else:
-            # Count the classes with at least the score of the right class, and the right class itself. A tie counts
-            # against the right class, because argmax may choose another class of the tie.
+            # Count the classes whose score is at least the score of the right class, and the right class itself. A tie
+            # counts against the right class, because argmax may choose another class of the tie.
             own = np.take_along_axis(scores, labels[:, None], axis=1)
             right = (scores >= own).sum(axis=1) <= self._k
         return _finite(right, scores)
@@ -348,6 +348,6 @@ def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = (a * b).sum(axis=1) / lengths
-    # Two zero vectors have the similarity 1. A zero vector and another vector have the similarity 0. So have NaNs.
+    # Two zero vectors have the similarity 1. A zero vector and another vector have the similarity 0. NaN gives 0, too.
     cosines = np.where(lengths == 0, (a == b).all(axis=1).astype(np.float64), cosines)
     return float(np.nan_to_num(cosines, nan=0.0).mean())

@@ -24,7 +24,7 @@ class ArtifactLayer(NamedTuple):
 
 
 def int8_share(layers: Iterable[ArtifactLayer]) -> float | None:
-    """Return the share of multiply-accumulates in INT8. Return None if a layer's are unknown, or all are 0."""
+    """Return the share of multiply-accumulates in INT8. Return None if their number is unknown or 0."""
     total = in_int8 = 0
     for layer in layers:
         if layer.macs is None:

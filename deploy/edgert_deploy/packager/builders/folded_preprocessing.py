@@ -23,7 +23,10 @@ _LEAVE_OUT = "leave the option out, and devices preprocess as the manifest descr
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
-    """Return the model whose input is the frame, and the rule for the devices' steps. Raises ConfigInvalid."""
+    """Return the model whose input is the frame, and the rule for the steps that stay on devices.
+
+    Raises ConfigInvalid.
+    """
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
     if source.kind != "onnx" or len(spec.shape) != 4 or spec.datatype != "FP32":
         raise ConfigInvalid(

@@ -22,7 +22,7 @@ FOLLOWERS = frozenset(
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: the name and the operator of its first node, the names of all its nodes and of their results."""
+    """A layer: name and operator of its first node, names of all its nodes and of their results."""
 
     name: str
     op: str

@@ -69,7 +69,7 @@ def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator
 
 
 def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[ArtifactLayer]:
-    """Yield the layers inside `If`, `Loop` and `Scan`, which run in float. Each weight counts as one operation."""
+    """Yield the layers inside `If`, `Loop` and `Scan`. They run in float. Each weight counts once."""
     for graph in graphs_inside(node):
         own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
         for inner in graph.node:

@@ -112,7 +112,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
             if nodes := control_flow(source.proto):  # not refused earlier, because NNCF accepts some of these nodes
                 raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
             raise
-    # Only FP16 artifacts get FP16 weights. They would change an FP32 reference and the float layers of an INT8 model.
+    # FP16 weights would change an FP32 reference, and the layers that an INT8 model keeps in float for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=spec.precision == "fp16")
     return versions
 

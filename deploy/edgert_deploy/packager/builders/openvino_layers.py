@@ -53,7 +53,7 @@ def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
 
 @dataclass(frozen=True)
 class _IR:
-    """The layers of the outermost graph by id, and the ids of the layers that each layer reads, in port order."""
+    """The layers of the outermost graph by id, and the ids of the layers that each one reads, by port."""
 
     layers: Mapping[str, ElementTree.Element]
     reads: Mapping[str, Sequence[str]]

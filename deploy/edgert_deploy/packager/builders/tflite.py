@@ -167,7 +167,7 @@ class _Conversion:
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
-    """Return a function that tells, by the name of its output, whether an operator stays in float."""
+    """Return a function that tells from the name of an operator's output whether it stays in float."""
     if not float_layers:
         return lambda name: False
     every = layers_of(prepared(source))

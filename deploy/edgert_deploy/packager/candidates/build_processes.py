@@ -155,7 +155,7 @@ class BuildProcesses:
 
 
 def free_memory_bytes() -> int:
-    """Return the memory that is free without swapping: MemAvailable, or the rest of the control group's limit."""
+    """Return the memory that is free without swapping: MemAvailable, or less if a control group limits it."""
     free, group = mem_available_bytes() or 0, Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # a file is absent, or holds "max"
         free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))

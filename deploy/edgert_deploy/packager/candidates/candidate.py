@@ -127,7 +127,7 @@ class CandidateBuilder:
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(
-                f"{spec.profile.name}: the artifact's answers to samples alone differ from its answers in batches: "
+                f"{spec.profile.name}: the artifact's answers to single samples differ from its answers to batches: "
                 "the gate uses the worse score"
             )
         return Candidate(spec, artifact, result, golden, artifact.size_bytes(), build_s)

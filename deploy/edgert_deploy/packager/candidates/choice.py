@@ -181,7 +181,7 @@ def _timings(findings: _Findings, passed: Sequence[Sequence[Candidate]], measure
 
 
 def _reference(findings: _Findings, best: Candidate) -> Candidate | None:
-    """Build the FP32 artifact in the engine of `best`. Return None if it is not requested or `best` is FP32."""
+    """Build the FP32 artifact in the engine of `best`. Return None if it is unwanted or `best` is FP32."""
     target = findings.target
     if not target.with_reference or best.artifact.precision == "fp32":
         return None
@@ -254,7 +254,7 @@ def _loss_text(choice: Choice, nearest: Candidate) -> str:
 
 
 def _measurer(findings: _Findings, measure: Measurer | None) -> Measurer | None:
-    """Return the measurer of a target: the user's or, for "auto", this machine. Return None if neither fits."""
+    """Return the measurer of a target: the user's or, for "auto", this machine; None if neither fits."""
     target = findings.target
     if measure is None and target.is_auto:
         on_host = Measurer()

@@ -96,8 +96,8 @@ class Search:
             )
         if self.budget_spent:
             return (
-                f"the budget ended the search in {engine}: none of the {counted(attempts, 'set')} of layers in float passed, "
-                f"from {counted(layers, 'layer')}. Repeat the build to continue the search, or give a larger --budget"
+                f"the budget ended the search: in {engine}, it tried {counted(attempts, 'set')} of the "
+                f"{counted(layers, 'layer')} in float, and none passed. Repeat the build to continue, or give a larger --budget"
             )
         if not attempts:
             return f"{engine} INT8 does not pass, and with the most harmful layer in float, no layer would be in INT8"

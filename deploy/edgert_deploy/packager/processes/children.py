@@ -82,7 +82,7 @@ _stored_values: list[_StoredValue] = []  # the most recently used one first
 
 
 def _stored_for(value: Any) -> _StoredValue:
-    """Return `value` with its file. Write the file if it is missing, and keep the STORED_MAX last used files."""
+    """Return `value` with its file. Write a missing file, and keep only the STORED_MAX last used files."""
     known = (each for each in _stored_values if each.value is value and each.path.exists())
     stored = next(known, None) or _write_stored(value)
     _stored_values[:] = [stored, *(each for each in _stored_values if each is not stored)]

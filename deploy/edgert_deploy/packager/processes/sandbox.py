@@ -218,7 +218,7 @@ def write_frame(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
 
 
 def read_frame(file: IO[bytes]) -> Answer:
-    """Return a frame's head and payload. Raises EOFError at the file's end, and ValueError without a frame."""
+    """Return a frame's head and payload. Raises EOFError at the file's end, ValueError if it is no frame."""
     lengths = _exactly(file, 2 * LENGTH_BYTES)
     head = json.loads(_exactly(file, int.from_bytes(lengths[:LENGTH_BYTES], "big")))
     if not isinstance(head, dict):

@@ -1,4 +1,4 @@
-"""The report as one HTML page without scripts and requests. All content of a bundle is escaped."""
+"""The report as one HTML page. It has no scripts, sends no requests and escapes a bundle's content."""
 
 from __future__ import annotations
 

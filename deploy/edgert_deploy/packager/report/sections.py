@@ -80,7 +80,7 @@ def _candidates(report: Report) -> str:
 
 
 def _by_group(report: Report, key: str, heading: str) -> str:
-    """Return a table for each artifact. The one with the largest loss in a group is first; others are folded."""
+    """Return a table for each artifact. The table with the largest loss is first. Other tables are folded."""
     candidates = [candidate for candidate in report.candidates() if candidate["packed"] and candidate.get(key)]
     candidates.sort(key=lambda candidate: (min(map(_group_change, candidate[key])), candidate["id"]))
     if not candidates:

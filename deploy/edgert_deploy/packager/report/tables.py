@@ -1,4 +1,4 @@
-"""Tables of the page: cells are HTML, escaped by their writer; headings and captions are text."""
+"""Tables of the page. Cells are HTML, and the code that makes them escapes them. Headings are text."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Timing(NamedTuple):
-    """The times of windows, in seconds: the start of the first one, the step between starts, and the length."""
+    """The times of windows, in seconds: the first start, the step between two starts, and the length."""
 
     begin_s: float
     step_s: float

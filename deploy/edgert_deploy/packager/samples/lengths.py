@@ -1,4 +1,4 @@
-"""Samples of different lengths, for buckets: padded to the largest bucket, with the lengths before padding."""
+"""Samples of different lengths, for buckets: padded to the largest bucket, with unpadded lengths."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
 
 
 def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
-    """Return {file name: class}, and the parts of files that have their own class. Raises CalibrationInvalid."""
+    """Return {file name: class}, and the parts of files with their own class. Raises CalibrationInvalid."""
     whole: dict[str, int] = {}
     spans: list[Span] = []
     for i, row in _table_rows(path, (2, 4)):
@@ -226,9 +226,9 @@ def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) 
 
 
 def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the cells of each line that has content. The first cell is a path below the folder.
+    """Yield the number and the cells of each line that has content.
 
-    `columns` are the allowed numbers of cells. Raises CalibrationInvalid.
+    The first cell is a path below the folder. `columns` are the allowed numbers of cells. Raises CalibrationInvalid.
     """
     labels: dict[str, str] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):

@@ -244,7 +244,7 @@ class _Reader:
 
 
 def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
-    """Return the number of samples. Raises CalibrationInvalid if it is too small, or differs between inputs."""
+    """Return the number of samples. Raises CalibrationInvalid if it is too small or differs by input."""
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(

@@ -65,7 +65,9 @@ def test_a_function_gives_samples_of_different_lengths(
     check(load_samples(Path("field_texts:samples"), source, at_least=10))
     with pytest.raises(CalibrationInvalid, match="inputs of sample 3 of field_texts:uneven differ in length"):
         load_samples(Path("field_texts:uneven"), source, at_least=10)
-    with pytest.raises(CalibrationInvalid, match=r"sample 0 of field_texts:long has length 40 along axis 'tokens'.*1 to 32"):
+    with pytest.raises(
+        CalibrationInvalid, match=r"sample 0 of field_texts:long has length 40 along axis 'tokens'.*1 to 32"
+    ):
         load_samples(Path("field_texts:long"), source, at_least=1)
 
 
