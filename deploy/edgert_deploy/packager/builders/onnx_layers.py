@@ -33,7 +33,9 @@ RECURRENT = frozenset(["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"])
 WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
 # Operators that may be between a DequantizeLinear and the layer that reads it, because they do not change values.
 MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
-UINT8, INT8 = 2, 3  # values of TensorProto.DataType
+# Values of TensorProto.DataType.
+UINT8 = 2
+INT8 = 3
 
 
 def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
