@@ -24,6 +24,7 @@ TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loa
 .PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check style types format fuzz lock audit servers emulators clean
 
 # One environment: `make demo` installs 0.9 GB of it, the first other target the rest (1.6 GB in all).
+# pip would compile one file after another, the tests of SciPy and others too: compileall uses all cores and omits them.
 setup: $(VENV)/installed
 
 $(VENV)/installed: EXTRAS := dev
@@ -38,9 +39,10 @@ $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install what is missing: sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@echo "installing edgert[$(EXTRAS)] into $(VENV) (one to five minutes, in which pip prints nothing)" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK) || { \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $(LOCK) || { \
 		echo "error: $(LOCK) pins versions and hashes; if your index lacks one of them, install without: $(BIN)/python -m pip install -e '.[$(EXTRAS)]' && touch $@" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	@touch $@ $(VENV)/installed-for-demo
 
 # DEVICE=ssh: over a real sshd on loopback and a real mosquitto, if they are installed. DEVICE=pull: from a real

@@ -19,8 +19,9 @@ from edgert.typed_json import Closed
 
 UNIT = "edgertd.service"  # the systemd unit that runs the daemon
 OPTIMIZE_FOR = ("latency", "throughput")
-# systemd passes the broker's password and the registry's login under these names (LoadCredential).
-PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
+# The names under which systemd passes secrets (LoadCredential).
+PASSWORD_CREDENTIAL = "mqtt-password"  # the broker's password
+LOGIN_CREDENTIAL = "registry-login"  # the login at the registry
 
 # The ranges that the daemon can work with. A key without a range accepts any value of its type.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -102,8 +103,8 @@ class ServingConfig(Closed):
         sessions_max: The largest number of sessions of a model.
         session_mb: The memory limit of all sessions of a model.
         session_idle_s: The time without a request after which a session ends.
-        allow_uids: The users that may connect, besides root and the daemon's user. If both lists are empty, only the
-            socket's mode decides.
+        allow_uids: The users that may connect, besides root and the daemon's user. If `allow_uids` and `allow_gids` are
+            empty, only the socket's mode decides who may connect.
         allow_gids: The groups that may connect.
     """
 
@@ -181,7 +182,7 @@ class AlarmConfig(Closed):
 
 @dataclass(frozen=True)
 class ModelConfig(Closed):
-    """`[models.NAME]`. A pinned model loads when the daemon starts, and is never unloaded for others.
+    """`[models.NAME]`. A pinned model loads when the daemon starts, and is never unloaded for another.
 
     All settings except `pinned`: 0 turns the setting off (docs/serving.md).
 

@@ -151,8 +151,8 @@ def only_owner_writes(path: Path) -> None:
 def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
     """Lock the file `path` against every other process. Return the open file; a close unlocks the file.
 
-    The function creates a missing file. The kernel unlocks the file when the process dies. Raises BlockingIOError if
-    another process holds the lock for `wait_s`, and OSError.
+    The function creates a missing file. The kernel unlocks the file when the process dies. Raises OSError; also
+    BlockingIOError if another process holds the lock for `wait_s`.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = FileIO(os.open(path, flags, PRIVATE), "r+b")
@@ -172,7 +172,7 @@ def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock file `path`; do not create it. Raises OSError."""
+    """Return whether a process has locked the file `path`; do not create the file. Raises OSError."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -94,7 +94,7 @@ Run = Callable[[Sequence[str], float], Result]  # a command and its time limit i
 
 @dataclass(frozen=True)
 class Installed:
-    """A complete environment, as its own files describe it; `id` "" for none.
+    """A complete environment, as its own files describe it. `id` is "" if there is no environment.
 
     `lacking` maps each missing engine to the reason. `wheels` has the SHA-256 by file name.
     """
@@ -158,7 +158,7 @@ class Environment:
 
 
 def home_of(prefix: Path) -> Path | None:
-    """Return the folder of runtimes that `prefix` is in; None if bootstrap did not create it."""
+    """Return the folder of runtimes that `prefix` is in; None if bootstrap created no such folder."""
     home = prefix.resolve().parent.parent
     return home if prefix.resolve().parent.name == "venvs" and (home / "runtime.sh").is_file() else None
 
@@ -208,8 +208,8 @@ def release_in_use(prefix: Path | None = None) -> int | None:
 def code_digest(folder: Path) -> str:
     """Return the SHA-256 of the Python files in `folder`.
 
-    It identifies the code, because the version number changes less often. A checkout and an installed wheel of the same
-    code give the same digest.
+    The digest identifies the code, because the version number changes less often than the code. A checkout and an
+    installed wheel of the same code give the same digest.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -219,7 +219,7 @@ def code_digest(folder: Path) -> str:
 
 
 def changed_wheels(pins: Mapping[str, str], base_wheels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the wheels to install into a copy of an environment with `base_wheels` ({}: a new one)."""
+    """Return the wheels to install into a copy of an environment that has `base_wheels` ({}: no copy)."""
     # Edgert's own wheel is always installed again, because its commands contain the path of their environment.
     return tuple(name for name in pins if base_wheels.get(name) != pins[name] or package_of(name) == "edgert")
 
@@ -230,7 +230,7 @@ def package_of(wheel: str) -> str:
 
 
 def needs_system_site(engines: Iterable[str]) -> bool:
-    """Return whether the environment needs the system's packages: JetPack installs TensorRT as one."""
+    """Return whether the environment needs the system's packages, such as the TensorRT of JetPack."""
     return any(map(system_package, engines))
 
 
@@ -243,7 +243,7 @@ def install_hint(engine: str) -> str:
 def make_environment(run: Run, new: Environment) -> dict[str, str]:
     """Create the environment, which is not in use yet; return the reasons of engines that do not load.
 
-    Raises EngineMissing if no engine loads, or with `exactly` if one does not load, and DeviceError.
+    Raises DeviceError; also EngineMissing if no engine loads. With `exactly`, every engine must load.
     """
     if new.base.id:
         # The copy has hard links, because pip replaces files and never changes them.
@@ -345,7 +345,7 @@ def _pip_install(run: Run, new: Environment) -> None:
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load, and the reasons of the other engines. Test each engine in a process."""
+    """Return the engines that load, and why others do not. Test each engine in its own process."""
     # This also writes the byte code of the engine's SDK. It uses no -I, because the SDK may be in this user's packages.
     program = (
         "import sys; sys.dont_write_bytecode = False; "

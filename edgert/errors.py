@@ -56,7 +56,7 @@ class RequestError(EdgeRTError, code="request.invalid", exit_code=8, wire_code=1
 
 
 class ProtocolError(RequestError, code="request.protocol", wire_code=11):
-    """Bytes on the local socket are not the protocol of docs/protocol.md."""
+    """Bytes on the local socket do not follow docs/protocol.md."""
 
 
 class ModelNotFound(RequestError, code="request.model_not_found", wire_code=12):
@@ -68,7 +68,7 @@ class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code
 
 
 class SessionLost(RequestError, code="request.session_lost", wire_code=15):
-    """The daemon lost the memory of a session, so no request can continue the session: start a new one."""
+    """The daemon lost the memory of a session, so no request can continue it: start a new session."""
 
 
 class NotAllowed(RequestError, code="request.not_allowed", wire_code=14):
@@ -114,7 +114,7 @@ class BundleError(EdgeRTError, code="bundle.invalid", exit_code=5, wire_code=30)
 
 
 class BundleCorrupt(BundleError, code="bundle.corrupt"):
-    """Bytes differ from the signed manifest."""
+    """Bytes of a bundle differ from its signed manifest."""
 
 
 class SignatureInvalid(BundleError, code="bundle.signature_invalid"):
@@ -215,7 +215,7 @@ class LoginRefused(DeviceUnreachable, code="device.login_refused", retryable=Fal
 
 
 class HostKeyMismatch(EdgeRTError, code="device.host_key_mismatch", exit_code=6):
-    """The device has another SSH host key than the pinned one; nothing was sent."""
+    """The device's SSH host key differs from the pinned key; nothing was sent."""
 
 
 class RolledBack(EdgeRTError, code="deploy.rolled_back", exit_code=9):
@@ -310,7 +310,7 @@ class ErrorText:
 
 
 def exit_code_of(errors: Iterable[EdgeRTError | ErrorText | None]) -> int:
-    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else the first error's."""
+    """Return the exit code for several devices: 130 after a Ctrl-C, else the code of the first error."""
     codes = [error.exit_code for error in errors if error is not None]
     return Interrupted.exit_code if Interrupted.exit_code in codes else next(iter(codes), 0)
 

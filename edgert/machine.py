@@ -28,7 +28,7 @@ def temp_c(root: Path = Path("/sys/class/thermal")) -> float | None:
 
 
 def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")) -> bool | None:
-    """Return whether a Raspberry Pi is throttled now (voltage, frequency, heat); None elsewhere."""
+    """Return whether a Raspberry Pi is throttled now (voltage, frequency, heat); None on other machines."""
     try:
         return bool(int(path.read_text(), 16) & 0xF)
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     try:
         return "vnni" not in cpuinfo.read_text()
-    except OSError:  # not Linux: a right answer is worth more than a fast one
+    except OSError:  # not Linux: an exact answer is worth more than a fast answer
         return True
 
 
@@ -125,7 +125,7 @@ def clock_synced() -> bool | None:
 
 
 def sys_fields(disk: Path) -> dict[str, object]:
-    """Return the fields of the `sys` message; None for unknown ones."""
+    """Return the fields of the `sys` message; a field is None if its value is unknown."""
     load_1m, load_5m = _loads()
     return {
         "uptime_s": uptime_s(),

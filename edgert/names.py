@@ -11,7 +11,7 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # the names of models, devices and groups
 RUNTIME = "edgert.runtime"  # the runtime in the model field of a channel and of telemetry; model names have no dot
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
-# The same two rules as text, for messages.
+# The rules of NAME and CHANNEL_NAME as text, for messages.
 NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"
 CHANNEL_NAME_RULE = "use one of a-z, then at most 39 of a-z 0-9 -"
 

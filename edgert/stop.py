@@ -1,4 +1,4 @@
-"""The request that a process of the supervisor stops: a signal, or the death of the supervisor."""
+"""The end of a process beside the daemon: it stops at a signal, or when the supervisor dies."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ INTEGER_MAX = 2**63 - 1
 # The metadata of a field that holds a dataclass or None. In JSON, the fields of this dataclass are on the level of the
 # outer fields.
 FLAT = "flat"
-# In the metadata of a field: JSON has no key for it while it is None.
+# The metadata of a field for which JSON has no key while the field is None.
 OMITTED = "omitted"
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ LENGTH_MAX = 2**24
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """An input that the worker pads: along `axis`, `value` fills the input `name` up to the bucket."""
+    """An input that the worker pads along `axis` with `value`, up to the length of the bucket."""
 
     name: str
     axis: int
@@ -77,7 +77,7 @@ class Buckets(Closed):
         )
 
     def spec_at(self, spec: TensorSpec, length: int) -> TensorSpec:
-        """Return the spec of an input or output when the inputs have `length`."""
+        """Return the spec of an input or output for inputs of `length`."""
         shape = list(spec.shape)
         for place in self.inputs:
             if place.name == spec.name:

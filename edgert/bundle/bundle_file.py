@@ -1,9 +1,9 @@
 """The bundle: one `.edgert` file with a signed manifest and the files it names.
 
-The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files of the manifest in its
-order. The reader never parses the archive. The signed manifest alone determines the headers, sizes and hashes, and the
-reader compares every byte with them. So no header can name a link, a device, a path outside the folder, or more bytes
-than were signed.
+The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files in the order in which the
+manifest names them. The reader never parses the archive. The signed manifest alone determines the headers, sizes and
+hashes, and the reader compares every byte with them. So no header can name a link, a device, a path outside the folder,
+or more bytes than were signed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Bundle:
     def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return one file's content, checked against its entry.
 
-        Raises BundleCorrupt, and BundleError if the file is missing or larger than `bytes_max`.
+        Raises BundleCorrupt; also BundleError if the file is missing or larger than `bytes_max`.
         """
         with _naming(self.path):
             at, content = self._payload_start, list[bytes]()

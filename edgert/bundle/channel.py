@@ -23,7 +23,7 @@ from edgert.typed_json import Closed
 
 STATEMENT_BYTES_MAX = 256 * 1024  # the envelope's limit
 ENTRIES_MAX = 256
-SELECTED_MAX = 64  # sites, profiles or tags of an entry; keys of a statement
+SELECTED_MAX = 64  # the most sites, profiles or tags of an entry, and the most keys that a statement revokes
 LIMITS_MAX = 16
 TEXT_LENGTH_MAX = 200
 KEY_ID = re.compile(r"[0-9a-f]{16}")
@@ -62,7 +62,7 @@ class Entry(Closed):
         tags: The tags of the selected devices; empty for all devices. `rack` also selects the tag `rack=3`.
         limits: The trial limits.
         watch_s: The time for which a device watches the limits.
-        halted: Whether devices do not start the trial of this release.
+        halted: Whether the release is halted, so that no device starts a trial of it.
         attempt: A number that the host raises to let devices try the release again.
     """
 
@@ -105,8 +105,8 @@ class Statement(Closed):
         issued: The time of the signature.
         expires: The time at which the statement expires.
         entries: The releases of all models.
-        not_before: The time from which the statement applies; "" for `issued`.
-        revoked: The ids of keys that devices no longer trust, never of the key that signs the statement.
+        not_before: The time from which the statement applies; "" if it applies from `issued` on.
+        revoked: The ids of keys that devices no longer trust. The key that signs the statement cannot be one of them.
     """
 
     channel: str

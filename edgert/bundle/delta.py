@@ -5,7 +5,7 @@
 
 The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes", "base"}]}. `encoding` is "raw",
 "zstd" or "patch". A patch is a zstd frame whose dictionary is the raw content of the file `base`, given by its SHA-256.
-A version on the device contains this file.
+A version on the device contains the file `base`.
 
 Only the envelope is signed, so the reader trusts nothing else. The signed manifest determines the files, their sizes
 and hashes; a part must give exactly the bytes of its file. If a file has no part, the reader searches the versions in
@@ -37,7 +37,7 @@ MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
 ENCODINGS = ("raw", "zstd", "patch")
 WINDOW_BYTES_MAX = 2**27  # the window of a zstd frame; a reader uses no more memory than the signed size
-PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # the size of each of a patch's two files, because the window spans both
+PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # for a patch's base and for its result, because the window spans both files
 _LENGTH = struct.Struct("<I")
 _CHUNK_BYTES = 1024**2
 _SHA256_DIGITS = 64
@@ -183,11 +183,11 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
     try:
         (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
         if size > HEADER_BYTES_MAX:
-            raise ValueError(f"a header of {size} bytes")
+            raise ValueError(f"it has {size} bytes; at most {HEADER_BYTES_MAX} are allowed")
         header = json.loads(file.read(size))
         envelope_bytes = header["envelope"]
         if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
-            raise ValueError(f"an envelope of {str(envelope_bytes)[:40]} bytes")
+            raise ValueError(f"the size of the envelope is {str(envelope_bytes)[:40]}")
         return envelope_bytes, [_read_part(value) for value in header["parts"]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleCorrupt(f"the delta's header cannot be read ({error}): send it again") from error

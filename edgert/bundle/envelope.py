@@ -1,4 +1,4 @@
-"""DSSE envelopes: a manifest, the statement of a channel or a runtime, with its signatures.
+"""DSSE envelopes: each holds a manifest, a channel's statement or a runtime's release, and signatures.
 
 DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. Workers import this
 module, so it does not import the package cryptography. Workers read only envelopes that were verified at installation.

@@ -20,7 +20,7 @@ FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
 FILE_PATH_LENGTH_MAX = 100  # the limit of a USTAR header
 FILES_MAX = 512
 FILE_BYTES_MAX = 8 * 1024**3 - 1  # the limit of a USTAR header
-# Accuracies are ratios of counts. The margin lets a drop pass that equals the limit but is rounded up.
+# Accuracies are ratios of counts. Rounding may raise a drop that equals the limit; with this margin, it still passes.
 ROUNDING_MARGIN = 1e-9
 
 
@@ -35,7 +35,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The accuracy gate's result: `metric` on `samples` hold-out samples, FP32 source against artifact."""
+    """The accuracy gate's result: `metric` of FP32 source and artifact, on `samples` hold-out samples."""
 
     metric: str
     samples: int
@@ -98,7 +98,8 @@ class TargetEntry:
 class Manifest(Stateful):
     """The content of a bundle.
 
-    An installed version continues to serve after the bundle has expired. A downgrade always expires.
+    An installed version continues to serve after the bundle has expired. A bundle that is signed as a downgrade always
+    has an expiry.
 
     Attributes:
         downgrade_from: The highest release that this lower release may replace; 0 for no downgrade.
@@ -106,8 +107,8 @@ class Manifest(Stateful):
         signed_at: The time of the signature of a bundle that expires. It is "" for other bundles, so that the same
             inputs give the same bytes.
         golden_raw: The file with the windows or texts from which the golden inputs were computed; "" for none.
-        buckets: The lengths of the inputs' open axis, apart from the batch axis.
-        state: The outputs that become inputs of a session's next item. Apps see neither of them.
+        buckets: The lengths that the model is built for along an open axis (not the batch axis); None for no buckets.
+        state: The outputs that become inputs of a session's next item. Apps see neither these outputs nor these inputs.
         state_id: A name for the form of the state. Versions with the same name continue each other's sessions.
     """
 
@@ -151,7 +152,7 @@ class Manifest(Stateful):
 
     @property
     def sent_inputs(self) -> tuple[str, ...]:
-        """The inputs in a request that devices preprocess. One text becomes several inputs of the model."""
+        """The inputs in a request before preprocessing. One text stands for several inputs of the model."""
         from_text = self.text.inputs[1:] if self.text is not None else ()
         return tuple(spec.name for spec in self.app_inputs if spec.name not in from_text)
 

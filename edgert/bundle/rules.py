@@ -89,9 +89,9 @@ class Preprocess(Closed):
 class Smooth(Closed):
     """The rule that computes an answer from the last `windows` windows of a signal.
 
-    "mean" averages the class scores over the windows so far. "majority" answers the class of more than half of the
-    windows, "all" the class of every window. Before the signal has `windows` windows, "majority" and "all" answer no
-    class.
+    "mean" averages the class scores over these windows, or over all windows of a shorter signal. "majority" answers the
+    class that more than half of the windows have, "all" the class that every window has. Before the signal has
+    `windows` windows, "majority" and "all" answer no class.
     """
 
     rule: str
@@ -158,17 +158,17 @@ class Ctc(Closed):
 
 @dataclass(frozen=True)
 class Detect(Closed):
-    """The rule that computes boxes: scores of at least `score_threshold`, then NMS by class.
+    """The rule that computes boxes: keep scores of at least `score_threshold`, then apply NMS by class.
 
     Attributes:
         boxes: The output with A boxes per image. If `scores` is "", this output also holds the C scores of each box.
-        scores: The output with C scores per box, in the same form; "" if the scores follow the boxes in `boxes`.
+        scores: The output with C scores per box, in the form of `boxes`; "" if the scores follow each box in `boxes`.
         labels: The names of the classes; empty for no names.
         form: "channels_first" if the output is [N, 4 + C, A], "anchors_first" if the output is [N, A, 4 + C].
         objectness: Whether one more value between box and scores multiplies every score of the box.
         sigmoid: Whether the scores are logits.
         box_format: The meaning of a box's four values, such as "cxcywh": centre, width, height.
-        normalized: Whether boxes are given as 0 to 1 of the model's input, not in pixels.
+        normalized: Whether a box has values from 0 to 1, as shares of the model's input, instead of pixels.
         score_threshold: The lowest score of a box in an answer.
         iou_threshold: The overlap (IoU) above which NMS removes the box with the lower score.
         detections_max: The largest number of boxes in an answer.

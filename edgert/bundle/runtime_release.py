@@ -19,7 +19,8 @@ from edgert.typed_json import Closed
 TARGETS_MAX = 64
 WHEELS_MAX = 512
 WHEEL_BYTES_MAX = 8 * 1024**3
-# The name becomes a part of a path and of pip's options. It starts with a name and a version (PEP 427).
+# The file name of a wheel becomes a part of a path and of pip's options. It starts with the name and the version of the
+# package (PEP 427).
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*-[A-Za-z0-9][A-Za-z0-9._+!]*(-[A-Za-z0-9._]+){3,4}\.whl")
 _WHEEL_NAME_LENGTH_MAX = 200
 _RUNTIME_ID = re.compile(r"[0-9a-f]{16}")

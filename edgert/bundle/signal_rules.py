@@ -16,7 +16,8 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
-RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # sample rates of sound
+RATE_HZ_MIN = 1_000  # the lowest sample rate of sound
+RATE_HZ_MAX = 384_000  # the highest sample rate of sound
 WINDOW_VALUES_MAX = 16 * 1024**2  # the values of one window, over all channels
 FFT_MAX = 65_536
 BINS_MAX = 4096  # mel bands, frequency bands
@@ -43,7 +44,7 @@ class Sound(Closed):
         features: "samples", "log_mel" or "mfcc".
         log: "db", "ln" or "log10": the logarithm of max(floor, power) + offset.
         time_axis: "first" or "last": the place of the time among the model's axes.
-        mean: The features become (value - mean) / std: one number, or one number per band or coefficient.
+        mean: One number, or one number per band or coefficient. A feature becomes (value - mean) / std.
         std: One number, or one number per band or coefficient.
     """
 
@@ -112,7 +113,7 @@ class Series(Closed):
         window: The window function before spectrum and bands: "boxcar" or "hann".
         bands: The limits [low, high) of each band in Hz.
         statistics: The statistics to compute.
-        feature_mean: Features become (feature - feature_mean) / feature_std: one number, or one per feature.
+        feature_mean: One number, or one number per feature. A feature becomes (feature - feature_mean) / feature_std.
         feature_std: One number, or one number per feature.
         time_axis: "first" if a window of values is [time, channels] for the model, "last" if it is [channels, time].
     """
@@ -220,7 +221,7 @@ def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Raise BundleError if `spec` does not fit features of `shape`, without axes of length 1, or flat."""
+    """Raise BundleError unless items of `spec` have `shape` (without axes of length 1) or one flat axis."""
     item = spec.item_shape
     wanted = [n for n in item if n != 1]
     if wanted in ([n for n in shape if n != 1], [math.prod(shape)]):

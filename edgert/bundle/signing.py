@@ -114,7 +114,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys that a device trusts, by file, and the errors of files without a key, by file."""
+    """The keys that a device trusts, by file. `damaged` has the reason for each file that contains no key."""
 
     keys: dict[Path, PublicKey]
     damaged: dict[Path, str]
@@ -125,7 +125,7 @@ class Keyring:
 
     @property
     def complaints(self) -> list[str]:
-        """One line per file without a key. Such a file does not affect the other keys."""
+        """One line for each file that contains no key. Such a file does not affect the keys of other files."""
         return [
             f"{why}: it is ignored; remove it with: edgertd keys remove {path.name}"
             for path, why in self.damaged.items()

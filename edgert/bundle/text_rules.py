@@ -26,7 +26,7 @@ class Text(Closed):
     """The rule that computes token ids from UTF-8 text, with a file of the library `tokenizers`.
 
     The device pads shorter texts at their end, to the length of the model's input. If this length is open, the device
-    pads texts to the longest text of the request, and then to a bucket.
+    pads texts to the length of the longest text of the request, and then to the length of a bucket.
 
     Attributes:
         tokenizer: The path of the tokenizer's file: in a manifest a name in the bundle, on the host a local path.

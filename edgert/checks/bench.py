@@ -2,10 +2,10 @@
 
 A work folder has `bench.json`, the artifacts, and one `.npy` file with one sample per input.
 
-    {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
+    {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [like inputs], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
-A caller may measure other artifacts together with a work folder's, such as the live version.
+A caller may also measure other artifacts, such as the live version, together with the artifacts of a work folder.
 
 Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then the artifacts alternate
 in rounds, so that other work of the machine affects all of them equally. A figure is the median of the rounds' medians.
@@ -51,7 +51,8 @@ ROUND_RUNS_MIN = 3
 ROUND_S = 0.02  # the time of one artifact in one round
 TRIAL_S = 0.2  # the time in which one number of threads is tried
 WARM_RUNS = 3
-ERROR_OF_MEDIAN = 0.93  # for a normal distribution: the median's standard error, in quartile distances / sqrt(n)
+# For n values of a normal distribution, the median's standard error is this factor times quartile distance / sqrt(n).
+ERROR_OF_MEDIAN = 0.93
 
 Clock = Callable[[], float]
 Arrays = list[NDArray[Any]]
@@ -59,7 +60,7 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class BenchArtifact:
-    """An artifact to measure: its name in the report, its sample, and the error that ends its rounds."""
+    """An artifact to measure: its name in reports, its sample, and the error below which its rounds end."""
 
     name: str
     artifact: LocalArtifact
@@ -118,7 +119,7 @@ def bench(
 
     Args:
         work: The artifacts.
-        seconds: About the time of all rounds together; slow runs need more time.
+        seconds: The approximate time of all rounds together; slow runs need more time.
         cache_dir: The folder for the files that engines compile.
         progress: Receives each step as a line of text.
         clock: Seconds of a clock that never goes back.
@@ -171,7 +172,7 @@ def _opened(
         try:
             for _ in range(WARM_RUNS):
                 tried.run(entry.sample)
-            load_s = load_s if times else round(clock() - began, 4)  # the load time of the first session
+            load_s = load_s if times else round(clock() - began, 4)  # of the first session, with its warm-up
             times[threads] = statistics.median(_runs(tried, entry.sample, TRIAL_S, clock))
         except BaseException:
             tried.close()

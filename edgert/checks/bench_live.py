@@ -51,7 +51,7 @@ def bench_live(
         store: The slots of the model.
         state: The folder with the sockets.
         config: The configuration of the device.
-        seconds: About the time of both measurements together.
+        seconds: The approximate time of both measurements together.
         clients: The number of clients in the second measurement.
         progress: Receives each step as a line of text.
     """

@@ -25,7 +25,7 @@ class GoldenClient:
     """A client of the live version of one model. Close it, or use it in a `with` block."""
 
     def __init__(self, version: InstalledVersion, state: StateDir, config: DeviceConfig) -> None:
-        """Raises BundleCorrupt if the samples cannot be read, and the errors of `Client`."""
+        """Raises the errors of `Client`; also BundleCorrupt if the samples cannot be read."""
         manifest = version.manifest
         self.samples = list(golden.samples(version, as_sent=True))
         self._model = manifest.model

@@ -35,7 +35,8 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
         if manifest.golden_raw and rule is not None:
             lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds the lead
             by_name[rule.input] = _read(version, manifest.golden_raw)[:, lead:]
-            names, padder = list(manifest.sent_inputs), None  # a text has its own length
+            names = list(manifest.sent_inputs)
+            padder = None  # each text keeps its own length
         arrays = [by_name[name] for name in names]
     for sample, length in zip(_rows(arrays), _lengths(padder, _count(arrays)), strict=True):
         yield sample if padder is None else padder.trimmed(sample, length)
@@ -46,12 +47,13 @@ def check(
 ) -> list[float]:
     """Pass every golden sample to `infer`.
 
-    Return the largest absolute difference from the host, per output. Raises HealthCheckFailed if a difference exceeds
-    the signed tolerance, BundleCorrupt if the golden values changed on disk, and the errors of `infer`.
+    Return the largest absolute difference from the host, per output. Raises the errors of `infer`; also
+    HealthCheckFailed if a difference exceeds the signed tolerance, and BundleCorrupt if the golden values changed on
+    disk.
 
     Args:
         version: The version with the golden inputs.
-        artifact: The artifact whose golden answers are right.
+        artifact: The artifact whose golden answers the device must give.
         infer: Returns the outputs for the inputs of one sample.
         as_sent: Whether `infer` gets the inputs that an app sends, and returns the outputs that an app gets.
     """
@@ -99,7 +101,7 @@ def load_checked(
 
 
 def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
-    """Yield the right answer to each golden sample."""
+    """Yield the golden answer to each golden sample."""
     padder = _padder(version)
     rows = list(_rows([_read(version, path) for path in artifact.golden_outputs]))
     for answer, length in zip(rows, _lengths(padder, len(rows)), strict=True):

@@ -1,4 +1,4 @@
-"""The health check: sends golden samples through the daemon's socket and compares the signed answers."""
+"""The health check: sends golden samples through the daemon's socket, and checks the answers."""
 
 from __future__ import annotations
 

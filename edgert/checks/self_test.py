@@ -21,8 +21,8 @@ from edgert.versions.slot_store import SlotStore
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
     """Load `model`'s live version on the first engine that works, and check its golden answers.
 
-    Raises ModelNotFound, EngineMissing if a package for the model's input is missing, and the last engine's error if no
-    engine answers correctly.
+    Raises ModelNotFound; also EngineMissing if a package for the model's input is missing. If no engine answers
+    correctly, raises the error of the last engine.
     """
     version = load_live(SlotStore(state.models / model), config)
     if (rule := version.manifest.input_rule) is not None:

@@ -123,7 +123,7 @@ class TunerStatus:
 
 @dataclass(frozen=True)
 class BatcherStatus:
-    """The queue of each priority, and the tuner; None if the model has no target."""
+    """The numbers of waiting requests by priority, and the tuner (None if the model has no target)."""
 
     waiting_high: int
     waiting_low: int

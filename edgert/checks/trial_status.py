@@ -54,7 +54,7 @@ class TrialStatus:
 class TrialAnswer:
     """The trial of the version `digest` of a model.
 
-    `release` is None if this device does not have the version. `trial_left_s` is None unless the version is on trial.
+    `release` is None if this device does not have the version. `trial_left_s` is None if the version is not on trial.
     `watch` is None if the daemon measured nothing or does not answer.
     """
 

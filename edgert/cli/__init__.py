@@ -20,7 +20,7 @@ COMMANDS = {
     "stop": ("edgert.cli.stop:stop", "Stop the daemon after it has answered all requests."),
     "install": ("edgert.cli.install:install", "Verify a bundle and store it in the model's spare slot."),
     "activate": ("edgert.cli.activate:activate", "Make the installed version live, on trial."),
-    "check": ("edgert.cli.check:check", "Compare the daemon's answers to golden inputs with the signed ones."),
+    "check": ("edgert.cli.check:check", "Compare the daemon's answers to golden inputs with the signed answers."),
     "self-test": ("edgert.cli.self_test:self_test", "Load the models and check their golden answers without a daemon."),
     "trial": ("edgert.cli.trial:trial", "Show the state of a trial, or wait for its end."),
     "mark-good": ("edgert.cli.mark_good:mark_good", "End the trial and keep the live version."),
@@ -58,7 +58,7 @@ def edgertd(context: click.Context, state: Path | None) -> None:
       edgertd infer digits --input seven.npy
       edgertd rollback digits
     """
-    os.umask(0o077)  # files of commands and of the daemon are private, unless code sets their mode
+    os.umask(0o077)  # files of commands and of the daemon are private, unless code sets another mode
     context.obj = StateDir((state or default_state_dir()).absolute())
     act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # the owner of the keys may be root
 

@@ -167,7 +167,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         )
         return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
     finally:
-        if argv is None:  # the process ends here; otherwise Python first searches all objects for garbage
+        if argv is None:  # the process ends here; without this call, Python first searches all objects for garbage
             gc.freeze()
 
 
@@ -191,7 +191,7 @@ def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
     cause = error if isinstance(error, OSError) else error.__cause__
     assert isinstance(cause, OSError)
     if isinstance(cause, BrokenPipeError) and _has_no_reader(sys.stdout):
-        # Otherwise Python fails again when it closes stdout.
+        # Without this step, Python fails again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NO_READER
     where = f"{cause.filename}: " if cause.filename else ""

@@ -37,7 +37,7 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     from edgert.follow.follower import ChannelFollower
     from edgert.follow.set_up import check_follows, open_registry, reporter
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then raises, which releases the claim
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so SIGTERM releases the claim
     state: StateDir = context.obj
     config = read_config(state)
     if soon:

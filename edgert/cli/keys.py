@@ -73,7 +73,7 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
             f"{key} is the only trusted key: add another key (edgert bootstrap --key), or use --force"
         )
     with storing(f"cannot remove {key} from {state.keys}"):
-        # Root may run this, and another user may replace the folder by a link. O_NOFOLLOW refuses a link.
+        # Root may run this command, and another user may replace the folder by a link. O_NOFOLLOW refuses a link.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             for path in removed:

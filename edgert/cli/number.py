@@ -9,7 +9,7 @@ import click
 
 
 class Number(click.FloatRange):
-    """A number within limits. click's own type accepts `nan`, because a comparison with `nan` never fails."""
+    """A number within limits. click's own type accepts `nan`, because no comparison with `nan` is true."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

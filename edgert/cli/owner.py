@@ -1,7 +1,7 @@
 """Commands of root act as the owner of the state folder, or of the folder of keys.
 
-The daemon may run as another user, and must be able to change the files that a command writes. This also prevents that
-root writes to a path where a less trusted user has put a link.
+The daemon may run as another user, and must be able to change the files that a command writes. A command that acts as
+the owner also cannot write to a file of root through a link that the owner has made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgert.state_dir import StateDir
 
 
 def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
-    """Become the owner of the state folder (or of its keys) if root runs the command but does not own it."""
+    """If root runs the command, become the owner of the state folder (or of the folder of keys)."""
     if os.geteuid() != 0:
         return
     folder = state.keys if of_keys else state.root

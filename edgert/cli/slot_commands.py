@@ -15,7 +15,7 @@ from edgert.versions.slot_store import SlotStore
 def store_of(state: StateDir, model: str) -> SlotStore:
     """Return the slots of an installed model.
 
-    Raises ModelNotFound, and ConfigInvalid if the folder is not a device's state folder.
+    Raises ModelNotFound; also ConfigInvalid if the folder is not a device's state folder.
     """
     names = state.model_names()
     if not names:
@@ -35,5 +35,5 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     except DaemonEnded:  # this version may have ended the daemon
         raise
     except DaemonUnreachable:
-        progress("no daemon runs: the next one serves this version; start it with edgertd start")
+        progress("no daemon runs: the next daemon serves this version; start it with edgertd start")
         return None

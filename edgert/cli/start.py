@@ -50,7 +50,7 @@ def start(state: StateDir, as_json: bool) -> None:
     elif has_lost_its_monitor(running.pid):
         with _open_log(state) as log:
             _start_monitor(state, log, "--adopt", str(running.pid))
-        progress("the monitor that restarts the daemon was killed; a new one has adopted the daemon")
+        progress("the monitor that restarts the daemon was killed; a new monitor has adopted the daemon")
     socket = os.fspath(state.socket(config.socket))
     text = f"edgertd runs (pid {running.pid}) and listens on {socket}"
     emit({"pid": running.pid, "socket": socket}, text, as_json)

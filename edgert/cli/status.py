@@ -105,7 +105,7 @@ def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
 
 
 def _http(config: DeviceConfig) -> HttpStatus:
-    """Return the status of the HTTP server without a request to it."""
+    """Return the status of the HTTP server by its settings. Send no request to the server."""
     if not config.http.listen:
         return HttpStatus()
     from edgert.http.address import parse_address

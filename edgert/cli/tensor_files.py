@@ -85,7 +85,7 @@ def write_outputs(path: Path, outputs: Arrays) -> None:
 
 
 def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
-    """Return the names of the classes in each output with classes, by the output's name.
+    """Return the names of the classes in each output that contains classes, by the output's name.
 
     The name of class -1, no class, is "". Without `labels` the result is empty.
     """
@@ -97,15 +97,27 @@ def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
 
 
 def as_json(model: str, outputs: Arrays, names: Arrays, *, values: bool = True) -> dict[str, Any]:
-    """Return the output of --json, without `values` if they are in a file; `names` is from `class_names`."""
+    """Return the output of --json, without `values` if they are in a file; `names` is from `class_names`.
+
+    JSON has no NaN and no infinity, so the values have the texts "NaN", "Infinity" and "-Infinity", which NumPy reads.
+    """
 
     def described(name: str, array: NDArray[Any]) -> dict[str, Any]:
         shape = {"shape": list(array.shape), "dtype": array.dtype.name}
         if not values:
             return shape
-        return {**shape, "values": array.tolist(), **({"labels": names[name].tolist()} if name in names else {})}
+        return {**shape, "values": _values(array), **({"labels": names[name].tolist()} if name in names else {})}
 
     return {"model": model, "outputs": {name: described(name, array) for name, array in outputs.items()}}
+
+
+def _values(array: NDArray[Any]) -> Any:
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return array.tolist()
+    values = array.astype(object)
+    values[np.isnan(array)] = "NaN"
+    values[np.isposinf(array)], values[np.isneginf(array)] = "Infinity", "-Infinity"
+    return values.tolist()
 
 
 def as_text(outputs: Arrays, names: Arrays) -> str:

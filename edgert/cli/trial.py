@@ -54,7 +54,7 @@ def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: 
 
 
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
-    """Return the state of the trial of the version `digest` ("": the live one). Raises RolledBack.
+    """Return the state of the trial of the version `digest` ("": the live version). Raises RolledBack.
 
     If the time of the trial has passed and no daemon runs, this function ends the trial.
     """

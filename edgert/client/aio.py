@@ -145,7 +145,7 @@ class AsyncClient(BaseClient):
         return pool
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Drop the connections if their loop is closed, and use `loop` from now on."""
+        """Use `loop` from now on. Drop the connections of the previous loop, which must be closed."""
         if self._loop is not None and not self._loop.is_closed():
             raise RequestError("this client belongs to another event loop; create a client for each loop")
         for pool in self._pools.values():
@@ -165,7 +165,7 @@ class AsyncClient(BaseClient):
 
 
 class AsyncSession:
-    """Requests of `model` that continue each other, like `Session`, in an `async with` block.
+    """A session of `model` for `async with`: each request continues the previous one, as in `Session`.
 
     `AsyncClient.session` creates an AsyncSession. Send one request at a time; a cancelled call ends the session.
     """

@@ -1,16 +1,16 @@
 """The asyncio client's connections, each with one request at a time, and their pool.
 
 Theory of operation: each open connection has one reader callback on the loop. The callback receives into the frame
-buffer, and copies the tensors of an answer at once, because the next bytes may arrive before the waiting task runs. So
-a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle connection
+buffer, and copies the tensors of an answer at once, because the next bytes may arrive before the waiting task runs.
+There is no transport or stream in between, so a request costs the loop one wake-up. If the model of an idle connection
 moves, the connection closes when the daemon sends MOVED, not at the next request.
 
-Measured medians in us for tensors of 4 KB / 150 KB / 1.2 MB, in interleaved runs on one core with the daemon:
+Measured medians in us for tensors of 4 KB / 150 KB / 1.2 MB, in interleaved runs; client and daemon shared one core:
 - this client: 71 / 138 / 637
 - bare loops without checks and time-outs: 70 / 144 / 1,125 over BufferedProtocol, 104 / 172 / 714 over
   `loop.sock_recv_into`, 104 (55 in another run) / 143 / 1,220 over streams
 - the blocking client on a socket: 44 / 94 / 496
-With shared memory, 1.2 MB take 0.45 times as long (`bench.transport`).
+With shared memory, a request of 1.2 MB takes 0.45 times as long as through the socket (`bench.transport`).
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Connection:
         except EdgeRTError:
             self._give_back()
             raise
-        except BaseException:  # cancelled, or a Retry: the next request must not receive a late answer
+        except BaseException:
+            # The call was cancelled or raised Retry: close, so that the next request does not receive a late answer.
             self.close()
             raise
         self._give_back()
@@ -198,7 +199,7 @@ class Connection:
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
-        if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED has its memory
+        if not self._send(parts) and not self.conversation.is_session:  # a session waits for its memory in MOVED
             # The daemon closed before it had the whole request. It may have sent an error: wait for this error.
             self._loop.call_later(RETRY_PAUSE_S, self._fail_if_unanswered, outcome)
         elif self._timer is None or deadline < self._timer_at:
@@ -216,7 +217,7 @@ class Connection:
             outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
-        """Set one timer for many requests. Deadlines usually only grow, so a timer that fires is set again."""
+        """Set one timer for many requests. Deadlines usually grow, so a timer that fires early is set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline

@@ -193,7 +193,7 @@ class Client(BaseClient):
     def _connected(
         self, model: str | None, deadline: float, *, share: bool = False, session: bool = False
     ) -> Connection:
-        """Return a new connection once the daemon accepts it. `share` requests shared memory, if allowed."""
+        """Return an accepted connection. With `share`, it requests shared memory, if `transport` allows this."""
         may_share = self._share and model is not None
         while True:
             self._check_open()
@@ -212,14 +212,14 @@ class Client(BaseClient):
 
 
 def _may_be_large(inputs: Inputs) -> bool:
-    """Return whether `inputs` seem large enough for shared memory. Only a frame has the exact size."""
+    """Return whether `inputs` seem large enough for shared memory. Only the frame shows the exact size."""
     values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
     sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
     return sum(sizes) >= SHARE_BYTES_MIN
 
 
 class Session:
-    """Requests of `model` that continue each other, on their own connection.
+    """A session of `model`: requests on one connection, each of which continues the previous request.
 
     `Client.session` creates a session, and one thread at a time may use the session. A session follows the model to
     another worker, and to a new version that continues the sessions of the old version.

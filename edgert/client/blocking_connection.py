@@ -77,7 +77,7 @@ class Connection:
 
     def send_resume(self, frame: bytes) -> None:
         """Send a session's memory to the new worker. The worker answers only if it refuses the memory."""
-        self.conversation.resume = frame  # until the worker sends a newer one
+        self.conversation.resume = frame  # until the worker sends a newer RESUME
         with contextlib.suppress(OSError):  # the next request reports the reason
             self._sock.sendall(frame)
 
@@ -132,8 +132,8 @@ class Connection:
             self._set_timeout(deadline - time.monotonic())
 
     def _early_error(self, deadline: float) -> Exception:
-        """Return the error of a daemon that closed during the request; a Retry if the daemon sent no error."""
-        if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
+        """Return the daemon's error if it is final, else a Retry. The daemon closed during the request."""
+        if not self.conversation.is_session:  # wait longer for MOVED, which has the memory of the session
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())
         try:

@@ -91,7 +91,7 @@ class Conversation:
         self.resume = b""
         self.moved = False
         self._area: SharedArea | None = None
-        self._interface: ModelInterface | None = None  # None until the daemon has greeted
+        self._interface: ModelInterface | None = None  # None until the WELCOME has arrived
         # The last request: the shapes and dtypes of the app's arrays, if they needed no conversion.
         self._request_id = 0
         self._trace = False
@@ -124,13 +124,14 @@ class Conversation:
         given: tuple[NDArray[Any], ...]
         signature: tuple[Any, ...]
         if type(inputs) is np.ndarray:
-            given, signature = (inputs,), (inputs.shape, inputs.dtype)  # the same as `signature_of` returns, but faster
+            given = (inputs,)
+            signature = (inputs.shape, inputs.dtype)  # the result of `signature_of`, without the time of a call
         else:
             given = self._arrays_by_name(inputs)
             signature = signature_of(given)
         if signature == self._signature:
             return frame.update(given, flags, request_id, timeout_us)
-        self._signature = self._tensors = None  # answers to this request may have another axis
+        self._signature = self._tensors = None  # the next answer may have or lack a batch axis, unlike the last one
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
         self.size_bytes = frame.sent_bytes
@@ -162,7 +163,7 @@ class Conversation:
                 return Retry(error)  # send the hello again after the daemon's pause
             return error
         self.over = True
-        if frame.kind == wire.ERROR and frame.request_id == 0:  # about the connection; no engine saw the request
+        if frame.kind == wire.ERROR and frame.request_id == 0:  # an error of the connection: no engine saw the request
             error = wire.error_of(frame)
             return Retry() if error.retryable else error
         if frame.kind == wire.MOVED:
@@ -216,7 +217,7 @@ class Conversation:
         self.frames.limit(self._interface.frame_bytes_max)
 
     def _arrays_by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
-        """Return a dict's arrays in the model's order; empty unless the dict has exactly the model's inputs."""
+        """Return a dict's arrays in the model's order; () if it has other names, or values that are no arrays."""
         assert self._interface is not None  # the caller has checked
         specs = self._interface.inputs
         if type(inputs) is not dict or len(inputs) != len(specs):
@@ -248,7 +249,7 @@ def session_ended(reason: str) -> SessionLost:
 
 
 def timeout_us(timeout_s: float) -> int:
-    """Return a time-out for an INFER frame: at least one microsecond."""
+    """Return a time-out in the unit of an INFER frame: microseconds, at least one."""
     return min(int(min(TIMEOUT_US_MAX, timeout_s * 1e6)) + 1, TIMEOUT_US_MAX)
 
 

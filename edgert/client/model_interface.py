@@ -118,7 +118,7 @@ def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array. A file or text becomes UINT8, several become rows padded with 0."""
+    """Return `value` as an array: a file or text as UINT8, several files or texts as rows padded with 0."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, bytes | str):

@@ -55,7 +55,7 @@ from edgert.worker_link.load_order import LoadOrder
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # the longest time until the follower's first round
 HINT_PAUSE_S = 60.0  # the shortest time between two rounds for hints
-HINT_S_MAX = 10.0  # the longest time from a hint to its round, random because all devices get the hint at once
+HINT_S_MAX = 10.0  # the longest pause from a hint to its round; it is random, because all devices get the hint at once
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
 STATE_CHECK_S = 30.0  # the time between two checks that the state folder exists
 
@@ -70,9 +70,8 @@ class Supervisor:
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot)
         self._own_alarms = self._channel_alarms()
-        self._alarms: dict[str, tuple[str, ...]] = {
-            "": ()
-        }  # the alarms that were last reported, by model; "" is the device itself
+        # The alarms that were last reported, by model. The key "" stands for the device itself.
+        self._alarms: dict[str, tuple[str, ...]] = {"": ()}
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
@@ -101,7 +100,7 @@ class Supervisor:
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or the command `stop`.
 
-        Raises DeviceError if another daemon serves this state folder, and StorageFailed.
+        Raises StorageFailed; also DeviceError if another daemon serves this state folder.
         """
         with contextlib.ExitStack() as stack:
             self._pid_file = stack.enter_context(sole_daemon(self._state))

@@ -9,7 +9,7 @@ from typing import Protocol
 class Timed(Protocol):
     """A part that acts at due times.
 
-    `tick` does the work that is due, if any. `due_s` returns the next due time on the part's clock, None for never.
+    `tick` does the work that is due. `due_s` returns the next due time on the part's clock, or None if nothing is due.
     """
 
     def tick(self) -> None: ...
@@ -36,5 +36,5 @@ class Every:
 
 
 def soonest_s(parts: Iterable[Timed]) -> float | None:
-    """Return the earliest due time of `parts`; None for never."""
+    """Return the earliest due time of `parts`; None if no part is due."""
     return min((due_s for part in parts if (due_s := part.due_s()) is not None), default=None)

@@ -33,9 +33,8 @@ class EngineKind:
     threaded: bool = True  # the engine uses `EngineOptions.threads`
     prepares: bool = False  # `Engine.prepare` does something
     concurrent: bool = False  # several threads may run one session at once
-    forkable: bool = (
-        False  # the fork server can import the SDK, because the import starts no thread and opens no device
-    )
+    # The fork server can import the SDK, because the import starts no thread and opens no device.
+    forkable: bool = False
     device_files: bool = False  # the engine accesses its processor through device files
     system_package: str = ""  # the system's package with the SDK, if pip cannot install the SDK
 
@@ -90,7 +89,7 @@ class EngineOptions:
         cache_dir: The folder for compiled files; with None, the engine stores none.
         buckets: The batch sizes that the engine compiles for.
         extra: Settings by the engine's own names. With these, the packager runs an artifact in several ways, to measure
-            how much answers differ.
+            how much the artifact's answers differ.
         progress: The receiver of progress lines while a load takes minutes.
     """
 
@@ -119,7 +118,7 @@ class Session(Protocol):
         ...
 
     def release_memory(self, sample: Sequence[NDArray[Any]]) -> None:
-        """Release the memory of larger runs. This may need a run of `sample`, one item. Raises EngineFailed."""
+        """Release the memory of larger runs. The engine may run `sample`, one item. Raises EngineFailed."""
         return
 
     def close(self) -> None:
@@ -143,7 +142,7 @@ class Engine(Protocol):
     def before_fork(self) -> None:
         """Set up the data that all sessions of a process share, so that forks copy less memory.
 
-        This must leave no thread.
+        No thread may remain after this call.
         """
         return
 

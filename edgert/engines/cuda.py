@@ -16,7 +16,7 @@ from edgert.errors import EngineFailed, EngineMissing
 
 
 class Cuda(Protocol):
-    """One stream on one GPU. Copies are queued and run without the caller; `synchronize` waits for all.
+    """One stream on one GPU. A copy only joins the stream's queue; `synchronize` waits for the queue.
 
     Attributes:
         stream: The stream's handle for TensorRT.
@@ -56,7 +56,7 @@ def open_cuda() -> Cuda:
 
 
 class BindingsCuda:
-    """`cuda-bindings`: the CUDA runtime API. All threads share its context of GPU 0."""
+    """`cuda-bindings`: the CUDA runtime API. All threads of the process share one context of GPU 0."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime

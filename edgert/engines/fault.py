@@ -49,7 +49,7 @@ EXIT_CODE = 70
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and its condition. Each run leaks `mb`; a slow run takes `s` seconds."""
+    """A fault and its condition. `mb` is the size of a leak; `s` is the pause of a slow run, in seconds."""
 
     fault: str
     after: int = 0

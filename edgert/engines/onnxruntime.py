@@ -63,7 +63,7 @@ class ONNXRuntimeSession(Session):
         self.inputs, self.outputs = inputs, outputs
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
-        self._session = session  # keep it, because the inner session alone does not own the model
+        self._session = session  # kept, because the inner session alone does not own the model
         self._run = getattr(session, "_sess", session).run
         self._shrinking = sdk().RunOptions()  # without this, the arena keeps the size of the largest run
         self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -115,8 +115,9 @@ def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
     session_options.inter_op_num_threads = 1
     if level := options.extra.get("graph_optimization_level"):
         session_options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    session_options.log_severity_level = _LOG_FATAL_ONLY  # errors raise anyway; other lines would fill the daemon's log
-    # Spinning threads slow preprocessing and other models: under load, p90 was 17 ms instead of 7.7.
+    # Errors become exceptions, and other lines would fill the daemon's log.
+    session_options.log_severity_level = _LOG_FATAL_ONLY
+    # Spinning threads slow preprocessing and other models: under load, p90 was 17 ms with them, 7.7 ms without them.
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     compute_int8_exactly(session_options)
     return session_options

@@ -57,7 +57,7 @@ class OpenVINOSession(Session):
         self._model = model
         self._config = _config(options)
         self._batches = batchable((*self.inputs, *self.outputs))
-        # A model with a fixed batch has one bucket of this size, and is never reshaped.
+        # A model with a fixed batch has one bucket, and its batch is never changed.
         self._buckets = tuple(sorted(options.buckets)) if self._batches else (1,)
         self._fixed = None if artifact.buckets is not None else tuple(spec.item_shape for spec in self.inputs)
         self._by_size: dict[tuple[int, _Shapes], _Bucket] = {}

@@ -17,13 +17,13 @@ Arrays = list[NDArray[Any]]
 
 
 def load_session(artifact: LocalArtifact, options: EngineOptions) -> Session:
-    """Open the artifact; its session pads inputs between two buckets. Raises EngineMissing, EngineFailed."""
+    """Open the artifact, with padding if it has buckets. Raises EngineMissing, EngineFailed."""
     session = engine_by_name(artifact.engine).load(artifact, options)
     return session if artifact.buckets is None else PaddedSession(session, artifact.buckets)
 
 
 class Padder:
-    """Pads inputs and cuts outputs; both are lists in the order of the model's contract."""
+    """Pads the inputs of a model and cuts its outputs. Both are lists in the model's order."""
 
     def __init__(self, buckets: Buckets, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         self.buckets = buckets

@@ -1,7 +1,7 @@
 """The installed engines and their versions, stored in a file because imports take seconds.
 
-A stored version is valid for one Python, until a package is installed or removed: this changes the time stamp of the
-folder of packages. Each call searches for missing engines again, because this search is fast.
+A stored version is valid for one Python, until a package is installed or removed. Such a change is seen by the time
+stamp of the folder of packages. Each call searches for missing engines again, because this search is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TensorRT: the engine for NVIDIA Jetson. It uses the API that 10.3 (JetPack 6) and 11 share.
+"""TensorRT: the engine for NVIDIA Jetson. Only the API is used that 10.3 (JetPack 6) and 11 share.
 
 The artifact is a Q/DQ ONNX graph. During the deployment, `prepare` builds a plan from the graph on the device. This
 takes minutes, while the previous version serves. A plan fits one GPU and one version of TensorRT, so its name in
@@ -279,7 +279,7 @@ def _log(tensorrt: Any) -> Any:
 
 
 def _monitor(tensorrt: Any, progress: Progress) -> Any:
-    """Return a monitor that reports each tenth of the steps of the build's outer phases."""
+    """Return a monitor that reports the progress of each outer phase of a build, in tenths."""
 
     class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]  # this class is also Any
         def __init__(self) -> None:

@@ -2,10 +2,11 @@
 
 An interpreter is planned for one batch size, and a new plan takes milliseconds. So each bucket has its own interpreter
 over the same memory-mapped file, opened when the bucket is first needed. A batch between two buckets is padded and its
-answers are cut. A batch above the largest bucket runs in several pieces. A model with buckets of another axis has one
-file for each bucket; the artifact's own file is for the largest bucket. Interpreters copy in and out with `set_tensor`
-and `get_tensor`. These calls return new arrays, and are faster than views into the interpreters' memory (1.3 µs per
-call instead of 2.6 µs).
+answers are cut. A batch above the largest bucket runs in several pieces. If the file has a fixed batch of 1 but the
+model's batch is open, the items of a batch run one by one. A model with buckets of another axis has one file for each
+bucket; the artifact's own file is for the largest bucket. Interpreters copy in and out with `set_tensor` and
+`get_tensor`. These calls are faster than views into the interpreters' memory (1.3 µs per call instead of 2.6 µs), and
+`get_tensor` returns a new array.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ class TFLiteSession(Session):
         self._open_input = next((i for i, spec in enumerate(self.inputs) if spec.shape[:1] == (-1,)), None)
         # Padding needs one output item per input item.
         self._pads = batchable((*self.inputs, *self.outputs))
-        self._buckets = sorted(buckets)
         self._by_size: dict[int, _Bucket] = {}
         self._by_count: dict[int, _Bucket] = {}
         try:
-            self._bucket(1)
+            first = make_interpreter()
+            self._buckets = [1] if self._pads and _has_fixed_batch(first) else sorted(buckets)
+            self._bucket(1, first)
         except _SDK_ERRORS as error:
             raise EngineFailed(f"tflite cannot load {self._name}: {error}; build it again") from error
 
@@ -94,14 +96,17 @@ class TFLiteSession(Session):
         self._by_count.clear()
         self._make_interpreter = closed
 
-    def _bucket(self, count: int) -> _Bucket:
-        """Return the bucket for `count` items; without padding, keep only the bucket of the last size."""
+    def _bucket(self, count: int, interpreter: Any = None) -> _Bucket:
+        """Return the bucket for `count` items; without padding, keep only the bucket of the last size.
+
+        A new bucket gets the fresh `interpreter`, if given.
+        """
         size = bucket_for(count, self._buckets) if self._pads else count
         if size not in self._by_size:
             if not self._pads:
                 self._by_size.clear()
                 self._by_count.clear()
-            self._by_size[size] = _Bucket(self._make_interpreter(), self.inputs, self.outputs, size)
+            self._by_size[size] = _Bucket(interpreter or self._make_interpreter(), self.inputs, self.outputs, size)
         self._by_count[count] = self._by_size[size]
         return self._by_size[size]
 
@@ -188,8 +193,13 @@ def _sdk() -> tuple[str, Any, Any]:
     )
 
 
+def _has_fixed_batch(interpreter: Any) -> bool:
+    """Whether no input of the file has an open axis 0."""
+    return all(list(detail["shape_signature"][:1]) != [-1] for detail in interpreter.get_input_details())
+
+
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the interpreter's index of each of `specs`, by name. Raises ValueError for other tensors."""
+    """Return the index of each of `specs` in the interpreter. Raises ValueError if it has other tensors."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
     by_name = {detail["name"]: detail for detail in details}
     missing = [spec.name for spec in specs if spec.name not in by_name]

@@ -1,4 +1,4 @@
-"""Decides the next step with a model of a channel, from the statement, the slots and the record. Pure."""
+"""Decides the next step with a channel's model from statement, slots and record, without side effects."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ReleaseFetcher:
         return fetched_path(self._state, manifest.model, file.sha256)
 
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return the files to fetch, each content once. A damaged file in a slot is also fetched."""
+        """Return the files to fetch, one for each content. A damaged file in a slot is fetched again."""
         files = {file.sha256: file for file in wanted}
         held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
         return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]

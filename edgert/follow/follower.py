@@ -228,7 +228,7 @@ class ChannelFollower:
     def _note_steps(self, steps: list[Step], statement: Statement | None) -> None:
         """Store the step of each model, and log new steps.
 
-        After the statement's expiry, the wanted releases stay.
+        After the statement's expiry, the stored wanted releases stay unchanged.
         """
         before = self._read_status()
         for step in steps:
@@ -305,7 +305,7 @@ class ChannelFollower:
         return Step(decision.text, soon=decision.action is not Action.NOTHING)
 
     def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
-        """Call `fetch` until it succeeds. If the connection breaks before the first byte, raise the error."""
+        """Call `fetch` until it succeeds. If the connection breaks before a new byte arrives, raise the error."""
         while True:
             before = self._pace.fetched_bytes
             try:
@@ -350,7 +350,7 @@ class ChannelFollower:
         """Record that this release cannot be installed here. The next attempt follows when its entry changes."""
         record = self._records.read()
         tried = record.attempt_of(entry)
-        if tried is None or not tried.reason:  # it was not reported yet
+        if tried is None or not tried.reason:  # this refusal was not reported yet
             self._records.write(record.with_attempt(entry, error.message))
             fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
             self._report("refused", entry.model, fields)

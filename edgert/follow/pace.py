@@ -13,7 +13,7 @@ from edgert.rate_limit import RateLimit
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
     """A download must stop, because the hours of `[follow]` do not allow it now.
 
-    It continues in these hours.
+    The download continues in the allowed hours.
     """
 
 
@@ -24,7 +24,7 @@ class Pace:
         config: The hours and the rate.
         clock: Monotonic seconds.
         local_minute: Returns the minute of the local day.
-        wait: Waits for so many seconds.
+        wait: Waits for a number of seconds.
     """
 
     def __init__(

@@ -43,11 +43,11 @@ class Record:
     """The follower's record of earlier rounds.
 
     Attributes:
-        counters: The highest counter of each channel; the newest channel is the last.
+        counters: The highest counter of each channel. The channel of the stored statement is the last entry.
         source: The registry and the channel of the stored statement.
         manifest: The digest of the OCI manifest of the stored statement.
         tried: The last attempt with each model.
-        runtime: The highest release of the runtime that was in use.
+        runtime: The highest release among all runtimes that were in use.
     """
 
     counters: dict[str, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class RecordStore:
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
-        """Return the stored statement; None unless a key in `trusted` signed it for `channel`."""
+        """Return the stored statement of `channel`; None if no key in `trusted` signed it."""
         try:
             return read_statement(self._statement.read_bytes(), channel, trusted)
         except (OSError, EdgeRTError):

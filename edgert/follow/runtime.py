@@ -89,7 +89,7 @@ class InstalledRuntimes:
 def decide_runtime(
     entry: Entry, runtime: str, runtimes: InstalledRuntimes, tried: Attempt | None, newest: int
 ) -> Decision:
-    """Return the follower's next action for `entry`, a release of the runtime. Pure.
+    """Return the follower's next action for `entry`, a release of the runtime. Has no side effects.
 
     Args:
         entry: The release.
@@ -139,8 +139,8 @@ class RuntimeFollower:
     def next_step(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
         """Return the next action for `entry`.
 
-        If a trial of its runtime has ended, record and report this first. Raises ConfigInvalid if bootstrap did not
-        install the runtime, RegistryError, BundleError, ChannelMismatch and StorageFailed.
+        If a trial of its runtime has ended, record and report this first. Raises RegistryError, BundleError,
+        ChannelMismatch and StorageFailed; also ConfigInvalid if bootstrap did not install the runtime.
         """
         home = self._own_home(check=False)
         runtimes = self._installed_runtimes(home)
@@ -192,7 +192,7 @@ class RuntimeFollower:
         """Create the environment, test the environment and start its trial.
 
         The script `runtime.sh` decides whether the runtime stays, and restarts the daemon at most twice. Raises
-        RolledBack if the test failed, and DeployUnderWay, EngineMissing, DaemonUnreachable and DeviceError.
+        DeployUnderWay, EngineMissing, DaemonUnreachable and DeviceError; also RolledBack if the test failed.
         """
         home = self._own_home()
         with self._claimed(home):

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(state: StateDir) -> None:
     """Serve until told to stop. Raises ConfigInvalid if the settings of `[http]` cannot be used."""
     # Use one core: on several cores, threads that wait for Python's lock take twice the processor time (decision 5).
-    with contextlib.suppress(OSError):  # a sandbox may forbid this, such as SystemCallFilter=~@resources
+    with contextlib.suppress(OSError):  # a sandbox may forbid this, for example with SystemCallFilter=~@resources
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     stop = stop_with_supervisor_or_signal(STOP_S_MAX + 1)  # one more second for the other steps
     config = read_config(state)

@@ -38,7 +38,7 @@ class Address:
 
 
 def parse_address(text: str, *, allow_remote: bool) -> Address:
-    """Parse `text`. Raises ConfigInvalid for a wrong address, and for a remote one unless `allow_remote`."""
+    """Parse `text`. Raises ConfigInvalid if it is wrong, or if it is remote without `allow_remote`."""
     if text.startswith("unix:"):
         path = Path(text[len("unix:") :])
         if not path.is_absolute() or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:

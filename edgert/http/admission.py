@@ -3,10 +3,11 @@
 Theory of operation: a connection waits for its client while the client must send a request or the rest of a request, or
 must read an answer. A connection does not wait while its request is handled. From `due_s` on, the client is late. A
 client whose body or answer moves at BODY_BYTES_PER_S_MIN is never late, and faster bytes allow a pause of at most
-STILL_S_MAX. A new connection takes the place of a late client. The server first selects the address with the most
-places, and then the client at this address that is late for longest. Earlier answers give a client no advantage,
-because an attacker also gets answers. So slow heads and bodies of an attacker end before a good request, even if the
-attacker sends many. The server counts only received bytes as memory, never the length that a request states.
+STILL_S_MAX. If all places are taken, a new connection takes the place of a late client. The server first selects the
+address with the most places, and then the client at this address that is late for longest. Earlier answers give a
+client no advantage, because an attacker also gets answers. So slow heads and bodies of an attacker end before a good
+request, even if the attacker sends many. The server counts only received bytes as memory, never the length that a
+request states.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STOPPING = "the server is stopping"
 
 
 class Place:
-    """The state of one connection. From `due_s` on, the client is late; None while a request is handled."""
+    """One connection. From `due_s` on, its client is late; `due_s` is None while a request is handled."""
 
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address
@@ -138,7 +139,7 @@ def busy(reason: str) -> HttpError:
 
 
 def address_of(peer: Any) -> bytes | str:
-    """Return one client's address: all of IPv4, the first 64 bits of IPv6, "" on a Unix socket."""
+    """Return the whole IPv4 address, the first 64 bits of an IPv6 address, or "" for a Unix socket."""
     if not isinstance(peer, tuple):
         return ""
     host = str(peer[0]).partition("%")[0]

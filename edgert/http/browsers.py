@@ -1,4 +1,4 @@
-"""Requests that a browser makes for a page of another site, and the names in `Host`. Pure.
+"""Recognizes requests that a browser makes for a page of another site, and names in `Host`.
 
 A page of an unknown author can make a browser send requests to 127.0.0.1 or to a machine of the local network. So the
 server refuses requests that a browser marks as requests of another site. Every browser sends Origin with each POST;
@@ -14,7 +14,7 @@ READING = ("GET", "HEAD")
 
 
 def from_another_site(method: str, headers: Mapping[str, str]) -> bool:
-    """Return whether another site's page made this request, except by a click on a link."""
+    """Return whether another site's page made this request. A click on a link does not count."""
     if method in READING and headers.get("sec-fetch-mode") == "navigate":
         return False
     origin = headers.get("origin")

@@ -24,7 +24,7 @@ from edgert.protocol.local_socket import timeval
 
 RECEIVE_BYTES = 64 * 1024
 BODY_BUFFER_BYTES_MAX = 2 * 1024**2  # the largest buffer that a connection keeps for its next body
-INFLATE_BYTES = 256 * 1024  # bytes that are unpacked at a time
+INFLATE_BYTES = 256 * 1024  # the largest piece that is unpacked at a time
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 16 * 1024**2
 SEND_PARTS_MAX = 64
@@ -122,7 +122,8 @@ class HttpConnection:
         except HttpError as error:
             response = error.response()
         keep_alive = request.keep_alive and not (self._place.end_reason or response.stream or response.closes)
-        if keep_alive and request.version == "1.0":  # without the field, its client waits for the end of the connection
+        if keep_alive and request.version == "1.0":
+            # Without this field, the client waits for the end of the connection.
             response = response._replace(headers=(*response.headers, ("Connection", "keep-alive")))
         self._send(response, keep_alive, with_body=request.method != "HEAD")
         return keep_alive
@@ -262,7 +263,8 @@ class HttpConnection:
         """Send `parts` without the first `sent` bytes, at the rate at which the client reads."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
-        place.due_s, place.is_sending = began_s, True  # the client has not yet read bytes in the kernel's buffer
+        place.due_s = began_s  # now the client must read: bytes in the kernel's buffer wait for it
+        place.is_sending = True
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:
@@ -277,7 +279,7 @@ class HttpConnection:
         place.is_sending = False
 
     def _linger(self) -> None:
-        """Let the client read the answer: at a close with unread bytes, the kernel drops the answer."""
+        """Let the client read the answer. If the socket closed with unread bytes, the kernel would drop it."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)

@@ -59,7 +59,7 @@ class Endpoints:
         self._control_socket = control_socket
         self._host_checked = host_checked
         self._inferences_max = inferences_max
-        self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
+        self._permits = [None] * inferences_max  # pop and append are atomic, and cost less than Python's semaphore
         self._inferred = False  # whether a request inferred since the last call of `release_memory`
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
@@ -148,7 +148,7 @@ class Endpoints:
         self._inferred = True
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in FORM_TYPES:
-            message = f"Content-Type {kind} is refused, as web forms send it: set it to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
+            message = f"Content-Type {kind} is refused, because web forms send it: set Content-Type to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
             raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         inference = read_request(request.body, request.headers.get(_LENGTH_HEADER))
         timeout_s = None if inference.timeout_s is None else min(inference.timeout_s, TIMEOUT_S_MAX)

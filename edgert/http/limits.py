@@ -8,18 +8,17 @@ HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
 # The wait for a connection's first byte, and the time from a request's first byte to the end of its head.
 HEAD_S_MAX = 10.0
-STALL_S = 5.0  # the wait for the next bytes of a body, or until the client reads some of an answer
+STALL_S = 5.0  # the longest wait for the next bytes of a body, or for the client to read more of an answer
 BODY_S_MIN = 10.0
 BODY_BYTES_PER_S_MIN = 256 * 1024
 IDLE_S_MAX = 75.0  # the wait for the next request
-# These two limits apply if another client needs the place: the time in which an answered client must send the head of
-# its next request, and the longest pause of a body or an answer whose earlier bytes were fast.
-NEXT_HEAD_S = 0.1
-STILL_S_MAX = 1.0
+# These two limits apply if another client needs the place.
+NEXT_HEAD_S = 0.1  # the time in which an answered client must send the head of its next request
+STILL_S_MAX = 1.0  # the longest pause of a body or an answer whose earlier bytes were fast
 # Places beyond connections_max. They answer requests for health and figures while connections_max connections infer.
 # Under attack, a client must send its first bytes before new connections fill these places.
 SPARE_PLACES = 64
-BODIES_MAX = 2  # bodies of the largest size in memory at once
+BODIES_MAX = 2  # how many bodies of the largest size may be in memory at once
 STOP_S_MAX = 3.0
 RELEASE_AFTER_S = 10.0  # after this time without an inference, the memory of earlier inferences is released
 

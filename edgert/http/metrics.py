@@ -19,7 +19,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def exposition(status: DaemonStatus | None, responses: Mapping[int, int], version: str) -> bytes:
-    """Return all metrics. `status` is None if no daemon answers; `responses` counts by HTTP status."""
+    """Return all metrics. `status` is None if no daemon answers; `responses` are counts by HTTP status."""
     models = {} if status is None else status.models
     lines: list[str] = []
     _family(lines, "edgert_up", "gauge", "Whether the daemon answers.", [("", {}, float(status is not None))])

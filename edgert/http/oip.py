@@ -37,14 +37,15 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # values in one answer
 SHORT_JSON = 16 * 1024  # up to this number of bytes to read, or of values to write, no lock is needed
-CACHED_JSON_BYTES_MAX, CACHED_MAX = 2048, 64  # the longest cached JSON, and the entries of each of the two caches
+CACHED_JSON_BYTES_MAX = 2048  # the largest JSON that is cached
+CACHED_MAX = 64  # the number of entries of each of the two caches
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
-# Files become rows of one array, padded to the longest file. The array may have this number of bytes, or this multiple
-# of the sent bytes.
-PADDED_BYTES_MIN, PADDED_TIMES_MAX = 1024**2, 8
-VALUES_MAX = 2**32  # the limit of the values of a shape; an axis of 0 is counted as 1
+# Files become rows of one array, padded to the longest file.
+PADDED_BYTES_MIN = 1024**2  # an array of at most this size is always accepted
+PADDED_TIMES_MAX = 8  # a larger array may have at most this multiple of the sent bytes
+VALUES_MAX = 2**32  # the limit for the number of values in a shape; an axis of length 0 is counted as 1
 # The limits of long JSON. Lists and strings are counted before JSON is parsed, because each becomes an object.
 LISTS_MAX = 256 * 1024
 STRINGS_MAX = 2048
@@ -58,7 +59,7 @@ _long_json = threading.Lock()
 
 
 class RequestedOutput(NamedTuple):
-    """One requested output. With `classes` above 0, this number of the largest values replaces the tensor."""
+    """One requested output. If `classes` is above 0, only the `classes` largest values are sent."""
 
     name: str
     binary: bool
@@ -176,7 +177,7 @@ _cached_request = lru_cache(CACHED_MAX)(_request)
 def answer(
     request: InferRequest, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
 ) -> HttpResponse:
-    """Return the response. `labels` name the classes of outputs of this length. Raises RequestError."""
+    """Return the response. `labels` apply to outputs with as many classes. Raises RequestError."""
     requested = request.outputs
     if requested is None:
         requested = tuple([RequestedOutput(name, request.binary) for name in outputs])
@@ -240,7 +241,7 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
 
 
 def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, InputValues | BinaryInput]:
-    """Return an input's name, and its values or its range from byte `offset` of the binary data."""
+    """Return an input's name and values; for binary data, return its range, which begins at `offset`."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or (datatype not in NUMPY_NAMES and datatype != "BYTES"):

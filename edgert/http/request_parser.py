@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """The arrived parts of a request. The callbacks of `RequestParser` add the parts."""
+    """The parts of a request that have arrived. The callbacks of `RequestParser` add the parts."""
 
     method: str = ""
     url: str = ""
@@ -133,7 +133,7 @@ class RequestParser:
         if request.head_complete:
             return  # a trailer must not change the head
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        # A repeated field is a list (RFC 9110, 5.3), so no second value replaces the first.
+        # A repeated field is a list (RFC 9110, 5.3), so a second value does not replace the first.
         request.headers[key] = f"{request.headers[key]}, {text}" if key in request.headers else text
 
     def on_headers_complete(self) -> None:

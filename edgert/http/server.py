@@ -1,7 +1,8 @@
 """Accepts HTTP connections, each with its own thread, and limits their number.
 
 The server uses blocking threads instead of an event loop, because a blocking call computes the answer. To pass the
-answer between a loop and a thread pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
+answer from a thread pool to an event loop takes more time than all HTTP code of a request
+(docs/decisions/0005-http-on-blocking-threads.md).
 """
 
 from __future__ import annotations

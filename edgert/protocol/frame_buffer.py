@@ -37,15 +37,17 @@ HUGE_PAGE_BYTES = 2 * 1024**2
 # The header's 64 bytes in groups that change together: start, flags, request id, model id, arg, lengths, stages.
 _ALIKE = struct.Struct("<6sHQII16s24s")
 _BEGINNING = struct.Struct("<4sBB")
-_LENGTHS, _LENGTHS_OFFSET = struct.Struct("<IHHQ"), 24  # meta bytes, tensors, status, body bytes
-_new = tuple.__new__  # creates a NamedTuple without a call of its Python function
+_LENGTHS = struct.Struct("<IHHQ")  # meta bytes, number of tensors, status, body bytes
+_LENGTHS_OFFSET = 24  # the offset of these four fields in the header
+_new = tuple.__new__  # creates a NamedTuple faster, because it does not call the NamedTuple's Python function
 
 # Facts about the last frame, for the next frame of the same form:
 # - the number of its bytes from the socket (only the header, if the body was in shared memory). It is -1 if no frame
 #   can have the same form: the last frame had meta, a status or no tensors, or more bytes arrived with it;
-# - the header's bytes of magic, version and kind, then of the lengths; the flag FLAG_SHARED; the kind;
-# - the ends of its descriptors and of the frame; the descriptors; the tensors that they describe.
-# They are a plain tuple, because Python unpacks a plain tuple fastest.
+# - two parts of its header: the bytes with magic, version and kind, and the bytes with the lengths;
+# - FLAG_SHARED if the frame had this flag, else 0; the kind;
+# - the offset at which its descriptors end; its size; the descriptors; the tensors that they describe.
+# These facts are a plain tuple, because Python unpacks a plain tuple fastest.
 _Last = tuple[int, bytes, bytes, int, int, int, int, bytes, tuple[WireTensor, ...]]
 _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 
@@ -54,7 +56,7 @@ class FrameBuffer:
     """Collects the bytes of one connection and returns its frames in order.
 
     Bytes that break the protocol raise ProtocolError, before the buffer allocates memory of the announced size.
-    `shared` is the memory with the bodies of FLAG_SHARED frames, after space for a header.
+    `shared` is the memory that contains the body of each FLAG_SHARED frame. The body begins after space for a header.
 
     Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The buffer is in
     one of three states:
@@ -66,8 +68,8 @@ class FrameBuffer:
     - A frame was returned, and `more` bytes of the next frames are behind this frame; `_filled` counts both. `feed(0)`
       moves the bytes to the front. Receive nothing before this call.
 
-    Every request passes through this code, at both ends. So `feed` does not check a frame again that arrives whole, if
-    its kind, lengths and descriptors are the same as in the last frame.
+    Every request passes through this code, at both ends. So `feed` skips the checks for a frame that arrives whole and
+    has the kind, lengths and descriptors of the last frame.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class FrameBuffer:
             self._allocate(self._small_bytes)
 
     def missing(self) -> int:
-        """Return the smallest possible number of missing bytes of the current frame; 0 between frames."""
+        """Return the least number of bytes that the current frame still lacks; 0 between frames."""
         if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:
@@ -189,7 +191,8 @@ class FrameBuffer:
             )
         if meta_bytes > META_BYTES_MAX or tensor_count > TENSORS_MAX:
             raise ProtocolError(
-                f"{meta_bytes} bytes of meta and {tensor_count} tensors; at most {META_BYTES_MAX} and {TENSORS_MAX}"
+                f"a frame has {meta_bytes} bytes of meta and {tensor_count} tensors; at most {META_BYTES_MAX} bytes and "
+                f"{TENSORS_MAX} tensors are allowed"
             )
         if aligned(meta_bytes) + DESCRIPTOR_BYTES * tensor_count > body_bytes:
             raise ProtocolError("the lengths in the header contradict each other")
@@ -213,7 +216,7 @@ class FrameBuffer:
         as a MOVED after an answer), this function copies the bytes behind the body.
         """
         if self.shared is None or size > len(self.shared):
-            raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
+            raise ProtocolError(f"a frame needs {size} bytes of shared memory, which this connection does not have")
         rest = bytes(self._view[HEADER_BYTES:filled])
         self._grow(size + len(rest), HEADER_BYTES)
         self._view[HEADER_BYTES:size] = self.shared[HEADER_BYTES:size]

@@ -40,7 +40,7 @@ class FrameBuilder:
         self._numbers: Sequence[int] = ()
         self._head = bytearray()
         self._shared_flag = 0
-        self._targets: list[NDArray[Any]] | None = None  # the targets of the arrays' copies; None: there are no copies
+        self._targets: list[NDArray[Any]] | None = None  # the memory that arrays are copied to; None for no copies
 
     def parts(
         self,
@@ -100,7 +100,8 @@ class FrameBuilder:
             self._head = bytearray(b"".join(parts))
             self._targets = _targets(arrays, self._head)
         else:
-            self._head, self._targets = bytearray(b"".join(parts[:2])), None  # header and descriptors
+            self._head = bytearray(b"".join(parts[:2]))  # header and descriptors
+            self._targets = None
         self._signature = signature_of(arrays)
         self._numbers = numbers
         return parts

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 
-BACKLOG = 4096  # with more waiting connections, a non-blocking connect fails at once; the kernel may allow fewer
+# How many new connections may wait; the kernel may allow fewer. A non-blocking connect to a full queue fails at once.
+BACKLOG = 4096
 PROBE_S_MAX = 1.0
 SO_PASSRIGHTS = 83  # Linux 6.16 and newer; Python has no name for it yet
 
@@ -44,7 +45,9 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
         except OSError as error:
             raise ConfigInvalid(f"cannot listen on {path}: {error.strerror}") from error
         except KeyError as error:
-            raise ConfigInvalid(f"socket_group: there is no group {group!r} here. Create it, or set another") from error
+            raise ConfigInvalid(
+                f"socket_group: there is no group {group!r} here. Create it, or set another group"
+            ) from error
         listener.setblocking(False)
         stack.callback(_remove_own_socket, path, path.stat().st_ino)
         yield listener

@@ -35,12 +35,12 @@ class SharedArea:
 
     @staticmethod
     def bytes_for(half_bytes: int) -> int:
-        """Return the size of an area with halves of at least `half_bytes`."""
+        """Return an area's size: each half has `half_bytes` in whole pages, at most HALF_BYTES_MAX."""
         return 2 * mmap.PAGESIZE * -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE)
 
     @classmethod
     def create(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """Return a new area with halves of `half_bytes` or more, and its descriptor; None if memory is short."""
+        """Return a new area of `bytes_for(half_bytes)`, and its descriptor; None if the system refuses it."""
         size_bytes = cls.bytes_for(half_bytes)
         try:
             descriptor = os.memfd_create("edgert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -1,10 +1,10 @@
 """Releases and channels in a repository: OCI image manifests with their own media types.
 
 A release is one manifest. The manifest has a layer for the signed envelope of the bundle, and a layer for each file.
-The path is the name of the layer, as `oras` and `skopeo` expect. Releases share equal files. A channel is a manifest
-with one layer, the signed statement. Manifests are not trusted. A device checks the statement's signature. The
-statement has the digest of the envelope, and the envelope has the digest of each file. So a device does not read the
-manifest of a release.
+The title of a file's layer is the file's path, as `oras` and `skopeo` expect. Releases share equal files. A channel is
+a manifest with one layer, the signed statement. Manifests are not trusted. A device checks the statement's signature.
+The statement has the digest of the envelope, and the envelope has the digest of each file. So a device does not read
+the manifest of a release.
 
     MODEL-RELEASE    a release; edgert.runtime-RELEASE a release of the runtime, with a layer for each wheel
     channel.NAME     the newest statement of a channel; no model's name contains a dot
@@ -56,7 +56,7 @@ def file_blob(entry: FileEntry | Wheel) -> Blob:
 
 
 def release_manifest(manifest: Manifest, envelope: Envelope, digest: str) -> bytes:
-    """Return a release's OCI manifest. The same bundle, with this `digest`, always gives the same bytes."""
+    """Return the OCI manifest of the bundle with this `digest`. A bundle always gives the same bytes."""
     layers = [_layer(blob_of(envelope.raw), ENVELOPE_TYPE, ENVELOPE_NAME)]
     layers += [_layer(file_blob(entry), FILE_TYPE, entry.path) for entry in manifest.files]
     annotations = {

@@ -31,7 +31,9 @@ MANIFEST_BYTES_MAX = 1024**2
 SLOWEST_BYTES_PER_S = 1000.0
 START_S = 60.0  # the time allowed in addition to the transfer at the slowest rate
 RETRY_AFTER_S_MAX = 24 * 3600.0
-ERROR_BYTES_MAX, ERROR_CHARS_MAX, ERROR_S_MAX = 8192, 200, 5.0  # the limits of a registry's reason for an error
+ERROR_BYTES_MAX = 8192  # the most bytes that are read of a registry's error
+ERROR_CHARS_MAX = 200  # the longest reason of a registry that a message contains
+ERROR_S_MAX = 5.0  # the longest wait for a registry's error
 _CHUNK_BYTES = 64 * 1024
 _OVERLOADED = (408, 425, 429, 500, 502, 503, 504)
 
@@ -143,7 +145,8 @@ class Registry:
         Args:
             blob: The blob to fetch.
             path: The file to write.
-            on_bytes: Called with the size of each piece on disk. It may wait, to limit the rate, or raise, to stop.
+            on_bytes: Called with the size of each piece on disk. It may wait to limit the rate, or raise an error to
+                stop the download.
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -162,7 +165,7 @@ class Registry:
                 )
 
     def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
-        """Upload a blob that the registry lacks. Raises RegistryCorrupt if the registry lacks it afterwards.
+        """Upload a blob that the registry lacks. Raises RegistryCorrupt if it still lacks the blob afterwards.
 
         `on_bytes` is called with the size of each sent piece, and with a negative size for bytes that must be sent
         again.
@@ -271,7 +274,7 @@ class Registry:
         body: Body | None = None,
         wait_s: float = 0,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send a request, and again with a login if the registry requires it. `path` may be a whole URL."""
+        """Send a request; if the registry requires a login, send it again. `path` may be a whole URL."""
         url = f"{self.repository.url}{path}" if path.startswith("/") else path
         is_registry = urlsplit(url).netloc == self.repository.host
         for first in (True, False):

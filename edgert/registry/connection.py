@@ -174,14 +174,14 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _closed_before_answer(error: RegistryUnreachable) -> bool:
-    """Return whether the server closed the connection without an answer, as for an idle connection."""
+    """Return whether the server closed the connection without an answer, as servers do when it is idle."""
     cause = error.__cause__
     closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
     return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)
 
 
 def checked_location(url: str, location: str) -> str:
-    """Return the absolute URL that an answer of `url` points to. Raises RegistryError for https to http."""
+    """Return the absolute URL of an answer's `location`. Raises RegistryError if it is wrong or drops TLS."""
     try:
         target = urljoin(url, location)
         scheme = urlsplit(target).scheme
@@ -226,7 +226,7 @@ def _pools(opened: weakref.WeakSet[HTTPConnection]) -> dict[str, type[HTTPConnec
 def _tls(ca: Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError, too
         raise ConfigInvalid(f"cannot read the certificates in {ca}: {error.strerror or error}") from error
 
 

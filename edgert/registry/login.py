@@ -118,11 +118,7 @@ class Login:
 
     def answer(self, url: str, challenge: str) -> None:
         """Set `header` to the answer to a challenge of `url`. Raises RegistryLoginRefused and RegistryError."""
-        parts = urlsplit(url)
-        if parts.scheme != "https" and self._credentials is not None and parts.hostname not in _HERE:
-            raise RegistryLoginRefused(
-                f"{self._host} requires a login, but its address has no TLS, so others could read the password: use oci://"
-            )
+        self._check_tls(url, "its address has no TLS, so others could read the password: use oci://")
         scheme, _, rest = challenge.partition(" ")
         if scheme.lower() == "basic":
             if self._credentials is None:
@@ -132,6 +128,12 @@ class Login:
             self.header = f"Bearer {self._token(url, dict(_PARAMETER.findall(rest)))}"
         else:
             raise RegistryError(f"{self._host} requires a login of the kind {scheme[:40]!r}; known: Basic, Bearer")
+
+    def _check_tls(self, url: str, reason: str) -> None:
+        """Raise RegistryLoginRefused if the password would travel to another machine without TLS."""
+        parts = urlsplit(url)
+        if parts.scheme != "https" and self._credentials is not None and parts.hostname not in _HERE:
+            raise RegistryLoginRefused(f"{self._host} requires a login, but {reason}")
 
     def refused(self) -> str:
         """Return the reason why the registry refused the request after the answer to its challenge."""
@@ -147,6 +149,9 @@ class Login:
 
     def _token(self, url: str, given: dict[str, str]) -> str:
         realm = checked_location(url, given.get("realm", ""))
+        self._check_tls(
+            realm, f"its token service {realm[:200]} has no TLS, so others could read the password: use oci://"
+        )
         query = urlencode([(key, given[key]) for key in ("service", "scope") if key in given])
         token_url = f"{realm}{'&' if urlsplit(realm).query else '?'}{query}"
         headers = {} if self._credentials is None else {"Authorization": self._credentials.basic}

@@ -6,7 +6,8 @@ nothing.
 
 A p99 and an error share of few requests have no meaning. So windows are merged into a stretch, until the stretch
 contains REQUESTS_MIN requests or STRETCH_WINDOWS_MAX windows. Each stretch gives one reading. After STRETCH_WINDOWS_MAX
-windows without a request, each further window gives a reading of 0: a model without requests has no more failures.
+windows without a request, each further window gives a reading of 0, because a model without requests has no further
+failures.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from edgert.config import AlarmConfig
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import Totals, WindowReport
 
-RAISED, CLEARED = "alarm_raised", "alarm_cleared"  # the events
+RAISED = "alarm_raised"  # the event of a raised alarm
+CLEARED = "alarm_cleared"  # the event of a cleared alarm
 RAISE_AFTER = 2
 CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
 REQUESTS_MIN = 20
 STRETCH_WINDOWS_MAX = 10
-P99_FACTOR = 2.0  # if no limit of the p99 is configured, it is this multiple of the model's p95 target
+P99_FACTOR = 2.0  # if no limit of the p99 is configured, the limit is this multiple of the model's p95 target
 
 
 @dataclass(frozen=True)

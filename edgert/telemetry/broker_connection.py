@@ -30,7 +30,7 @@ def write_broker_connection(folder: Path, state: str, text: str) -> None:
 
 
 def read_broker_connection(folder: Path) -> BrokerConnection:
-    """Return the connection's state that the forwarder stored last."""
+    """Return the state of the connection that the forwarder last stored."""
     connection = read_json(BrokerConnection, folder / _NAME)
     if connection is None or not connection.at:  # each stored state has a time: without a time, the file is damaged
         return BrokerConnection()

@@ -84,8 +84,8 @@ class ForwarderSettings:
 class Forwarder:
     """Sends one device's reports from the spool to the broker and updates the device's `status` message.
 
-    An unreachable broker is no error. `run` tries again until it must stop, after a growing pause with jitter, and logs
-    each change once.
+    An unreachable broker is no error. `run` tries again until it must stop. The pause before each attempt grows and has
+    jitter. `run` logs each change once.
 
     Args:
         settings: The broker, and the device's messages.
@@ -128,9 +128,10 @@ class Forwarder:
         self._reset()
 
     def run(self, stop: Stop) -> None:
-        """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S, unless connecting.
+        """Forward until `stop` is set; then return within DRAIN_ON_STOP_S + GOODBYE_S.
 
-        The forwarder sleeps until the broker sends something, the next check of the spool, or the next due message.
+        An attempt to connect delays the return. The forwarder sleeps until the broker sends something, or until the
+        next check of the spool or the next message is due.
         """
         while not stop.is_set():
             self._backoff.started()
@@ -154,8 +155,8 @@ class Forwarder:
         self._file = self._spool.file_id
         self._in_flight: dict[int, Spooled | None] = {}  # None: a message that is not in the spool
         self._acknowledged_ids: list[int] = []
-        self._refused_at: float | None = None  # None after the refused messages were sent again
-        self._refused = False  # False once the broker accepts one of those messages
+        self._refused_at: float | None = None  # the time of a refusal; None once the refused messages are sent again
+        self._refused = False  # whether the broker refuses messages; False once it accepts one of them
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
         self._sys_due_at = self._clock()

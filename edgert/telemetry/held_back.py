@@ -1,4 +1,4 @@
-"""The messages that a broker does not accept. They must not block other messages. Pure.
+"""The messages that a broker does not accept, and that must not block other messages.
 
 A broker may limit the size of a message. With MQTT 5, a broker may state the limit. Other brokers end the connection,
 and would end the next connection at the same message. So the forwarder holds a message back if several connections in a
@@ -25,7 +25,8 @@ class HeldBack:
     def __init__(self) -> None:
         self._ids: dict[int, tuple[str, int]] = {}  # the held-back messages, each with its topic and size
         self._released: set[int] = set()  # messages that were sent again
-        self._stuck_at, self._hang_ups = 0, 0  # the message at which the last connections ended, and their number
+        self._stuck_at = 0  # the message at which the last connections ended
+        self._hang_ups = 0  # the number of these connections
         self._connected_at = self._held_since = 0.0
 
     def __contains__(self, message_id: int) -> bool:

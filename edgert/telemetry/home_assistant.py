@@ -37,7 +37,7 @@ def discovery(
 ) -> tuple[str, bytes]:
     """Return the topic and the payload to publish, retained.
 
-    With the next message, models disappear from Home Assistant that are no longer in `models`.
+    A model that is no longer in `models` disappears from Home Assistant.
 
     Args:
         topics: The device's topics.
@@ -84,7 +84,7 @@ def discovery_topic(topics: Topics, prefix: str) -> str:
 
 
 def node_id(topics: Topics) -> str:
-    """Return the device's id in Home Assistant: unique, of `A-Z a-z 0-9 _ -` only.
+    """Return the device's unique id in Home Assistant, which contains only `A-Z a-z 0-9 _ -`.
 
     The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled. A `_` of a
     device is doubled if no letter or digit follows. A `.` becomes `_-`. Most names stay unchanged, because a broker's

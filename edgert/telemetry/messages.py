@@ -118,7 +118,7 @@ _NESTED = frozenset((dict, list))
 def load(payload: bytes) -> dict[str, Scalar]:
     """Parse a flat payload of a known version and keep unknown fields. Raises ProtocolError."""
     if len(payload) > PAYLOAD_BYTES_MAX:
-        raise ProtocolError(f"a payload of {len(payload)} bytes; the limit is {PAYLOAD_BYTES_MAX}")
+        raise ProtocolError(f"a payload has {len(payload)} bytes; the limit is {PAYLOAD_BYTES_MAX}")
     try:
         fields = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -149,7 +149,7 @@ def metrics_fields(
 ) -> dict[str, object]:
     """Return the `metrics` payload without its envelope.
 
-    A figure without requests is None, which `dump` omits. `facts` may hold clock_synced, rss_bytes, temp_c and
+    Without requests, a figure is None, which `dump` omits. `facts` may hold clock_synced, rss_bytes, temp_c and
     throttled.
     """
     totals, latency = report.totals, report.latency
@@ -244,7 +244,7 @@ class HistMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Read a message. Raises ProtocolError, even for latencies that cannot be merged with other latencies."""
+        """Read a message. Raises ProtocolError, also for latencies that cannot be merged with others."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):

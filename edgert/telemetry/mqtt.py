@@ -3,7 +3,7 @@
 Theory of operation: paho is only a codec with a socket, and the owner of the `Connection` calls it. Paho runs no thread
 and stores nothing. Each attempt to connect creates a new paho client, so that paho never repeats a message by itself.
 The forwarder repeats messages, because the spool still has every unacknowledged message. A Connection tries MQTT 5
-first, because the PUBACK of MQTT 5 names the reason of a refusal, and then MQTT 3.1.1.
+first and then MQTT 3.1.1, because only the PUBACK of MQTT 5 names the reason of a refusal.
 
 A subscriber may let the broker keep its session. The broker then keeps messages of QoS 1 while the subscriber is not
 connected. With 3.1.1, the broker's own time limit applies (mosquitto: persistent_client_expiration). Only a call of
@@ -39,7 +39,7 @@ PACKETS_AT_ONCE = 100
 # The maximum number of messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the
 # broker alone decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
-# The largest message that a broker may send, although a report has at most 64 KiB. With 3.1.1 the broker's own limit
+# The largest message that a broker may send (a report has at most 64 KiB). With 3.1.1 the broker's own limit
 # applies (mosquitto: message_size_limit), else 256 MB.
 PACKET_BYTES_MAX = 1024 * 1024
 
@@ -95,7 +95,10 @@ class MqttSettings(BrokerLogin):
         try:
             return Path(self.password_file).read_text().split("\n")[0].rstrip("\r")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigInvalid(f"the broker's password file {self.password_file} cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigInvalid(
+                f"the broker's password file {self.password_file} cannot be read: {reason}; check its path and its mode"
+            ) from error
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return a context that verifies the broker; None if the connection has no TLS. Raises ConfigInvalid."""
@@ -131,8 +134,8 @@ class Connection:
         settings: The broker's address and the login.
         client_id: The MQTT client id; "" lets the broker choose an id.
         will: The message that the broker publishes if this client vanishes.
-        session_s: The time for which the broker keeps a session while this client is not connected. Then only
-            `acknowledge` acknowledges messages, and `client_id` must be given. None for no session.
+        session_s: The time for which the broker keeps a session while this client is not connected; None for no
+            session. A session needs a `client_id`, and only `acknowledge` acknowledges its messages.
         on_message: `pump` calls on_message(topic, payload, retained) for each message.
         on_acknowledged: `pump` calls on_acknowledged(message_id, refused_because) for each acknowledgement;
             `refused_because` is None for a success.
@@ -292,7 +295,7 @@ class Connection:
         if reason.is_failure:
             raise self._refusal(reason)
         self.packet_bytes_max = getattr(said, "MaximumPacketSize", PACKET_BYTES_END)
-        # paho does not allow this change after the connection; nothing was sent yet.
+        # paho's own method refuses this change while connected. The change is safe, because nothing was sent yet.
         client._max_inflight_messages = min(IN_FLIGHT_MAX, getattr(said, "ReceiveMaximum", IN_FLIGHT_MAX))
         self._client = client
         self._opened_at = time.monotonic()

@@ -65,7 +65,8 @@ class WindowRecorder:
         self.model = model
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending, self._spare = _buffer(), _buffer()  # packed spans; a write is atomic and needs no lock
+        self._pending = _buffer()  # packed spans; a write is atomic and needs no lock
+        self._spare = _buffer()  # receives the next spans while the pending spans are counted
         self._began_at = self._window_began_at = clock()
         self._totals = Totals()
         self._window = _Window()

@@ -8,7 +8,7 @@ The scale never changes, so merging only adds integers, and is exact in any orde
 Guarantee: `quantile` differs from the true value by at most (base - 1) / (base + 1) < 1.09 %, for values from 1
 microsecond to 17 minutes. Values outside this range are clamped to the outermost bucket.
 
-Thread rule: a sketch has one writer at a time. It has no lock of its own; the caller holds one.
+Thread rule: a sketch has one writer at a time. It has no lock of its own; the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sketch:
     def decode(
         cls, buckets: str, *, zero: int = 0, sum_ms: float = 0.0, min_ms: float = 0.0, max_ms: float = 0.0
     ) -> Sketch:
-        """Return the sketch that `encode` and its scalar fields describe. Raises ProtocolError."""
+        """Return the sketch that the text of `encode` and the scalar fields describe. Raises ProtocolError."""
         sketch = cls()
         sketch.buckets = _parse_buckets(buckets)
         sketch.zero = zero
@@ -133,7 +133,7 @@ def middle_ms(index: int) -> float:
 
 
 def _parse_buckets(text: str) -> dict[int, int]:
-    """Parse all at once: subscribers of large fleets spend most time here. Raises ProtocolError."""
+    """Parse all buckets at once: subscribers of large fleets spend most time here. Raises ProtocolError."""
     if not text:
         return {}
     if not _BUCKETS.match(text):
@@ -152,5 +152,5 @@ def _parse_buckets(text: str) -> dict[int, int]:
 
 _BUCKETS = re.compile(r"-?[0-9]{1,4}:[0-9]{1,18}(?:,-?[0-9]{1,4}:[0-9]{1,18})*\Z")
 
-# For whole microseconds, us > bound equals us > floor(bound): integers compare exactly.
+# For a whole number of microseconds, us > bound is equivalent to us > floor(bound), and integers compare exactly.
 LOWER_BOUNDS_US = [math.floor(math.pow(2, index / PER_OCTAVE) * 1000) for index in range(INDEX_MIN, INDEX_MAX + 1)]

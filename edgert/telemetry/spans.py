@@ -38,9 +38,9 @@ class Totals:
         shed: The number of refused requests.
         cache_hits: The number of requests that a cache answered.
         latency_sum_us: The total time of answered requests.
-        within_ms: The number of answered requests that took at most SLO_BOUNDS_MS[i], exactly.
+        within_ms: For each of SLO_BOUNDS_MS, the exact number of answered requests that took at most this time.
         executed: The number of requests that an engine run answered.
-        failed_sum_us: The total time of the other requests, until their refusal.
+        failed_sum_us: The total time of the requests that failed, were refused, or lost their client.
         hit_cache_sum_us: The total time of cache hits in the stage `cache`.
         stage_sum_us: The total time of answered requests in each stage.
         gone: The number of requests whose client left before the answer.
@@ -118,7 +118,7 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the start, of the current and of the last window (or None)."""
+    """Figures for `edgertd status`: since the start, of the current window, and of the last window."""
 
     uptime_s: float
     requests: int

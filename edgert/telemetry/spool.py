@@ -36,9 +36,9 @@ BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
 LOST_WITH_FILE = "unknown"  # the kind in `lost` for a lost file, because the number of its messages is unknown
 FIRST_SEQ_MIN = 2**32
-FIRST_SEQ_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
+FIRST_SEQ_MAX = 2**52  # every JSON reader represents integers below 2**53 exactly
 
-# A full spool first deletes messages with the lowest number, and among equals the oldest message.
+# A full spool first deletes messages of the kind with the lowest number; among these, it deletes the oldest first.
 IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
 _ROW_OVERHEAD_BYTES = 64
 _NO_INODE = -1
@@ -69,7 +69,7 @@ class Retained:
 
 @dataclass(frozen=True)
 class SpoolStats:
-    """The number of waiting messages, and of messages lost since the file was created, by kind.
+    """The number of waiting messages, and by kind the number of messages lost since the file was created.
 
     A full spool drops messages of the kinds metrics, hist and event. An earlier file that was lost is counted as
     one message of the kind LOST_WITH_FILE.
@@ -221,7 +221,7 @@ class Spool:
             _count_lost(database, kind)
 
     def _reopen(self, suspect: bool) -> None:
-        """Open the file, or a new one if it is corrupt; other processes wait."""
+        """Open the file, or a new file if it is corrupt. Other processes wait."""
         mine = self._inode
         self._disconnect()
         with locked(self.path.with_name(self.path.name + ".lock")):

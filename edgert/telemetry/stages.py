@@ -2,9 +2,9 @@
 
 Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS on.
 Its first cell counts times below a microsecond, the next cells are the buckets from INDEX_MIN. The packed form lists
-the filled cells in ascending order: first the distance of each cell from the cell before (uint16; the first distance is
-the cell's number plus one), then the count of each cell (uint32). The numbers are little-endian and compressed with
-zlib. Merging adds the counts of equal cells, so it is exact.
+the filled cells in ascending order. It has first the distance of each cell from the cell before, as a uint16; the first
+distance is the first cell's number plus one. Then it has the count of each cell, as a uint32. The numbers are
+little-endian and compressed with zlib. Merging adds the counts of equal cells, so it is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims: only one deployment changes a model at a time, so no deployment undoes another's steps.
+"""Claims: only one deployment changes a model at a time, so no deployment undoes steps of another.
 
 A deployment consists of several commands over minutes, and no process on the device lasts that long. So the deployment
 acquires a claim: a token with an end time. Each of its commands sends the token, which renews the claim. If the host

@@ -89,7 +89,7 @@ def install(
             _check_release(manifest, bundle.digest, before)
             if manifest.signed_at:
                 latest.store(expiry_time(manifest.signed_at))
-            store.collect()  # frees space before it is counted
+            store.collect()  # frees space before `_unpack` checks the free space
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
@@ -135,7 +135,7 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
         if path.is_file() and path.stat().st_size == entry.size_bytes:
-            # not while the follower is still fetching the file
+            # the size is right, so the follower has fetched the whole file
             present[entry.sha256] = path
     return present
 
@@ -177,7 +177,7 @@ def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, p
     """Let each engine compile its artifact while the old version still serves.
 
     An engine that fails is skipped, like at the load of the version. Raises the first error if all engines fail. With
-    `strict` in the configuration, raises the error of any engine.
+    `strict` in the configuration, raises the error of the first engine that fails.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []

@@ -44,7 +44,7 @@ class InstalledVersion:
 
 
 def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
-    """Read the live version's manifest. Raises ModelNotFound if no version is live, and BundleCorrupt."""
+    """Read the live version's manifest. Raises BundleCorrupt; also ModelNotFound if no version is live."""
     slots = store.read()
     if slots.live is None:
         raise ModelNotFound(f"no version of model {store.folder.name} is live: deploy one first")

@@ -53,7 +53,7 @@ class LatestTime:
         store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
     def store_clock(self) -> None:
-        """Store the clock's time once a day while it follows a time source. Call this every CHECK_S."""
+        """Once a day, store the clock's time if the clock follows a time source. Call this every CHECK_S."""
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._stored_s() > STORE_STEP_S:
             with contextlib.suppress(StorageFailed):  # the disk is full or read-only; the next call tries again

@@ -116,7 +116,9 @@ class SlotStore:
     def activate(self, trial_s: float, limits: TrialLimits | None = None) -> Slots:
         """Make the staged version live, on trial for `trial_s` seconds plus the watch of `limits`."""
         if not 0 < trial_s <= TRIAL_S_MAX:
-            raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
+            raise ConfigInvalid(
+                f"a trial of {trial_s:g} s is not allowed; give more than 0 and at most {TRIAL_S_MAX:g} s"
+            )
         trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
         with self.locked():
             after = step(self.read(), SlotEvent.ACTIVATE, trial=trial, limits=limits)

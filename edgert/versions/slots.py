@@ -1,9 +1,9 @@
 """The states of a model's A/B slots, and the events that change them.
 
-Pure; `slot_store` stores the slots. A version on trial serves, but is not trusted yet. If nobody marks the version good
-in time, the previous version becomes live again. A reboot ends a trial in the same way. If the trial has limits
-(edgert.versions.trial_limits), the daemon watches these limits. `mark-good` is refused until the limits have held for
-the whole watch.
+Nothing here has side effects; `slot_store` stores the slots. A version on trial serves, but is not trusted yet. If
+nobody marks the version good in time, the previous version becomes live again. A reboot ends a trial in the same way.
+If the trial has limits (edgert.versions.trial_limits), the daemon watches these limits. `mark-good` is refused until
+the limits have held for the whole watch.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def step(
     reason: str = "",
     now_s: float = 0.0,
 ) -> Slots:
-    """Return the slots after `event`. Pure, so that tests can check each row of the table as data.
+    """Return the slots after `event`, without side effects, so tests can check each row of the table.
 
     Raises TransitionRefused, whose message names the next step, if the table does not allow `event` now.
 

@@ -1,4 +1,4 @@
-"""The limits of a trial: their bounds, the time of the watch, and the test of each limit. Pure.
+"""The limits of a trial: their bounds, the time of the watch, and the test of each limit.
 
 The device compares each limit with its own measurements of the version on trial. A limit that could not be measured
 is broken.
@@ -17,10 +17,10 @@ from edgert.printable import counted
 
 WATCH_S = 60.0  # the time of the watch, if none is given
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
-REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples fill up to this number
+REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples add the missing requests
 COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
 COMPARED_FEW = 300  # with fewer answers, agreement hardly distinguishes similar versions (docs/deploying.md)
-BROKEN_CHECKS_MAX = 3  # so many checks in a row with a broken limit end the watch; a single outlier does not
+BROKEN_CHECKS_MAX = 3  # this number of checks in a row with a broken limit ends the watch; one outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
 
@@ -33,7 +33,7 @@ class TrialLimits:
         bounds: The bound of each limit by the limit's name.
         watch_s: The time for which the limits must hold, from the moment the version serves.
         unattended: Whether the device itself marks the version good when all limits have held.
-        confirm_s: The time that the host otherwise has to mark the version good.
+        confirm_s: If `unattended` is false, the time that the host has to mark the version good.
         started: Whether the watch has started.
         passed: Whether all limits have held for the whole watch.
     """
@@ -49,7 +49,9 @@ class TrialLimits:
         for name, value in self.bounds.items():
             _check(name, value)
         if not 0 < self.watch_s <= WATCH_S_MAX:
-            raise ConfigInvalid(f"a watch of {self.watch_s:g} s; give more than 0 and at most {WATCH_S_MAX:g} s")
+            raise ConfigInvalid(
+                f"a watch of {self.watch_s:g} s is not allowed; give more than 0 and at most {WATCH_S_MAX:g} s"
+            )
 
     @property
     def fills(self) -> bool:
@@ -221,7 +223,7 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the broken limits. Before the end of the watch, only certain values can break a limit.
+    """Return the broken limits. Before the end of the watch, only a value that is certain breaks a limit.
 
     At the end, a limit that could not be measured is also broken.
     """

@@ -34,7 +34,7 @@ from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
 from edgert.worker_link.load_order import LoadOrder
 
 PAIR_US_MIN = 20.0  # above this engine time for one item, two requests gain from a shared run (decision 17)
-TRIAL_SHARE = 0.25  # the previous version also answers this share of the requests on trial, at idle priority
+TRIAL_SHARE = 0.25  # during a trial, the previous version also answers this share of the requests, at idle priority
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WorkerParts:
     Attributes:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
-        previous: The comparison with the previous version; None unless a trial limits the agreement.
+        previous: The comparison with the previous version; None if no trial limits the agreement.
         shadows: The comparisons that are on.
         recorder: The recorder for requests of apps.
         probes: The recorder for requests of checks, which telemetry counts separately.
@@ -122,9 +122,9 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
 def reactor_limits(model: LoadedModel, config: DeviceConfig, batcher: Batcher, cpus: int) -> RunLimits | None:
     """Return the limits of the reactor; None if each connection has a thread.
 
-    If batches gain nothing, or less than runs of one thread, each request has its own run. With a very quick engine,
-    two requests also run one by one if a processor is left for the clients: the first client continues while the second
-    request runs.
+    If batches gain nothing, or gain less than runs of one thread, each request has its own run. With a very quick
+    engine, two requests also run one by one, if a processor is left for the clients. Then the first client continues
+    while the second request runs.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
@@ -193,7 +193,7 @@ def _shadow(
 
 
 def _previous_version(order: LoadOrder) -> Shadow | None:
-    """Return the comparison with the previous version; None unless a trial has a limit on agreement.
+    """Return the comparison with the previous version; None if no trial limits the agreement.
 
     The previous version answers a share of the requests too, at idle priority.
     """

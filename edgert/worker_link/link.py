@@ -43,7 +43,8 @@ MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
 ERROR_CHARS_MAX = 2000
 REPEATED_BYTES_MAX = 128  # messages up to this size often repeat, such as `connection`, so each is parsed once
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
+# Made once, because json.dumps would make a new encoder for each message.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _parse_repeated = lru_cache(64)(json.loads)
 _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
@@ -86,7 +87,8 @@ def start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
 def inherited_end() -> socket.socket:
     """Return this process's end of the link, which `start` passed, and ignore SIGINT.
 
-    Only the parent decides when this process ends. But a Ctrl-C in the parent's terminal sends SIGINT to both.
+    Only the parent decides when this process ends. But a Ctrl-C in the parent's terminal sends SIGINT to parent and
+    child.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return socket.socket(fileno=int(sys.argv[-1]))
@@ -108,7 +110,8 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     view = _thread_buffer.view
     try:
         count, attached, _, _ = end.recvmsg_into([view], _SPACE, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # the other end closed before it read all data; its earlier messages are still here
+    except ConnectionResetError:
+        # The other end closed before it read all data. Messages that it sent earlier can still be read.
         return receive(end)
     if not count:
         return None

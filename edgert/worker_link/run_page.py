@@ -52,7 +52,7 @@ class RunPage:
         return watched
 
     def running_since_s(self) -> float | None:
-        """Return the start time of the longest run in progress, on the monotonic clock; None if none runs."""
+        """Return the start time of the longest run in progress, in monotonic seconds; None without a run."""
         words = self._words.tolist()
         began = [began for began, ended in zip(words[::2], words[1::2], strict=True) if began != ended]
         return min(began) / 1e9 if began else None
@@ -85,6 +85,6 @@ class _WatchedSession:
 
             return watched_run
 
-        # A closure is faster than attributes of `self`, and every request runs it.
+        # Every request runs this code, and a closure is faster than attributes of `self`.
         self.run = watched(session.run)
         self.release_memory = watched(session.release_memory)

@@ -19,8 +19,8 @@ from edgert_deploy.devices.profiles import list_profiles
 def profiles(profiles_dir: Path | None, as_json: bool) -> None:
     """List the device profiles for `edgert build --target`. Each profile is one TOML file.
 
-    The column ENGINE has the engine that the profile prefers. If the folder ./profiles has profiles, the command lists
-    these profiles instead of the profiles that ship.
+    The column ENGINE has the engine that the profile prefers. The list contains your own profiles, in --profiles and
+    ./profiles, and the profiles that ship. Your own profile replaces one of the same name.
 
     \b
     Examples:

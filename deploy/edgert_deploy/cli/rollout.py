@@ -14,7 +14,7 @@ from edgert.cli.command import Group
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
-from edgert_deploy.cli.deploy import request_for, run_rollout
+from edgert_deploy.cli.deploy import refuse_aborted, request_for, run_rollout
 from edgert_deploy.cli.shared.options import verbose_option, yes_option
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
@@ -99,8 +99,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     """
     store = open_rollouts(changes=True)
     rollout = store.find(id) if id else store.last()
-    if rollout.state is RolloutState.ABORTED:
-        raise click.UsageError(f"rollout {rollout.id} was aborted: start a new one with edgert deploy")
+    refuse_aborted(rollout)
     if not rollout.left:
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return

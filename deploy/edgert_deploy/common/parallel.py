@@ -6,6 +6,7 @@ After the second Ctrl-C, `for_each` returns without the items in progress: their
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import resource
@@ -79,8 +80,8 @@ def for_each(
 ) -> list[Answer | None]:
     """Run `work(item)` for each item, `at_once` at a time; return the answers in the order of `items`.
 
-    After a second press of Ctrl-C, the items that are not done have the answer None. `for_each` raises an exception of
-    `work` again.
+    After a second press of Ctrl-C, the items that are not done have the answer None. If `work` raises an exception, no
+    further item starts. `for_each` raises the exception again when the items in progress are done.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     # Not a SimpleQueue: before Python 3.13, its `get` never returns if a signal handler runs longer than the timeout.
@@ -98,11 +99,15 @@ def for_each(
                 done.put((i, work(items[i]), None))
             except BaseException as error:  # noqa: BLE001 - the waiting thread raises it again
                 done.put((i, None, error))
+                with contextlib.suppress(queue.Empty):  # no further item starts
+                    while True:
+                        done.put((todo.get_nowait(), None, None))
 
     for _ in range(min(at_once, len(items))):
         threading.Thread(target=worker, daemon=True).start()
     answers: list[Answer | None] = [None] * len(items)
     left = len(items)
+    failure: BaseException | None = None
     while left:
         abandoned = stop.abandoned
         try:
@@ -111,8 +116,9 @@ def for_each(
             if abandoned:
                 break
             continue
-        if error is not None:
-            raise error
+        failure = failure or error
         answers[i] = answer
         left -= 1
+    if failure is not None:
+        raise failure
     return answers

@@ -20,7 +20,7 @@ _LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc)
 
 def size_bytes(text: str) -> int:
     """Return the bytes of `500KB`, `2MB` or `1.5 GB`. Raises ConfigInvalid."""
-    match = re.fullmatch(rf"{_NUMBER} ?([KMGT]?B)", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(rf"{_NUMBER} ?([KMGT]?B)", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         raise ConfigInvalid(f"{text[:40]!r} is not a size: give a number and KB, MB or GB, such as 500KB or 2GB")
     return round(float(match[1]) * UNITS_BYTES[match[2].upper()])

@@ -73,11 +73,16 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return the profiles of the first folder that contains any. Raises ConfigInvalid."""
+    """Return all profiles by name: of `profiles_dir`, ./profiles and the shipped ones.
+
+    If several folders have a profile of the same name, the first folder counts, as in `load_profile`. Raises
+    ConfigInvalid.
+    """
+    paths: dict[str, Path] = {}
     for folder in _folders(profiles_dir):
-        if paths := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
-            return [_checked(path) for path in paths]
-    return []
+        for path in folder.glob("*.toml"):
+            paths.setdefault(path.stem, path)
+    return [_checked(paths[name]) for name in sorted(paths)]
 
 
 def _folders(profiles_dir: Path | None) -> Iterator[Path]:

@@ -15,6 +15,7 @@ RETRY_PAUSES_S = doubling(1.0, 15.0)
 STABLE_AFTER_S = 10.0
 CONNECTED_AGAIN = "connected again"
 QUIET_S = 0.02
+PUMP_S_MAX = 60.0  # a system call accepts no wait of centuries
 
 
 class Listener(Protocol):
@@ -96,7 +97,7 @@ class FleetSubscriber:
         `began` is the number of messages that had arrived before.
         """
         connection, taken = self._connection, self._connection.taken
-        connection.pump(min(left_s, QUIET_S) if connection.unacknowledged else left_s)
+        connection.pump(min(left_s, QUIET_S if connection.unacknowledged else PUMP_S_MAX))
         connection.acknowledge(self._settled())
         return connection.unacknowledged > 0 and connection.taken == taken > began
 

@@ -19,7 +19,7 @@ from edgert.bundle.envelope import parse_envelope
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
-from edgert.durable import replace_file, storing
+from edgert.durable import locked, replace_file, storing
 from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid
 from edgert.registry.address import Repository
 from edgert.registry.artifacts import EMPTY, channel_manifest, channel_tag, read_channel
@@ -53,12 +53,15 @@ class SeenCounters:
 
     def keep(self, repository: Repository, channel: str, counter: int) -> None:
         """Record that the user has seen `counter`. Raises StorageFailed."""
-        current = self._read()
-        if current.get(f"{repository} {channel}", 0) < counter:
-            with storing(f"cannot write {self._path}"):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps(current | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
-                replace_file(self._path, text.encode(), shared=True)
+        if self.counter(repository, channel) >= counter:
+            return
+        with storing(f"cannot write {self._path}"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self._path.with_name(f".{self._path.name}.lock")):  # another command may add its channel
+                current = self._read()
+                if current.get(f"{repository} {channel}", 0) < counter:
+                    text = json.dumps(current | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
+                    replace_file(self._path, text.encode(), shared=True)
 
     def _read(self) -> dict[str, int]:
         try:

@@ -82,13 +82,15 @@ class Outcome:
 
 
 def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Outcome:
-    """Deploy to one device. An EdgeRTError is not raised, but becomes part of the outcome."""
+    """Deploy to one device. An EdgeRTError or an OSError is not raised, but becomes part of the outcome."""
     begun = time.monotonic()
     try:
         with closing(request.open_transport(device)) as transport:
             outcome = _Deployment(request, device, transport, progress).run()
     except EdgeRTError as error:
         outcome = _failed(device, error)
+    except OSError as error:  # of a file on this host, such as a delta that another command removed from the cache
+        outcome = _failed(device, StorageFailed(f"{error.filename or device.name}: {error.strerror or error}"))
     if outcome.error is not None:
         progress(f"{outcome.result.value} [{outcome.error.code}]")
     return replace(outcome, seconds=round(time.monotonic() - begun, 3))

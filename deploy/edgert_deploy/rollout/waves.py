@@ -33,12 +33,12 @@ class Share:
     @classmethod
     def parse(cls, text: str) -> Share:
         """Parse `3`, `10%` or `2.5%`. Raises ConfigInvalid."""
-        match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
+        match = re.fullmatch(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,4})?)%", text.strip(), re.ASCII)
         if match and match[1]:
             return cls(count=int(match[1]))
         if match and float(match[2]) <= 100:
             return cls(part=float(match[2]) / 100)
-        raise ConfigInvalid(f"{text!r} is not a number of devices: give a count (3) or a share up to 100% (10%)")
+        raise ConfigInvalid(f"{text[:40]!r} is not a number of devices: give a count (3) or a share up to 100% (10%)")
 
     def of(self, total: int) -> int:
         """Return the number of devices out of `total`, rounded up: 10 % of three devices is one."""
@@ -48,7 +48,8 @@ class Share:
 
     def exceeded(self, failed: int, begun: int) -> bool:
         """Whether `failed` is more than this share of `begun` devices."""
-        return failed > (self.count or 0) if self.part is None else failed > self.part * begun
+        # Rounded, because 0.29 * 100 is a little less than 29.
+        return failed > ((self.count or 0) if self.part is None else round(self.part * begun, 9))
 
     def __str__(self) -> str:
         return str(self.count) if self.part is None else f"{self.part * 100:g}%"

@@ -25,7 +25,7 @@ class _Wait:
 
 
 class LoadTurns:
-    """Admits loads of `services` in turn, each if `budget` has memory for the model.
+    """Admits the loads of `services` in turn. Each load needs memory in `budget` for its model.
 
     Models that clients requested load first, then pinned models. Some loads need no turn: a load that a command waits
     for, a load of a version on trial, and a load of a model whose old version still serves. If a model must wait,
@@ -89,7 +89,7 @@ class LoadTurns:
             self._try_again(service)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on the clock; None for never."""
+        """Return the time when `tick` is due, on the clock; None if nothing is due."""
         times = [wait.again_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
         return min(times, default=None)
 

@@ -61,7 +61,7 @@ class MemoryBudget:
         return self._make_room(need_mb, reservations, service.model)
 
     def loaded(self, model: str) -> None:
-        """Measure, and unload other models if `model` is larger than its estimate."""
+        """Measure the workers, and unload other models if `model` is larger than its estimate."""
         if self._limit_mb:
             self.learn()
             self._make_room(0.0, self._reservations(), model)
@@ -117,7 +117,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is memory `now`. Otherwise, `unload` names the models to unload. If it is empty, wait."""
+    """Whether there is memory `now`. If not, unload the models in `unload`; if it is empty, wait."""
 
     now: bool
     unload: tuple[str, ...] = ()

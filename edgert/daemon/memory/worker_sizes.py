@@ -9,9 +9,9 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-# The memory of a worker with its engine's code and without its model: as a separate program, and as a fork, which
-# shares most of it (decision 24).
-PROGRAM_MB, FORK_MB = 40.0, 12.0
+# The memory of a worker with its engine's code, but without its model.
+PROGRAM_MB = 40.0  # for a worker that is a separate program
+FORK_MB = 12.0  # for a fork, which shares most of this memory with the fork server (decision 24)
 LEARNED_SHARE = 0.05  # a size is stored again if it changed by more than this share
 
 

@@ -188,7 +188,7 @@ class ModelService:
             part.tick()
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due next, on `clock`; None for never."""
+        """Return the time when `tick` is due next, on `clock`; None if nothing is due."""
         return soonest_s(self._parts)
 
     def unload(self, reason: str) -> None:

@@ -12,8 +12,8 @@ RETRY_S = 0.1  # a client's pause before its next attempt while a model loads
 class ModelState(str, Enum):
     """The state of one model.
 
-    In the first three states, the model has a worker. The other states explain why not. No state depends on the
-    previous state, so there is no table of transitions (decision 30).
+    In the first three states, the model has a worker. Each other state is a reason why it has none. No state depends on
+    the previous state, so there is no table of transitions (decision 30).
     """
 
     SERVING = "ready"

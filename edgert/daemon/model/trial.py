@@ -24,7 +24,7 @@ class LimitsHeld(NamedTuple):
     """All limits held, and the slots record this. `kept` tells whether the device marked the version good."""
 
     kept: bool
-    fields: dict[str, Any]  # of the telemetry event
+    fields: dict[str, Any]  # the fields of the telemetry event
 
 
 class TrialFailed(NamedTuple):
@@ -32,7 +32,7 @@ class TrialFailed(NamedTuple):
 
     version: Version
     reason: EdgeRTError
-    fields: dict[str, Any]  # of the telemetry event
+    fields: dict[str, Any]  # the fields of the telemetry event
 
 
 class TrialExpired(NamedTuple):
@@ -45,7 +45,7 @@ class TrialExpired(NamedTuple):
 class SlotsChanged(NamedTuple):
     """The time of the trial has passed, but a command has already changed the slots.
 
-    They must be read again.
+    The caller must read the slots again.
     """
 
 
@@ -140,7 +140,7 @@ class Trial:
             self._conclude(self._watch)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on `clock`; None for never."""
+        """Return the time when `tick` is due, on `clock`; None if nothing is due."""
         times = [self._ends_at_s, None if self._watch is None else self._watch.due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 

@@ -3,8 +3,8 @@
 A `TrialWatch` starts when the version on trial serves. After each period, the watch requests the worker's figures, and
 measures the worker's memory and the device's temperature. It compares all these values with the limits
 (edgert.versions.trial_limits). If limits are broken in BROKEN_CHECKS_MAX comparisons in a row, the watch ends at once.
-In the last comparison, one broken limit is enough. If apps sent too few requests for a p99 or an error rate, the worker
-first sends golden samples to itself, through the socket like an app. If the worker ends during the
+The trial also fails if a limit is broken in the last comparison. If apps sent too few requests for a p99 or an error
+rate, the worker first sends golden samples to itself, through the socket like an app. If the worker ends during the
 watch, the trial also fails (`ModelService.handle_end`).
 """
 

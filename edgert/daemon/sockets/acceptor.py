@@ -3,8 +3,8 @@
 Usually the hello arrives before the acceptor accepts the connection. Otherwise the connection is pending until the
 hello arrives or a deadline passes. If too many connections are pending, the acceptor drops the oldest pending
 connection. So a flood of silent connections excludes no client. The rate of accepts is limited, so a flood does not
-take the processors from connected clients. Further connections wait in the kernel's queue. If that queue is full, a
-client waits 2 s.
+take the processors from connected clients. Further connections wait in the kernel's queue, which has at most BACKLOG
+places (`edgert/protocol/listening.py`). At this rate, the last connection of a full queue waits for about 2 s.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSED_ON = "passed on"  # the callbacks of the acceptor return this: no other p
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 256  # Python's limit for one option; of a user with more groups, only the first group is checked
+_GROUPS_MAX = 256  # Python's limit for one option; if a user has more groups, only the primary group is checked
 
 
 class Acceptor:
@@ -112,13 +112,15 @@ class Acceptor:
             oldest = next(iter(self._pending.values()))
             self._drop(
                 oldest,
-                Overloaded(f"{PENDING_MAX} connections send no hello, the limit: connect again", retry_after_s=0.5),
+                Overloaded(
+                    f"{PENDING_MAX} connections, the limit, have sent no hello: connect again", retry_after_s=0.5
+                ),
             )
         self._pending[pending.sock] = pending
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
     def _receive_more(self, pending: _PendingHello) -> str:
-        if pending.sock in self._pending:  # unless it was dropped earlier in this turn
+        if pending.sock in self._pending:  # it may have been dropped earlier in this turn
             self._read(pending)
         return PASSED_ON
 

@@ -1,4 +1,4 @@
-"""Resources of the daemon before it serves: the state folder's lock, descriptors for clients."""
+"""Resources that the daemon needs before it serves: the state folder's lock, descriptors for clients."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class PidFile:
 def sole_daemon(state: StateDir) -> Iterator[PidFile]:
     """Lock the state folder's pid file while the block runs, and yield the file.
 
-    On read-only storage without a pid file, lock the folder of the models. Raises DeviceError if another daemon runs,
-    and StorageFailed.
+    On read-only storage without a pid file, lock the folder of the models. Raises StorageFailed; also DeviceError if
+    another daemon runs.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -23,7 +23,7 @@ def notify(message: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return the period of the message WATCHDOG=1, half of systemd's time-out; None if there is none."""
+    """Return the period of the message WATCHDOG=1, half of systemd's time-out; None without a time-out."""
     try:
         ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         period_us = int(os.environ["WATCHDOG_USEC"]) / 2

@@ -85,7 +85,7 @@ class SideProcess:
             self._start_in_s = pause_s
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on `clock`; None for never."""
+        """Return the time when `tick` is due, on `clock`; None if nothing is due."""
         return self._due_s
 
     def tick(self) -> None:

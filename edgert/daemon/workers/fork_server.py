@@ -1,4 +1,4 @@
-"""Starts workers as forks of one fork server if this saves memory and is possible, else as programs.
+"""Starts workers as forks of one fork server, or as separate programs if forks fail or save no memory.
 
 The parent of the workers is the fork server (edgert.worker.fork_server), not the daemon. So the daemon holds a pidfd of
 each worker, to kill the worker and to detect its end. The daemon requests the exit code from the fork server. If the
@@ -23,7 +23,7 @@ ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork needs millisecon
 
 
 class Process(Protocol):
-    """A worker's process. `wait` returns the exit code or None, or raises subprocess.TimeoutExpired."""
+    """A worker's process. `wait` returns the exit code (None: unknown), or raises TimeoutExpired."""
 
     @property
     def pid(self) -> int: ...

@@ -36,8 +36,8 @@ class WorkerProcess:
         version: The version that the worker loads or serves.
         started_s: The start of the process.
         serves_since_s: The time when the worker began to serve; None before that.
-        stop_by_s: The time when the worker must have ended; None unless the worker was told to stop.
-        killed_at_s: The time of the kill; None unless the worker was killed.
+        stop_by_s: The time when the worker must have ended; None until the worker is told to stop.
+        killed_at_s: The time of the kill; None if the worker was not killed.
         loaded: The worker's description of the loaded version; None until the worker is ready.
         failure: The reason of the worker's end, if it is known.
         mb: The last measurement of the memory; 0 before the first measurement.
@@ -88,7 +88,7 @@ class WorkerProcess:
     def handle_message(self, message: dict[str, Any], now_s: float) -> None:
         """Handle the worker's message about itself.
 
-        Raises ValueError, KeyError or TypeError for a malformed message, OSError if its process has ended.
+        Raises ValueError, KeyError or TypeError for a malformed message, and OSError if the process has ended.
         """
         op = message["op"]
         if op == "ready":

@@ -15,7 +15,7 @@ StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
 
 
 class WorkerSet:
-    """Starts, switches and ends workers. `clock` is monotonic seconds, like the workers' run pages."""
+    """Starts, switches and ends workers. `clock` is monotonic seconds, like the clock of the run pages."""
 
     def __init__(self, clock: Callable[[], float], start: StartWorker) -> None:
         self.serving: WorkerProcess | None = None
@@ -66,7 +66,7 @@ class WorkerSet:
         return True
 
     def tick(self) -> None:
-        """Kill each worker that loads or ends for too long."""
+        """Kill each worker that takes too long to load or to end."""
         now_s, loading = self._clock(), self.loading
         if loading is not None and now_s > loading.started_s + loading.load_s_max:
             message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s, its limit"
@@ -76,7 +76,7 @@ class WorkerSet:
                 worker.kill(now_s)
 
     def due_s(self) -> float | None:
-        """Return the time when `tick` is due, on the clock; None for never."""
+        """Return the time when `tick` is due, on the clock; None if nothing is due."""
         alive = [worker for worker in self._ending if not worker.killed_at_s]
         times = [worker.stop_by_s for worker in alive if worker.stop_by_s is not None]
         if self.loading is not None and not self.loading.killed_at_s:

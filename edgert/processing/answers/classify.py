@@ -16,7 +16,7 @@ NONE = -1  # the class of an entry without a class
 class Classifier:
     """Applies `rule` to class scores [N, C]; returns INT64 classes and FP32 scores [N, top_k], best first.
 
-    Where fewer classes pass the rule, the remaining entries are NONE with the score 0.
+    If fewer than top_k classes pass the rule, the remaining entries are NONE with the score 0.
     """
 
     def __init__(self, rule: Classify) -> None:
@@ -34,7 +34,7 @@ class Classifier:
             scores: Class scores [N, C].
             windows: The number of items of each signal, in order; these items are smoothed. With None, nothing is
                 smoothed.
-            before: The shares of earlier windows, if the request continues one signal.
+            before: The `shares` of earlier windows, if the request continues one signal.
         """
         rule = self._rule
         if self._always and rule.smooth is None:

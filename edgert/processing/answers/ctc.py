@@ -1,4 +1,4 @@
-"""Greedy CTC decoding: from the class scores of steps to text (Graves et al. 2006, best path)."""
+"""Greedy CTC decoding: turns the class scores of each step into text (Graves et al. 2006, best path)."""
 
 from __future__ import annotations
 

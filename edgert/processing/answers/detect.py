@@ -1,8 +1,8 @@
 """Computes boxes in the sent image from a detector's outputs: pure functions on arrays.
 
-Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy
-and within each class: it removes a box if its intersection over union with a better box of its class is above the
-threshold. Ties keep the order of the model's boxes.
+Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy,
+and runs within each class. It removes a box if the box and a better box of its class overlap (intersection over union)
+by more than the threshold. Boxes with equal scores keep the order of the model's boxes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 class Detections(NamedTuple):
     """The boxes of N images, up to K each: FP32 [N, K, 4], FP32 [N, K], INT64 [N, K] and INT64 [N].
 
-    After an image's count, boxes and scores are 0 and classes -1.
+    Entries after an image's count have a box of zeros, the score 0 and the class -1.
     """
 
     boxes: NDArray[np.float32]
@@ -140,7 +140,7 @@ def _area(boxes: Array) -> Array:
 
 
 def in_source(boxes: NDArray[np.float32], placement: Placement) -> NDArray[np.float32]:
-    """Map corners in the model's image to corners in the sent image, clipped to it."""
+    """Map corners in the model's image to corners in the sent image, clipped to the sent image."""
     offset = np.array([placement.offset_x, placement.offset_y] * 2, np.float32)
     scale = np.array([placement.scale_x, placement.scale_y] * 2, np.float32)
     limit = np.array([placement.width, placement.height] * 2, np.float32)

@@ -20,7 +20,7 @@ def embeddings(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> 
     elif rule.pooling == "mean":
         assert mask is not None  # the manifest names the mask
         weights = mask.astype(np.float32)
-        # Without a token, the sum and the vector are 0.
+        # If the mask marks no token, the sum and the vector are 0.
         vectors = np.matmul(weights[:, None], states)[:, 0] / np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
     else:
         vectors = states

@@ -1,9 +1,9 @@
 """Resizes image files and frames to the model's size, in Pillow's code, which releases the GIL.
 
-Pillow is fast enough: from a 1080p JPEG to 224x224, Pillow takes 5.2 ms with its reduced decode and 15 ms without;
-simplejpeg and OpenCV take 4.9 ms (`bench/preprocess.py`). Pillow's pixels are the closest to the pixels of the usual
-training code. Pillow installs 22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. Host and device use
-the same codec, so their pixels are equal.
+Pillow is fast enough. From a 1080p JPEG to 224x224, it takes 5.2 ms with its reduced decode, and 15 ms without the
+reduced decode; simplejpeg and OpenCV take 4.9 ms (`bench/preprocess.py`). Pillow's pixels are the closest to the pixels
+of the usual training code. Pillow installs 22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. Host
+and device use the same codec, so their pixels are equal.
 
 A JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size: the smallest size that is not below the wanted size. A frame is
 first averaged in whole blocks. Limits are checked on the header, before the decode. EXIF orientation is not applied.
@@ -27,8 +27,8 @@ from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
-PIXELS_MAX = 16 * 1024**2  # decoded pixels (of a JPEG at its reduced size): 4 bytes each, twice during conversion
-# The pixels of a 4K image, because the decoder keeps all coefficients of a progressive file.
+PIXELS_MAX = 16 * 1024**2  # decoded pixels, of a JPEG at its reduced size; each takes 4 bytes, or 8 in a conversion
+# A progressive file may have the pixels of a 4K image, because the decoder keeps all coefficients of such a file.
 PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024
 SCANS_MAX = 64  # scans of a progressive file; each scan costs a pass over the whole image
 SIDE_MAX = 32_768
@@ -57,8 +57,8 @@ class ImageReader:
     def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
         """Return a JPEG or PNG file as an image of the model's size.
 
-        Raises RequestError if the file has another format or is too large, DeadlineExceeded if `deadline_s` (monotonic)
-        passes before a processor is free.
+        Raises RequestError if the file has another format or is too large. Raises DeadlineExceeded if `deadline_s`
+        (monotonic) passes before a processor is free.
         """
         with _decoding_slot(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)

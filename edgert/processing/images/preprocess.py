@@ -78,7 +78,7 @@ class Preprocessor:
         return array.dtype == np.uint8 and not fits(self._spec, "UINT8", array.shape)
 
     def _transposed(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return a view of frames of the model's size with the model's axes and colours."""
+        """Return frames that have the model's size as a view with the model's axes and colours."""
         if self._flip:
             array = array[:, ::-1] if _channels_first(self._rule) else array[..., ::-1]
         return array if self._transposition is None else array.transpose(self._transposition)

@@ -36,7 +36,7 @@ class SignalPreprocessor:
     """Applies `rule` to the input `spec`.
 
     Attributes:
-        step: The distance of two windows; 0 if a request has one window.
+        step: The distance between the starts of two windows; 0 if a request has one window.
         held_max: The largest number of values that a session keeps between requests.
         forms: The tensors that a request may contain.
     """
@@ -108,7 +108,7 @@ class SignalPreprocessor:
         Args:
             array: The next part of one signal.
             rest: The values before `array` that later windows need.
-            skip: The number of the first values of `array` that belong to no window.
+            skip: How many values at the start of `array` belong to no window.
         """
         rule = self._rule
         if not rule.step:

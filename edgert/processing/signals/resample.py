@@ -1,4 +1,4 @@
-"""Converts samples to another rate, with the polyphase filter of scipy.signal.resample_poly. Pure."""
+"""Converts samples to another rate, with the polyphase filter of scipy.signal.resample_poly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 
-FACTOR_MAX = (
-    1000  # the limit of both numbers of the reduced ratio of the rates: from 44,100 to 16,000 Hz, it is 160 / 441
-)
+# The limit of both numbers in the reduced ratio of two rates. From 44,100 to 16,000 Hz, this ratio is 160 / 441.
+FACTOR_MAX = 1000
 _KAISER_BETA = 5.0
 _BLOCK = 16_384  # outputs that are computed at once, to limit the memory
 

@@ -91,7 +91,7 @@ def fill_missing(values: Values, rule: str) -> Values:
         known = at[~gone]
         if rule == "linear":
             row[gone] = np.interp(at[gone], known, row[known])
-        else:  # use the last known value; before the first known value, use the first
+        else:  # use the last known value; before the first known value, use the first known value
             row[gone] = row[known[np.maximum(np.searchsorted(known, at[gone]) - 1, 0)]]
     return filled
 

@@ -71,8 +71,10 @@ def mel_filters(rule: Sound) -> NDArray[np.float64]:
     return np.asarray(filters)
 
 
-# Slaney's scale is linear up to 1000 Hz and logarithmic from there on.
-_LINEAR_HZ, _LOG_FROM_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27.0
+# Slaney's mel scale is linear up to _LOG_FROM_HZ, and logarithmic above.
+_LINEAR_HZ = 200.0 / 3  # the width of a mel in the linear part
+_LOG_FROM_HZ = 1000.0
+_LOG_STEP = np.log(6.4) / 27.0  # the step of ln(Hz) for a mel in the logarithmic part
 
 
 def _mel(hz: float, htk: bool) -> float:

@@ -1,4 +1,4 @@
-"""Spectra of windows of samples, in FP64, because NumPy's FFT has only FP64 before 2.0."""
+"""Spectra of windows of samples, in FP64, because NumPy before 2.0 computes FFTs only in FP64."""
 
 from __future__ import annotations
 

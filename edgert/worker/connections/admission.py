@@ -1,12 +1,12 @@
-"""Admission: the clients that hold connections, and the connection to end when all are taken.
+"""Admission: the clients that hold connections, and which connection ends when all are taken.
 
 Users share the connections equally, and the processes of one user share that user's part. The kernel names the user and
 the process of each connection (SO_PEERCRED).
 
 A new client first competes with other users. If its own user has at least two connections fewer than the user with the
-most, the client replaces the oldest connection of that user. Otherwise the client competes with the processes of its
-own user. If its own process has at least two connections fewer than the process with the most, the client replaces the
-oldest connection of that process. Otherwise the client is refused.
+most connections, the client replaces the oldest connection of the other user. Otherwise the client competes with the
+processes of its own user. If its own process has at least two connections fewer than the process with the most
+connections, the client replaces the oldest connection of the other process. Otherwise the client is refused.
 
 So an app that takes all connections excludes no other app, and no client gets less than an equal share. Two clients
 with equally many connections do not replace each other repeatedly.
@@ -91,7 +91,7 @@ class Admission:
             self._forget(sock)
 
     def _replaced_by(self, newcomer: Peer) -> socket.socket | None:
-        """Return the oldest connection of the peer with the most; None if `newcomer` already has its share."""
+        """Return the oldest connection of the largest peer; None if `newcomer` already has its share."""
         uid, most = self._by_user.most_common(1)[0]
         if most - self._by_user[newcomer.uid] < LEAD_MIN:
             uid = newcomer.uid

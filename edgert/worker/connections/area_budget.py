@@ -32,7 +32,7 @@ def areas_bytes_max(serving: ServingConfig) -> int:
 
 
 class AreaBudget:
-    """Creates the areas of a worker, of at most `size_bytes_max` in all."""
+    """Creates the areas of a worker. All areas together have at most `size_bytes_max`."""
 
     def __init__(self, size_bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._size_bytes_max = size_bytes_max
@@ -64,7 +64,7 @@ class AreaBudget:
             return area
 
     def end(self, area: SharedArea, *, unread: bool) -> None:
-        """Free an area now; if it is `unread`, after `UNREAD_S`, because its client may still copy an answer."""
+        """Free an area; if it is `unread`, only after `UNREAD_S`: its client may still copy an answer."""
         with self._lock:
             if unread:
                 self._unread.append((self._clock() + UNREAD_S, area))

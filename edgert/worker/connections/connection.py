@@ -62,7 +62,7 @@ class Connection:
         self.frames, self.reply, self._tensors, self._inputs = spare or SpareBuffers.new(frame_bytes_max, budget)
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
-        self.turns = 0  # the requests that arrived after an answer to another connection
+        self.turns = 0  # how many requests arrived after an answer to another connection
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
         with contextlib.suppress(OSError):
@@ -123,11 +123,11 @@ class Connection:
         self._record(("ok", (sent_ns - arrived_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
 
     def count_missed(self, arrived_ns: int) -> None:
-        """Count a request of `arrived_ns` whose client left or stopped reading before the answer."""
+        """Count a request, arrived at `arrived_ns`, whose client left or stopped reading before the answer."""
         self._record(RequestSpan("gone", (time.perf_counter_ns() - arrived_ns) // 1000))
 
     def refuse(self, request: wire.Frame, error: Exception, arrived_ns: int) -> bytes:
-        """Return the ERROR frame for a request of `arrived_ns` and count the request.
+        """Return the ERROR frame for a request that arrived at `arrived_ns`, and count the request.
 
         An error that is not an EdgeRTError is a fault of EdgeRT or the engine, so it is also logged.
         """

@@ -206,7 +206,7 @@ class Connections:
 
 
 def _log_fault(error: Exception, when: str) -> None:
-    """Log an internal fault. Errors of EdgeRT and of the socket are none."""
+    """Log an internal fault. Errors of EdgeRT and of the socket are no internal faults."""
     if not isinstance(error, (EdgeRTError, OSError)):
         log(f"{type(error).__name__} {when}: {error}")
 

@@ -11,8 +11,8 @@ connections to the reactor if there are many. The reactor has two forms, which `
   arrival. A thread reads a request just before its run, so the input is still in the processor's cache. The same thread
   answers the request just after the run.
 
-While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle of
-that time is taken as the request's arrival. This estimate is wrong by at most half a turn, and right on average.
+While the threads are busy, none of them sees a request arrive. The request arrived between two polls, so the middle
+between the polls is taken as its arrival. This estimate is wrong by at most half a turn, and right on average.
 
 The reactor never waits for a client. A connection moves to a thread of its own when few connections are left, or when
 the other connections are silent. It also moves when its client stops inside a frame, does not read an answer, breaks
@@ -168,7 +168,8 @@ class Reactor:
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # one entry for each thread that waits for requests
         self._polled_ns = time.perf_counter_ns()  # the time of the last poll by any thread
-        self._alone, self._turns = -1, 0  # the descriptor of the last client, and its number of requests in a row
+        self._alone = -1  # the descriptor of the last client
+        self._turns = 0  # how many requests in a row came from this client
 
     def start(self) -> None:
         """Start the threads; they run as long as the process."""
@@ -217,7 +218,8 @@ class Reactor:
                 self._alone = -1
             elif self._is_lone(ready[0]) and not more:
                 self._leave(ready[0], Departure())
-            ready, turn = [], []  # a sleeping thread must not hold a reference to a client that has left
+            # A sleeping thread must not hold a reference to a client that has left.
+            ready, turn = [], []
 
     def _serve_one_by_one(self) -> None:
         """Serve requests that each have a run of their own. Several threads run this."""

@@ -103,7 +103,7 @@ class ClientSession:
         return answer
 
     def undo(self) -> None:
-        """Restore the memory before the last request, which got no answer."""
+        """Restore the memory as it was before the last request, which got no answer."""
         self.memory = self._before
 
     def moved(self) -> Sequence[wire.Buffer]:

@@ -39,8 +39,8 @@ class SpareThreads:
         try:
             spare = self._spare.pop()
         except IndexError:
-            # With threading.Thread, this thread would wait for the start of the new one. If many clients connect at
-            # once, this costs more than all other work here.
+            # With threading.Thread, this thread would wait for the start of the new thread. If many clients connect at
+            # once, this wait costs more than all other work here.
             _thread.start_new_thread(self._run, (job, arguments))
             return
         spare.job = job, arguments

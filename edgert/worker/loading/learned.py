@@ -22,8 +22,8 @@ class Learned:
 
     Attributes:
         threads: The number of threads of each engine session.
-        instances: The number of runs at once: of one session if the engine is `concurrent`, else each of its own
-            session.
+        instances: The number of runs at once. If the engine is `concurrent`, all runs share one session; otherwise,
+            each run has its own session.
         batch_cap: The largest number of items in one run.
         reactor_session: Whether requests of the reactor run on a session of their own, with one thread.
         threads_us: The time of one item in µs, by the number of threads.
@@ -55,7 +55,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """The conditions of a measurement, besides the artifact. It is valid only under equal conditions.
+    """The conditions of a measurement, besides the artifact. Under other conditions, it is not valid.
 
     Attributes:
         cpus: The number of processors.

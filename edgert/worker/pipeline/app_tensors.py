@@ -60,7 +60,7 @@ class AppTensors:
             model.
         sent_outputs: The indices of the outputs to send, among all outputs of model and rules. The first list is for
             model tensors, the second list for raw inputs.
-        numbers: The same outputs as `sent_outputs`, as indices in `outputs`.
+        numbers: The outputs of `sent_outputs`, as indices in `outputs`.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ costs a lone request nothing, and no request waits for a batch to fill. If a mod
 only requests of one shape share a batch.
 
 There is one exception. After a batch of several requests, their clients will soon send the next requests. So the next
-leader lingers: it waits for these requests for at most a tenth of the last run's time, and only while fewer requests
-wait than the last batch had.
+leader lingers: it waits for these requests for at most a tenth of the last run's time. It stops earlier if as many
+requests wait as the last batch had.
 
 There are two priorities. High requests go first. After BYPASS_MAX batches before a low request, the oldest low request
 leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A busy
@@ -40,7 +40,7 @@ BYPASS_MAX = 4
 RELEASE_AFTER_S = 5.0  # after this time without a large run, engines may release the memory of large runs
 
 Arrays = list[NDArray[Any]]
-_new = tuple.__new__  # makes a NamedTuple without the Python function in between
+_new = tuple.__new__  # creates a NamedTuple faster, because it does not call the NamedTuple's Python function
 
 
 class EngineAnswer(NamedTuple):
@@ -72,7 +72,7 @@ class _Instance:
 class _Waiting:
     """A waiting request.
 
-    `gate` opens when the request has an answer or an error, or must lead on `instance`.
+    `gate` opens when the request has an answer or an error, or must lead a batch on `instance`.
     """
 
     inputs: Sequence[NDArray[Any]]
@@ -150,8 +150,8 @@ class Batcher:
     ) -> EngineAnswer:
         """Answer one request; return when it is answered.
 
-        Raises Overloaded if the queue is full, DeadlineExceeded if the deadline passes before the engine can start, and
-        EngineFailed.
+        Raises EngineFailed; also Overloaded if the queue is full, and DeadlineExceeded if the deadline passes before
+        the engine can start.
 
         Args:
             inputs: The model's inputs.
@@ -436,7 +436,7 @@ class Batcher:
 
 
 def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
-    """Yield each request's part of a batch's outputs, as views; `counts` are the requests' items."""
+    """Yield each request's part of a batch's outputs, as views; `counts` are the numbers of items."""
     at = 0
     for items in counts:
         yield [array[at : at + items] for array in outputs]

@@ -117,7 +117,7 @@ class PredictionCache:
         return self._compute(key, entry, run), False
 
     def count_lookup(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
-        """Count the time of one lookup and, unless it was a hit, the engine time of its answer.
+        """Count the time of one lookup; after a miss, count also the engine time of its answer.
 
         `engine_ns` is the request's own share of its batch's run, because a hit would have saved only this share.
         """

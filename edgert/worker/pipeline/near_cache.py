@@ -63,7 +63,7 @@ class NearCache:
 
     Args:
         image: The model's first input.
-        distance: Frames within this distance share an answer; it is a share of `value_range`, from 0 to 1.
+        distance: The largest distance of two frames that get the same answer, as a share of `value_range`, from 0 to 1.
         value_range: The range of the values of `image`.
         ttl_s: The time after which an answer expires.
         scores: The index of the output with class scores, if there is one.
@@ -212,7 +212,10 @@ class NearCache:
 
 
 def image_axes(spec: TensorSpec) -> int | None:
-    """Return the axis of an item with the channels, 0 or 2; None unless `spec` is images of one size."""
+    """Return which axis of an item holds the channels, 0 or 2.
+
+    Return None if the items are not images of one size, or if no axis has 1, 3 or 4 channels.
+    """
     item = spec.item_shape
     if len(item) != 3 or spec.shape[0] not in (-1, 1) or min(item) < 1:
         return None

@@ -25,8 +25,8 @@ class Memory(NamedTuple):
     Attributes:
         state: The model's state, in the manifest's order; each array is one item.
         held: The values that the next window needs.
-        skip: The number of first values of the next request that belong to no window.
-        shares: The class scores of the last windows; None unless answers are smoothed.
+        skip: How many values at the start of the next request belong to no window.
+        shares: The class scores of the last windows; None if answers are not smoothed.
     """
 
     state: tuple[NDArray[Any], ...]
@@ -81,7 +81,7 @@ class MemoryForm:
 
     @property
     def has_memory(self) -> bool:
-        """Whether a request of this model can depend on those before it."""
+        """Whether a request of this model can depend on earlier requests."""
         return bool(self._inputs) or self.pre is not None
 
     def fits(self, tensors: Sequence[WireTensor]) -> bool:

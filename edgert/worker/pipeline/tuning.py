@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from edgert.checks.status import TunerStatus
 
 WINDOW = 100  # answers between two decisions
-SETTLE = 32  # answers that are ignored after a change, because they were queued before it
+SETTLE = 32  # answers that are ignored after a change, because their requests were queued before the change
 SHRINK = 0.75
 GROW_BELOW = 0.9  # the share of the target below which cap and linger grow
 HELPS_BELOW = 0.98  # a cut helped if the p95 fell below this share of the p95 before the cut

@@ -14,7 +14,7 @@ COSINE_MIN = 0.99  # answers with at least this cosine agree, if the model gives
 
 
 class Agreement(NamedTuple):
-    """The agreement of two answers: the same top classes of scores, else a cosine of at least COSINE_MIN."""
+    """Whether two answers agree (by top classes, else by COSINE_MIN), and the cosine of their values."""
 
     agrees: bool
     cosine: float
@@ -23,8 +23,8 @@ class Agreement(NamedTuple):
 def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: int | None) -> Agreement:
     """Compare two answers, output by output; `scores` is the index of the output with class scores.
 
-    The result's cosine is the least cosine of any output. It is -1 for values that are not finite, and for shapes that
-    differ.
+    The result's cosine is the smallest cosine of all outputs. It is -1 for values that are not finite, and for shapes
+    that differ.
     """
     cosine = min((_cosine(a, b) for a, b in zip(got, want, strict=True)), default=1.0)
     if scores is None:
@@ -37,8 +37,8 @@ def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: i
 def scores_output(manifest: Manifest) -> int | None:
     """Return the index of the output with class scores; None if there is none.
 
-    This output is the classified one. Without a classification rule, it is the model's only output, if its shape is
-    [items, classes].
+    The classification rule names this output. Without a classification rule, it is the model's only output, if its
+    shape is [items, classes].
     """
     outputs = manifest.outputs
     if manifest.classify is not None:

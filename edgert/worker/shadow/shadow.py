@@ -7,7 +7,7 @@ process. A thread of idle priority that holds Python's lock would delay the live
 affects nothing else.
 
 The alarm is raised when the agreement of the last WINDOW comparisons is below `alarm`. It is cleared when their
-agreement is half way from `alarm` to 1.
+agreement is at least half way from `alarm` to 1.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Shadow:
     """Compares a share of the live answers with the answers of a reference.
 
     Args:
-        share: The share of the answers given to `offer` that are compared.
+        share: The share of answers that are compared, among all answers that `offer` receives.
         alarm: The agreement below which the alarm is raised; 0 for no alarm.
         notify: Called with (event, fields) when the alarm is raised and when it is cleared.
         choose: Returns a random number from 0 to 1.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from edgert.cli.tensor_files import Arrays, as_json, as_text, class_names
@@ -26,3 +28,11 @@ def test_there_are_no_names_without_labels_or_for_other_classes() -> None:
 
 def test_a_name_cannot_control_the_terminal() -> None:
     assert "\x1b" not in as_text(OUTPUTS, class_names(OUTPUTS, ["\x1b[2J", "\x1b[31m"]))
+
+
+def test_values_that_json_does_not_have_are_texts_and_arrive_exactly() -> None:
+    odd = np.array([[np.nan, np.inf, -np.inf, 0.1]], np.float32)
+    text = json.dumps(as_json("m", {"y": odd}, {}), allow_nan=False)
+    answer = json.loads(text)["outputs"]["y"]
+    assert answer["values"][0][:3] == ["NaN", "Infinity", "-Infinity"]
+    assert np.array(answer["values"], answer["dtype"]).tobytes() == odd.tobytes()

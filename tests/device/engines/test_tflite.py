@@ -201,3 +201,16 @@ def test_int8_is_smaller(tmp_path: Path) -> None:
     source = source_of("y = MatMul(x, w)", "float[N,64] x", "float[N,256] y", w=random(64, 256))
     sizes = [build(source, tmp_path / p, p).path.stat().st_size for p in ("fp32", "int8")]
     assert sizes[1] < sizes[0] / 2
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, (4,)])
+def test_items_run_one_by_one_if_the_lowering_needs_a_fixed_batch(tmp_path: Path, buckets: tuple[int, ...]) -> None:
+    """GatherElements needs the length of the batch, which the model leaves open."""
+    source = source_of(
+        "y = GatherElements<axis=1>(x, i)", "float[N,3] x, int64[N,2] i", "float[N,2] y", unused=random(1)
+    )
+    session = load(source, build(source, tmp_path).path, buckets)
+    x, places = random(5, 3), np.array([[0, 2], [1, 1], [2, 0], [2, 2], [0, 1]])
+    for count in (1, 3, 5):
+        (answer,) = session.run([x[:count], places[:count]])
+        np.testing.assert_array_equal(answer, np.take_along_axis(x, places, 1)[:count])

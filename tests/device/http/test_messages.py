@@ -58,3 +58,8 @@ def test_the_head_states_the_length_unless_there_is_none_to_state() -> None:
 
 def test_the_path_is_decoded_and_ends_before_the_query() -> None:
     assert HttpRequest("GET", "/v2/models/a%2Fb?x=%3F", {}, memoryview(b"")).path == "/v2/models/a/b"
+
+
+@pytest.mark.parametrize("target", ["http://device:8080/v2/health/live", "HTTP://[::1]/v2/health/live?x=/y"])
+def test_the_path_of_an_absolute_target_is_the_part_behind_the_host(target: str) -> None:
+    assert HttpRequest("GET", target, {}, memoryview(b"")).path == "/v2/health/live"

@@ -8,15 +8,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from edgert.errors import (
-    NotInRegistry,
-    RegistryUnreachable,
-)
+from edgert.errors import NotInRegistry, RegistryLoginRefused, RegistryUnreachable
 from edgert.registry.address import Repository, digest_of
 from edgert.registry.client import Blob, Registry
 from edgert.registry.connection import Connection
@@ -152,3 +149,23 @@ def test_a_login_is_not_sent_without_tls_nor_to_another_host(tmp_path: Path) -> 
         with answering(ours) as repository:
             Registry(repository, Credentials("pi", "secret")).download(BLOB, tmp_path / "part")
     assert seen == [None]
+
+
+def test_a_login_is_not_sent_without_tls_to_a_token_service_of_another_machine() -> None:
+    asked: list[str | None] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            answers(200, b'{"token": "t"}')(self)
+
+    with HTTPServer(("127.0.0.2", 0), Other) as elsewhere:  # not one of the names of this machine
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        challenge = f'Bearer realm="http://127.0.0.2:{elsewhere.server_port}/token"'
+        with (
+            answering(answers(401, WWW_Authenticate=challenge)) as repository,
+            pytest.raises(RegistryLoginRefused, match=r"its token service http://127\.0\.0\.2:.* has no TLS"),
+        ):
+            Registry(repository, Credentials("pi", "secret")).manifest("stable")
+        elsewhere.shutdown()
+    assert asked == []

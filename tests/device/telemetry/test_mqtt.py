@@ -103,7 +103,7 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, object]) -
 
 
 def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="nowhere"):
+    with pytest.raises(ConfigInvalid, match="nowhere cannot be read: No such file or directory; check its path"):
         MqttSettings("h", username="u", password_file=str(tmp_path / "nowhere")).password()
 
 

@@ -131,13 +131,14 @@ def test_it_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
 def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(tmp_path: Path) -> None:
     bench = Bench(tmp_path, rows=1000)
     held: list[int] = []
-    tracemalloc.start()
     for minute in range(24 * 60):
+        if minute == 20 * 60:  # the spool has long been full; tracing makes each window three times as expensive
+            tracemalloc.start()
         bench.recorder.record(RequestSpan("ok", 2_000, batch=1))
         bench.after(60)
         if minute % 60 == 0:
             bench.reporter.event("worker_crashed", restarts=minute)
-        if minute in (8 * 60, 24 * 60 - 1):
+        if minute in (21 * 60, 24 * 60 - 1):
             held.append(tracemalloc.get_traced_memory()[0] // 1000)
     tracemalloc.stop()
     stats = bench.spool.stats()
@@ -146,4 +147,4 @@ def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(
     assert stats.lost == {"metrics": 24 * 60, "hist": 24 * 60 - 976}
     events = [json.loads(m.payload)["seq"] for m in bench.spool.take(2000, 0) if m.kind == "event"]
     assert events == list(range(events[0], events[0] + 24))
-    assert held[1] - held[0] < 256, "KB that the reporter holds on to"
+    assert held[1] - held[0] < 48, "KB that the reporter holds on to, in 180 windows"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgert.bundle.signing import new_key
 from edgert_deploy.cli import main
+from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.devices.inventory import Inventory
+from edgert_deploy.rollout.plan import Offer
+from edgert_deploy.rollout.request import read_offer
+from edgert_deploy.rollout.rollout_record import RolloutState
 from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert, live
@@ -49,3 +54,21 @@ def test_a_rollout_that_every_device_refused_is_not_done_and_not_wanted_and_advi
     rows = capfd.readouterr().out.splitlines()
     assert ["ended, 1 refused" in row for row in rows[1:]] == [True, False]
     assert edgert("status", "here", "--check")[0] == 0, "release 1 is wanted, and live"
+
+
+def test_a_rollout_that_another_process_aborts_while_it_is_resumed_is_not_resumed(
+    inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory.add(sshd.device("gone", port=free_port()))
+    name = edgert("deploy", here / "echo-1.edgert", "gone,here", "--canary", "1")[1]["rollout"]["id"]
+
+    def abort_and_read(path: Path) -> Offer:
+        store = open_rollouts(changes=True)
+        store.write(replace(store.read(name), state=RolloutState.ABORTED, by="another"))
+        return read_offer(path)
+
+    monkeypatch.setattr("edgert_deploy.cli.rollout.read_offer", abort_and_read)
+    code, answer = edgert("rollout", "resume")
+    assert (code, answer["error"]["message"]) == (2, f"rollout {name} was aborted: start a new one with edgert deploy")
+    _, shown = edgert("rollout", "status")
+    assert (shown["rollout"]["state"], shown["rollout"]["left"]) == ("aborted", ["gone"])

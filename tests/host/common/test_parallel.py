@@ -34,6 +34,25 @@ def test_an_error_is_raised_where_the_answers_are_awaited() -> None:
         for_each([1], work, UserStop())
 
 
+def test_an_error_starts_no_further_item_and_waits_for_those_in_progress() -> None:
+    failed, started, ended = threading.Event(), list[int](), list[int]()
+
+    def work(item: int) -> int:
+        started.append(item)
+        if item == 0:
+            wait_until(lambda: started == [0, 1], "the other item is in progress")
+            failed.set()
+            raise ValueError("the disk is full")
+        assert failed.wait(WAIT_S_MAX)
+        time.sleep(2 * POLL_S)
+        ended.append(item)
+        return item
+
+    with pytest.raises(ValueError, match="the disk is full"):
+        for_each([0, 1, 2, 3], work, UserStop(), at_once=2)
+    assert (started, ended) == ([0, 1], [1]), "no device is left in the middle of its deployment"
+
+
 def test_the_second_press_returns_without_the_items_in_progress_and_with_those_that_are_done() -> None:
     stop, never, done = UserStop(), threading.Event(), threading.Event()
 

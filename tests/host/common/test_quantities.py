@@ -46,7 +46,7 @@ def test_a_difference_has_a_sign_and_no_negative_zero() -> None:
 @pytest.mark.parametrize(
     ("parse", "texts"),
     [
-        (size_bytes, ("500", "2M", "2  MB", "2 MB/s", "-1KB", "1PB", "")),
+        (size_bytes, ("500", "2M", "2  MB", "2 MB/s", "-1KB", "1PB", "5\u212aB", "")),
         (rate_bytes_per_s, ("500KB", "2MB/m", "fast", "")),
     ],
 )

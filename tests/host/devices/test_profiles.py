@@ -95,6 +95,18 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
     assert load_profile("raspberry-pi-4").engines[0] == "tflite"
 
 
+def test_the_list_has_the_users_own_profiles_and_the_shipped_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "box.toml").write_text(GOOD)
+    (tmp_path / "profiles" / "intel-nuc.toml").write_text(GOOD.replace('"box"', '"intel-nuc"'))
+    listed = list_profiles()
+    assert [profile.name for profile in listed] == sorted(["box", *NAMES])
+    assert {profile.name for profile in listed if profile.description == "A box"} == {"box", "intel-nuc"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

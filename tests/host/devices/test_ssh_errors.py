@@ -33,6 +33,12 @@ def test_a_refused_login_says_what_to_do(error: Exception, advice: str) -> None:
     assert advice in (refusal(error, encrypted=True) or "")
 
 
+def test_a_refused_key_that_paramiko_reads_again_as_another_kind_is_a_refused_login() -> None:
+    error = paramiko.SSHException("encountered RSA key, expected OPENSSH key")
+    assert "Authentication failed. Copy your public key" in (refusal(error, encrypted=True, connected=True) or "")
+    assert refusal(error, encrypted=True, connected=False) is None, "such an error may also be of a damaged packet"
+
+
 @pytest.mark.parametrize("error", [LOST, LATE, EOFError(), ConnectionRefusedError(111, "Connection refused")])
 def test_a_lost_link_is_no_refused_login(error: Exception) -> None:
     assert refusal(error, encrypted=True) is None

@@ -274,6 +274,9 @@ def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, 
     (tmp_path / "notes").write_text("ssh-ed25519 AAAA")
     with pytest.raises(ConfigInvalid, match="notes is no private key"):
         says(replace(board.device(), identity=str(tmp_path / "notes")))
+    (tmp_path / "half").write_text(board.client_key.read_text()[:200])
+    with pytest.raises(ConfigInvalid, match="half is damaged"):
+        says(replace(board.device(), identity=str(tmp_path / "half")))
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa"])

@@ -315,13 +315,16 @@ def test_a_user_who_is_not_let_in_is_told_what_to_do(
         SshTransport(stranger).run(["true"], WAIT_S_MAX)
 
 
-def test_a_refused_login_is_not_tried_again(sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_a_refused_login_is_not_tried_again(
+    sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """An upload is repeated after a lost link. If a refused login were repeated, fail2ban could lock this host out."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    new_ssh_key(tmp_path / "stranger")
+    new_ssh_key(tmp_path / "stranger", kind)
     before = sshd.log.count("Connection from")
-    with pytest.raises(LoginRefused):
+    with pytest.raises(LoginRefused, match="Copy your public key there"):
         SshTransport(replace(sshd.device(), identity=str(tmp_path / "stranger")), QUICK).put(
             tmp_path / "stranger", str(tmp_path / "there"), PutOptions(resumable=True)
         )

@@ -78,6 +78,19 @@ def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_
         server.shutdown(socket.SHUT_RDWR)
 
 
+def test_a_time_of_centuries_is_no_lost_broker(broker: Broker) -> None:
+    class Ends:
+        def apply(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    publish(broker, [(Sender("pi-07").topics.status, b"online")], retain=True)
+    subscriber = FleetSubscriber(broker.settings, [Ends()], log=pytest.fail)
+    subscriber.open()
+    with pytest.raises(KeyboardInterrupt):
+        subscriber.listen(1e17)
+    subscriber.close()
+
+
 def test_a_message_far_larger_than_a_report_is_not_read(broker: Broker) -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     subscriber = FleetSubscriber(broker.settings, [state])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from edgert.bundle.channel import Entry
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, SignatureInvalid
+from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import channel_tag
 from edgert_deploy.rollout.channel_entries import Entries
 from edgert_deploy.rollout.channels import ChannelChanged, Channels, SeenCounters
@@ -140,3 +142,21 @@ def test_a_damaged_file_of_counters_is_named(tmp_path: Path, server: RegistrySer
     (tmp_path / "seen").write_text("{")
     with pytest.raises(ConfigInvalid, match="seen cannot be read"):
         host(server, key, tmp_path / "seen").change("damaged", one, key)
+
+
+def test_commands_at_the_same_time_lose_no_counter(tmp_path: Path) -> None:
+    repository, counters, processes = parse_repository("oci://registry.example/models"), 20, 4
+    children = []
+    for number in range(processes):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                for counter in range(1, counters + 1):
+                    SeenCounters(tmp_path / "seen").keep(repository, f"channel-{number}", counter)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * processes
+    seen = SeenCounters(tmp_path / "seen")
+    assert [seen.counter(repository, f"channel-{number}") for number in range(processes)] == [counters] * processes

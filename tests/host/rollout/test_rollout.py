@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -106,6 +107,21 @@ def test_an_unreachable_device_holds_up_nobody(tmp_path: Path) -> None:
     fleet.simulated["d1"].faults["status"] = DeviceUnreachable("gone")
     ended = fleet.go_on()
     assert (ended.state, ended.left, exit_code_of(ended.errors)) == (RolloutState.DONE, ["d1"], 6)
+
+
+def test_a_file_that_vanishes_on_this_host_fails_one_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(tmp_path, 3)
+
+    def put(*_: object) -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/cache/delta")
+
+    monkeypatch.setattr(fleet.simulated["d1"], "put", put)
+    ended = fleet.go_on()
+    assert (ended.state, ended.left) == (RolloutState.DONE, ["d1"])
+    (error,) = filter(None, ended.errors)
+    assert error.message == "/cache/delta: No such file or directory"
 
 
 def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_every_device_is_in_one_wave(total: int, canary: int, waves: str, expect
     assert [i for wave in ranges for i in wave] == list(range(total))
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "101%", "10 %x", "%"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "101%", "10 %x", "%", "9" * 5000, "\u0663", "0.00001%"])
 def test_a_text_that_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="share"):
         Share.parse(text)
@@ -50,7 +50,15 @@ def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -
 
 @pytest.mark.parametrize(
     ("limit", "failed", "begun", "too_many"),
-    [("0", 1, 100, True), ("2", 2, 3, False), ("5%", 1, 1, True), ("5%", 5, 100, False), ("5%", 6, 100, True)],
+    [
+        ("0", 1, 100, True),
+        ("2", 2, 3, False),
+        ("5%", 1, 1, True),
+        ("5%", 5, 100, False),
+        ("5%", 6, 100, True),
+        ("29%", 29, 100, False),
+        ("29%", 30, 100, True),
+    ],
 )
 def test_failures_above_the_limit_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
     assert Share.parse(limit).exceeded(failed, begun) is too_many
@@ -59,3 +67,8 @@ def test_failures_above_the_limit_are_too_many(limit: str, failed: int, begun: i
 def test_a_strategy_survives_being_written() -> None:
     strategy = Strategy.parse(2, "10%,50,100%", "2.5%", 20, 30.0)
     assert Strategy.from_json(strategy.as_json()) == strategy
+
+
+@pytest.mark.parametrize("text", ["0.0001%", "99.9999%", "12.3456%", "100%", "999999999"])
+def test_a_share_is_written_as_it_was_given(text: str) -> None:
+    assert str(Share.parse(text)) == text

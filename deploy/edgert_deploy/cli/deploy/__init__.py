@@ -33,7 +33,7 @@ from edgert_deploy.devices.transports import LineSink, Transport, open_transport
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, roll_out
-from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 
@@ -150,7 +150,9 @@ def run_rollout(
     todo = sum(not rollout.has_release(device.name) for device in devices)
     progress = RolloutProgress(title, todo, request.stop, verbose=verbose)
     with store.at_work(rollout.id), progress:
-        rollout = replace(store.read(rollout.id), devices=rollout.devices, by=who())
+        present = store.read(rollout.id)
+        refuse_aborted(present)  # another process may have aborted it since this command read it
+        rollout = replace(present, devices=rollout.devices, by=who())
         request = replace(request, on_bytes=progress.sent)
         rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
     # A rollout that stopped between two waves has no errors, but some devices do not have the release yet.
@@ -161,6 +163,12 @@ def run_rollout(
         value["error"] = first.as_json()
     emit(value, rollout_table(rollout, every=verbose or len(devices) <= ROWS_MAX), as_json)
     click.get_current_context().exit(code)
+
+
+def refuse_aborted(rollout: Rollout) -> None:
+    """Raise UsageError if the rollout was aborted."""
+    if rollout.state is RolloutState.ABORTED:
+        raise click.UsageError(f"rollout {rollout.id} was aborted: start a new one with edgert deploy")
 
 
 def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device], verbose: bool, as_json: bool) -> None:

@@ -26,6 +26,7 @@ from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 FLUSH_EVERY_S = 1.0
 HOUR_S = 3600
+KEPT_S_MAX = 36_500 * 24 * HOUR_S  # a database counts milliseconds in 64 bits
 
 EPILOG = """\b
 Examples:
@@ -47,7 +48,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot
 
 def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
     default = duration_text(default_h * HOUR_S)
-    kind = Duration((FINE_HOURS + 24) // 24 * 24 * HOUR_S)
+    kind = Duration((FINE_HOURS + 24) // 24 * 24 * HOUR_S, KEPT_S_MAX)
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 

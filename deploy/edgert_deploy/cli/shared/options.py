@@ -40,7 +40,7 @@ profiles_option = click.option(
     "profiles_dir",
     type=click.Path(path_type=Path),
     is_eager=True,  # a shell completes --profile from this folder
-    help="Folder with device profiles of your own [default: ./profiles, else the profiles that ship].",
+    help="Folder with device profiles of your own, besides ./profiles and the profiles that ship.",
 )
 
 same_machine_option = click.option(

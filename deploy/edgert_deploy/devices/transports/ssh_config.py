@@ -17,8 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 from paramiko.config import SSHConfig
+from paramiko.pkey import UnknownKeyType
 
 from edgert.errors import ConfigInvalid
 
@@ -124,6 +126,12 @@ def _check_identity(path: Path) -> None:
     except OSError as error:
         raise ConfigInvalid(f"identity {path} cannot be read: {error.strerror}") from error
     if b"PRIVATE KEY" in head:
+        # An encrypted key is a TypeError here; its passphrase is the agent's.
+        with contextlib.suppress(TypeError, UnsupportedAlgorithm, UnknownKeyType):
+            try:
+                paramiko.PKey.from_path(path)
+            except (ValueError, OSError, paramiko.SSHException) as error:
+                raise ConfigInvalid(f"identity {path} is damaged: copy or make the key again") from error
         return
     private = path.with_suffix("")
     hint = f": give {private}" if path.suffix == ".pub" and private.is_file() else ": give the private key's path"

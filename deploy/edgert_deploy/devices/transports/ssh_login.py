@@ -262,7 +262,8 @@ def _translated(hop: _Hop) -> Iterator[None]:
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         transport = hop.connection.client.get_transport()
-        refused = refusal(error, encrypted=transport is not None and transport.initial_kex_done)
+        encrypted = transport is not None and transport.initial_kex_done
+        refused = refusal(error, encrypted=encrypted, connected=encrypted and transport.is_active())
         if refused is not None:
             user = hop.connection.user
             raise LoginRefused(f"{hop.label} refuses the login of {user}: {refused}") from error

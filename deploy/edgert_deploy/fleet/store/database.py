@@ -139,6 +139,8 @@ def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) ->
     has_views = sa.inspect(connection).has_table(schema.bucket.name)
     schema.metadata.create_all(connection)
     if version is not None and version < SCHEMA_VERSION:
+        if connection.dialect.name == "postgresql":  # a migration of a large store takes longer than any query may
+            connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         windows = connection.scalar(sa.select(sa.func.count()).select_from(schema.metrics_window)) or 0
         log(
             f"updating the store {shown(connection.engine.url)} from schema {version} to {SCHEMA_VERSION} once, for its "
@@ -183,6 +185,8 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     is_folder = url.get_backend_name() == "sqlite" and os.path.isdir(url.database or "")
     is_other = "not a database" in reason or is_folder
     advice = "it is not a store: give another file" if is_other else "check that it exists, is writable and has room"
+    if "statement timeout" in reason:
+        advice = f"it took longer than {STATEMENT_TIMEOUT_S} s: try again later, or ask for a shorter period"
     if "malformed" in reason:
         advice = "the file is damaged: move it away, and a new one begins; or restore a copy (docs/sql.md)"
     return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")

@@ -132,9 +132,15 @@ def _are_classes(numbers: Array) -> bool:
 
 
 def _are_many_classes(reference: Array) -> bool:
-    """Return whether values of 0 to 1 are scores of many classes. Vectors of length 1 are embeddings."""
+    """Return whether values of 0 to 1 are scores of many classes.
+
+    Most scores of many classes are low. Vectors of length 1 are embeddings. Values that are mostly high are points, in
+    shares of the image.
+    """
     flat = reference.reshape(len(reference), -1)
     if flat.shape[1] < MAP_POSITIONS_MIN or float(flat.max(initial=0.0)) <= min(MAP_THRESHOLDS):
+        return False
+    if float(np.median(flat)) > min(MAP_THRESHOLDS):
         return False
     return not np.allclose(np.linalg.norm(flat, axis=1), 1.0, atol=PROBABILITY_TOLERANCE)
 
@@ -225,11 +231,18 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
         for j in left:
             boxes, scores = reference[i], reference[j]
             pair = i != j and boxes.ndim == scores.ndim == 3 and boxes.shape[1] == scores.shape[1] >= ANCHORS_MIN
-            if pair and 4 <= boxes.shape[2] < ANCHORS_MIN and scores.shape[2] <= CLASSES_MAX and not _within(boxes):
+            if pair and _are_box_values(boxes, scores) and scores.shape[2] <= CLASSES_MAX:
                 logits = not _within(scores)
                 rule = Detect(names[i], names[j], form="anchors_first", sigmoid=logits, score_threshold=SCORE_MIN)
                 return _boxes_or_anchors(rule, (i, j), reference)
     return None
+
+
+def _are_box_values(boxes: Array, scores: Array) -> bool:
+    """Return whether `boxes` may hold box values. Box values in shares of the image look like scores."""
+    if _within(boxes):
+        return bool(boxes.shape[2] == 4 != scores.shape[2]) and not are_probabilities(boxes)
+    return bool(4 <= boxes.shape[2] < ANCHORS_MIN)
 
 
 def _one_output(name: str, array: Array) -> Detect | None:
@@ -256,27 +269,45 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
     The values are boxes if they are in one output with the scores, and if FP32's boxes have positive sides.
     """
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
-    confident = boxes[scores >= SCORE_MIN]
+    confident = boxes[scores.max(axis=2) >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
         return _boxes(rule, chosen, ANYWHERE)
+    background = _background(scores)
 
     def score(answers: Outputs, reference: Outputs) -> float:
-        got, want = (_parts(rule, [outputs[i] for i in chosen]) for outputs in (answers, reference))
+        got, want = (_parts(rule, [outputs[i] for i in chosen], background) for outputs in (answers, reference))
         return anchor_agreement(*got, *want)
 
     return Judgement("anchors", rule.outputs, score)
 
 
-def _parts(rule: Detect, arrays: Outputs) -> tuple[Array, Array]:
-    """Return box values `[N, A, k]`, and the best score of each anchor `[N, A]`, 0 to 1."""
+def _background(scores: Array) -> int | None:
+    """Return the class of anchors without an object (SSD has one): the best class of most anchors."""
+    if scores.shape[2] < 2:
+        return None
+    counts = np.bincount(scores.argmax(axis=2)[scores.max(axis=2) >= SCORE_MIN], minlength=scores.shape[2])
+    return int(counts.argmax()) if counts.max() > scores[..., 0].size / 2 else None
+
+
+def _parts(rule: Detect, arrays: Outputs, background: int | None = None) -> tuple[Array, Array]:
+    """Return box values `[N, A, k]` and scores `[N, A, C]`, 0 to 1, without the class `background`."""
     if rule.scores:
         boxes, scores = arrays
-        best = scores.max(axis=2)
-        return boxes, 1 / (1 + np.exp(-best.clip(-80, 80))) if rule.sigmoid else best
-    rows = arrays[0].transpose(0, 2, 1) if rule.form == "channels_first" else arrays[0]
-    at = 5 if rule.objectness else 4
-    best = rows[..., at:].max(axis=2)
-    return rows[..., :4], best * rows[..., 4] if rule.objectness else best
+        if rule.sigmoid:
+            scores = _sigmoid(scores) if background is None else _softmax(scores)
+    else:
+        rows = arrays[0].transpose(0, 2, 1) if rule.form == "channels_first" else arrays[0]
+        boxes, scores = rows[..., :4], rows[..., 5:] * rows[..., 4:5] if rule.objectness else rows[..., 4:]
+    return boxes, scores if background is None else np.delete(scores, background, axis=2)
+
+
+def _sigmoid(logits: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-logits.clip(-80, 80))))
+
+
+def _softmax(logits: Array) -> Array:
+    shares = np.exp(logits - logits.max(axis=2, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=2, keepdims=True))
 
 
 def _within(array: Array) -> bool:

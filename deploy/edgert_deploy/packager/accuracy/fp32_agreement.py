@@ -107,12 +107,12 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
     """Return the F1 score of the confident anchors `[N, A, ...]` against FP32's confident anchors.
 
-    An anchor is a hit if the artifact and FP32 are both confident in it and give the same box.
+    An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box.
     """
-    got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
+    got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
     if not want.any():
         return 1.0 if not got.any() else 0.0
-    both = got & want
+    both = got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))
     sides = true_boxes[want][:, 2:4]
     same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
     hits = int(same(boxes[both], true_boxes[both], true_boxes[want]).sum())

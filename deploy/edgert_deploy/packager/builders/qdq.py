@@ -25,7 +25,7 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
-from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 
@@ -203,6 +203,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
     except Exception:  # noqa: BLE001 - the symbolic shape inference fails on many trained models, and is optional
         quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
     proto = onnx.load(folder / "prepared.onnx")
+    _rename_constants(proto, source.proto)
     taken = {node.name for node in proto.graph.node if node.name}
     for node in proto.graph.node:
         if not node.name:
@@ -212,6 +213,21 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
     _flatten_biases(proto)
     _separate_biases(proto)
     return proto
+
+
+def _rename_constants(proto: Any, given: Any) -> None:
+    """Rename the constants that the preparation added to the `given` model.
+
+    ONNX Runtime made their names, such as `gemm_input_shape`. If it optimizes the artifact, it uses these names again,
+    and fails if they are taken.
+    """
+    known = {tensor.name for tensor in given.graph.initializer}
+    known |= {name for node in given.graph.node for name in node.output}
+    names = {t.name: f"prepared_{t.name}" for t in proto.graph.initializer if t.name not in known}
+    for tensor in proto.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in nodes_of(proto.graph):
+        node.input[:] = [names.get(name, name) for name in node.input]
 
 
 def _complete_types(proto: Any) -> None:

@@ -319,19 +319,33 @@ class _EngineBuild:
         best, others = best_recipe(builder, spec, target.recipe, self.findings.not_built)
         yield from (best, *others)
         if not best.passed and not self.budget.spent:
-            search = search_float_layers(builder, best, self.budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
-            if search is not None:
-                self.findings.searches.append((self.engine, search))
-                self.findings.warn(f"{self.findings.name}: {search.outcome()}")
-                if search.found is not None:
-                    best = search.found
-                    yield best
+            found = self._with_float_layers(best)
+            if found is not None:
+                best = found
+                yield best
         if not self.until_passed:
             for precision in builder_for(self.engine).timed_beside_int8:
                 try:
                     yield builder.build(replace(best.spec, precision=precision))
                 except CANNOT_BE_BUILT as error:  # the candidate in INT8 remains
                     self.findings.record_failure(self.engine, precision, error)
+
+    def _with_float_layers(self, plain: Candidate) -> Candidate | None:
+        """Return the candidate with the fewest layers in float that passes; warn of the outcome."""
+        findings, share_min = self.findings, WORTH_SHARE_MIN if self.findings.target.is_auto else 0.0
+        try:
+            search = search_float_layers(findings.builder, plain, self.budget, share_min)
+        except CANNOT_BE_BUILT as error:  # the plain candidate in INT8 remains
+            findings.warn(
+                f"{findings.name}: {self.engine} INT8 does not pass, and the search for layers in float failed: "
+                f"{error.message}"
+            )
+            return None
+        if search is None:
+            return None
+        findings.searches.append((self.engine, search))
+        findings.warn(f"{findings.name}: {search.outcome()}")
+        return search.found
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:

@@ -99,8 +99,8 @@ def _interpreter(name: str, data: bytes) -> Any:
         raise
     except Exception as error:  # the interpreter raises ValueError and RuntimeError
         raise SourceInvalid(
-            f"TFLite's interpreter refuses {name}: {_first_line(error)}; convert it again, with TFLite's "
-            "built-in operators only"
+            f"TFLite's interpreter refuses {name}: {_first_line(error)}; convert it again with a recent TensorFlow, "
+            "with TFLite's built-in operators only"
         ) from error
 
 
@@ -115,7 +115,8 @@ def _check_stateless(name: str, data: bytes) -> None:
     if BuiltinOperator.ASSIGN_VARIABLE in codes or any(variables):
         raise SourceInvalid(
             f"{name} keeps a state inside itself (variables), so its answer depends on the earlier requests of all "
-            "clients. Convert the model with the state as an input and an output: sessions then keep it (docs/streams.md)"
+            "clients. Convert the model with the state as an input and an output: sessions then keep it (docs/streams.md). "
+            "If each request is a whole sequence, as for an LSTM of Keras, give the Keras or ONNX model instead"
         )
 
 

@@ -154,7 +154,7 @@ def test_the_oldest_of_too_many_silent_connections_is_dropped(world: World) -> N
     while len(world.clients) <= PENDING_MAX:
         world.connect()
         world.turn()
-    assert "connections send no hello, the limit" in error_of(oldest)
+    assert "connections, the limit, have sent no hello" in error_of(oldest)
     world.clients[1].sendall(hello())
     world.turn()
     assert world.routed == [HELLO]

@@ -9,14 +9,16 @@ import pytest
 import sqlalchemy as sa
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.fleet.store import database
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from edgert_deploy.fleet.store.migrations import SCHEMA_VERSION
+from edgert_deploy.fleet.store.database import StoreFailed
+from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 from tests.support.fleet import NOW_MS, Pi, ask, record
 from tests.support.paths import ROOT
 
+_SLOW = sa.text("SELECT pg_sleep(1.5)")
 DUMPS = ROOT / "tests" / "support" / "stores"
 
 
@@ -87,6 +89,22 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
     if "postgresql" not in old_url:
         assert found == columns(new)
     assert SCHEMA_VERSION == 4
+
+
+def test_a_migration_may_take_longer_than_a_query(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "postgresql" not in store_url:
+        pytest.skip("SQLite has no limit")
+    Store(store_url).close()
+    monkeypatch.setattr(database, "STATEMENT_TIMEOUT_S", 1)
+    engine = database.new_engine(store_url, writes=True)
+    with pytest.raises(StoreFailed, match="longer than 1 s"), database.transaction(engine) as connection:
+        connection.execute(_SLOW)
+    with database.transaction(engine) as connection:
+        connection.execute(schema.meta.update().values(version=SCHEMA_VERSION - 1))
+    engine.dispose()
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS[:-1], lambda connection: connection.execute(_SLOW)))
+    Store(store_url).close()
+    FleetQuery(store_url).close()
 
 
 def test_a_store_of_version_3_keeps_its_merged_rows_and_views(store_url: str) -> None:

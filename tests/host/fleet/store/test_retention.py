@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 
+from edgert_deploy.cli.fleet.record import record as record_command
 from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.recorder import Recorder
@@ -119,3 +121,9 @@ def test_a_file_that_grows_too_large_loses_its_oldest_windows(tmp_path: Path) ->
     assert store.prune(Retention(size_bytes_max=int(size * 0.8)), NOW_MS) == 0
     store.close()
     assert ask(url, 3)[0].latency == before
+
+
+def test_a_time_that_no_database_can_hold_is_refused() -> None:
+    result = CliRunner().invoke(record_command, ["--broker", "127.0.0.1:1", "--keep-hours", "999999999999d"])
+    assert result.exit_code == 2
+    assert "at most 36500d" in result.output

@@ -175,6 +175,26 @@ def test_anchors_with_corners_must_overlap_as_corners() -> None:
     assert judgement.score([boxes + 20, logits], [boxes, logits]) == 0.0
 
 
+@pytest.mark.parametrize("form", ["probabilities", "logits"])
+def test_anchors_of_the_background_do_not_hide_lost_objects(form: str) -> None:
+    """Detectors with a softmax score the background, too: nearly all anchors are confident of it."""
+    boxes = np.tile(np.array([0.1, 0.1, 0.4, 0.5], np.float32), (8, 896, 1))
+    boxes += RANDOM.uniform(-0.05, 0.05, boxes.shape).astype(np.float32)
+    logits = np.tile(np.array([4, -4, -4], np.float32), (8, 896, 1))
+    logits[:, 100:104] = [-4, 4, -4]
+    scores = {"logits": logits, "probabilities": softmax(logits)}[form]
+    for outputs in ([boxes, scores], [scores, boxes], [boxes * 300, scores]):
+        (judgement,) = judged(*outputs)
+        at = 0 if outputs[0] is scores else 1
+        assert (judgement.name, judgement.score(outputs, outputs)) == ("anchors", 1.0)
+        for seen, score in (((4, -4, -4), 2 / 3), ((-4, -4, 4), 0.5)):  # two of four objects get another class
+            changed = logits.copy()
+            changed[:, 100:102] = seen
+            answers = [*outputs]
+            answers[at] = changed if form == "logits" else softmax(changed)
+            assert judgement.score(answers, outputs) == pytest.approx(score), (at, seen)
+
+
 def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
     reference = yolo()
     (judgement,) = judged(reference, detect=Detect("out0", score_threshold=0.3), image_size=(320, 320))
@@ -278,6 +298,12 @@ def test_many_classes_of_which_few_are_there_are_no_embedding() -> None:
     rows = np.abs(RANDOM.normal(0, 1, (12, 500))) ** 8
     vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)  # of length 1, after a ReLU
     assert judged(vectors)[0].name == "neighbours"
+
+
+def test_points_in_shares_of_an_image_are_no_classes() -> None:
+    """68 points of a face: a small error moves many of them across a threshold of scores."""
+    points = (RANDOM.uniform(0.1, 0.9, 136) + RANDOM.normal(0, 0.03, (40, 136))).clip(0, 1).astype(np.float32)
+    assert [one.name for one in judged(points)] == ["values"]
 
 
 def test_an_output_like_an_input_is_a_signal_and_no_embedding() -> None:

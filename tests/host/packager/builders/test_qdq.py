@@ -11,15 +11,18 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import onnxruntime
 from onnx import helper
 
 from edgert_deploy.packager.builders import qdq
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
+from edgert_deploy.packager.builders.tensorrt import TensorRTBuilder
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.models import classical
+from tests.support.profiles import profile
 
 
 def test_transformers_are_distinguished_from_other_models() -> None:
@@ -116,3 +119,29 @@ def test_a_softmax_in_fp64_stays_in_float(tmp_path: Path) -> None:
 def quantized(proto: Any, folder: Path) -> Any:
     source = load_source(models.write(proto, folder / "m.onnx"))
     return qdq.quantize(source, CalibrationSet({"x": models.random(20, 4)}, None), qdq.Recipe("uint8"), ())
+
+
+def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: Path) -> None:
+    """ONNX Runtime fuses one MatMul with its Add before the quantization, and the other ones when it loads the result.
+
+    Both times, it adds constants for the shapes.
+    """
+    body = """
+        n = LayerNormalization(x, g, o)
+        q0 = MatMul(n, wq) q1 = Add(q0, b) q2 = Reshape(q1, s) q = Transpose<perm = [0, 2, 1, 3]>(q2)
+        k0 = MatMul(n, wk) k1 = Add(k0, b) k2 = Reshape(k1, s) k = Transpose<perm = [0, 2, 3, 1]>(k2)
+        v0 = MatMul(n, wv) v1 = Add(v0, b) v2 = Reshape(v1, s) v = Transpose<perm = [0, 2, 1, 3]>(v2)
+        a = MatMul(q, k) p = Softmax(a) c = MatMul(p, v) t = Transpose<perm = [0, 2, 1, 3]>(c) m = Reshape(t, r)
+        h = MatMul(m, wh) i = Add(h, b) j = Add(i, n) l = LayerNormalization(j, g, o)
+        d = MatMul(l, wd) y = Add(d, b)
+    """
+    weights = {f"w{name}": models.random(8, 8, seed=i) for i, name in enumerate("qkvhd")}
+    weights |= {"g": np.ones(8, np.float32), "o": np.zeros(8, np.float32), "b": models.random(8)}
+    weights |= {"s": np.array([-1, 4, 2, 4]), "r": np.array([-1, 4, 8])}
+    proto = models.model("float[1,4,8] x) => (float[1,4,8] y", body, weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    calibration = CalibrationSet({"x": models.random(10, 4, 8)}, None)
+    quantized: Any = qdq.quantize(source, calibration, TensorRTBuilder().recipe(source, profile("x", "tensorrt")), ())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(quantized.SerializeToString(), options, providers=["CPUExecutionProvider"])

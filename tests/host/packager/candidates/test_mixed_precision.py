@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -13,16 +14,17 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
-from edgert.errors import AccuracyTooLow
+from edgert.errors import AccuracyTooLow, BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
+from edgert_deploy.packager.candidates.choice import choose
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget, search_float_layers
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
-from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.request import BuildRequest, target_requests
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -116,6 +118,24 @@ def test_a_search_that_its_budget_ended_continues_where_it_stopped(build_request
     assert again.found is not None  # all attempts are saved, so the search needs no budget
     assert result is not None
     assert again.attempts == result.attempts
+
+
+def test_a_search_that_fails_is_reported_and_int8_counts_as_built(
+    build_request: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    builder = a_builder(build_request, tmp_path / "work", lines)
+
+    def out_of_memory() -> NoReturn:
+        raise BuildFailed("out of memory")
+
+    monkeypatch.setattr(builder.processes, "layers", out_of_memory)
+    (target,) = target_requests(replace(build_request, engines="first"))
+    choice = choose(builder, target, Budget(12))
+    failed = "box: onnxruntime INT8 does not pass, and the search for layers in float failed: out of memory"
+    assert choice.warnings == (failed,)
+    assert not any("no onnxruntime int8" in line for line in lines)
+    assert [(one.is_int8, one.passed) for one in choice.packed] == [(True, False)]
 
 
 def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(build_request: BuildRequest, tmp_path: Path) -> None:

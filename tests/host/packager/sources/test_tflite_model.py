@@ -202,7 +202,7 @@ def test_a_model_that_keeps_a_state_inside_itself_is_refused(change: Callable[[b
     path = tmp_path / "streaming.tflite"
     path.write_bytes(change(lower(models.cnn())))
     with pytest.raises(
-        SourceInvalid, match=r"keeps a state inside itself.*as an input and an output.*docs/streams\.md"
+        SourceInvalid, match=r"keeps a state inside itself.*as an input and an output.*docs/streams\.md.*give the Keras"
     ):
         load_source(path)
 

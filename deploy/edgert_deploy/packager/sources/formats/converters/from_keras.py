@@ -47,12 +47,17 @@ def main() -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the error on one line. If a class of the user is missing, add the next step."""
+    """Return the error on one line. For a class of the user and for a file of Keras 2, add the next step."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
             f"{own[1]} is not a part of Keras, and its code is not in the file. Save the model with model.export('folder'), "
             "which needs no code, and build that folder"
+        )
+    if old := re.search(r"Unrecognized keyword arguments passed to (\w{1,80}): (\{[^{}]{1,80}\})", text):
+        return (
+            f"Keras 3 does not know {old[2]} of the layer {old[1]}, which Keras 2 wrote. Load the file with Keras 2 "
+            "(pip install tf_keras), save it with model.export('folder'), and build that folder"
         )
     return f"{type(error).__name__}: {text[-300:]}"
 

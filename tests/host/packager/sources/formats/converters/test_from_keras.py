@@ -43,4 +43,6 @@ def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: P
 def test_the_reason_of_a_failed_conversion_is_short() -> None:
     message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
     assert reason_of(TypeError(message)).startswith("Scale is not a part of Keras")
+    old = "config={} Exception encountered: Unrecognized keyword arguments passed to DepthwiseConv2D: {'groups': 1}"
+    assert reason_of(TypeError(old)).startswith("Keras 3 does not know {'groups': 1} of the layer DepthwiseConv2D")
     assert reason_of(ValueError("one\ntwo " + 400 * "x")) == "ValueError: " + 300 * "x"
