@@ -57,7 +57,7 @@ class BuildCache:
     bytes_max: int = BYTES_MAX
 
     def get(self, key: str, out_dir: Path) -> Artifact | None:
-        """Copy the artifact of `key` into `out_dir` and return it; None for an absent or damaged entry."""
+        """Copy the artifact of `key` into `out_dir` and return it; None if the entry is absent or damaged."""
         entry = self.folder / key
         try:
             if (entry / ENTRY).stat().st_size > ENTRY_BYTES_MAX:
@@ -78,7 +78,7 @@ class BuildCache:
             return None
 
     def has(self, key: str) -> bool:
-        """Whether there is an entry for `key`; only `get` verifies it."""
+        """Whether there is an entry for `key`. Only `get` verifies the entry."""
         return (self.folder / key / ENTRY).is_file()
 
     def put(self, key: str, artifact: Artifact) -> None:
@@ -92,12 +92,12 @@ class BuildCache:
                 (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
                 beside.rename(self.folder / key)
             finally:
-                # the folder still exists only if another build renamed its own first
+                # The folder still exists only if the writing failed, or if another build stored this key first.
                 shutil.rmtree(beside, ignore_errors=True)
             self._evict()
 
     def _evict(self) -> None:
-        """Remove the least recently used entries until the others fit, and remove interrupted writes."""
+        """Remove the least recently used entries until the rest fits, and remove interrupted writes."""
         entries = sorted(self._entries(), key=lambda entry: entry[1], reverse=True)
         total = 0
         for path, _, size in entries:
@@ -161,7 +161,7 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any] | None]) -> str:
     for name, array in sorted(arrays.items()):
         if array is not None:
             digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-            for row in array:  # a copy of one row at a time
+            for row in array:  # row by row, because `tobytes` makes a copy
                 digest.update(row.tobytes())
     return digest.hexdigest()
 
@@ -174,7 +174,7 @@ def _version(library: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON, with digests of bytes. This function must know each type of an option."""
+    """Return `value` as JSON, with digests of bytes. A new type of option must be added here."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

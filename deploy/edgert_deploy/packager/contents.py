@@ -55,10 +55,10 @@ class Contents:
 
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Progress) -> Golden:
-    """Return the golden samples, with tolerances from runs in every way of each artifact's engine."""
+    """Return the golden samples, with tolerances from runs in every way in which each engine can compute."""
     samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
-        progress(f"{name}: comparing its answers with other kernels and numbers of threads")
+        progress(f"{name}: comparing its answers between kernels and between numbers of threads")
         answers = evaluation.answers
         files[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
     return Golden(evaluation.golden_inputs(), files, samples.raw, samples.lengths)
@@ -114,7 +114,7 @@ class _Files:
         self.paths: dict[str, Path] = {}
 
     def save(self, name: str, array: NDArray[Any]) -> str:
-        """Write an .npy file and return its name; the same array gives the same bytes."""
+        """Write an .npy file and return its name. The same array gives the same bytes."""
         path = self.paths[name] = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
@@ -122,14 +122,14 @@ class _Files:
         return name
 
     def add_tokenizer(self, rule: InputRule | None) -> InputRule | None:
-        """Add the tokenizer of a rule for text; return the rule with the name of that file in the bundle."""
+        """Add the tokenizer of a rule for text. Return the rule with the name of that file in the bundle."""
         if not isinstance(rule, Text):
             return rule
         self.paths[TOKENIZER] = Path(rule.tokenizer)
         return replace(rule, tokenizer=TOKENIZER)
 
     def add(self, name: str, candidate: Candidate, tolerance: tuple[float, ...]) -> ArtifactEntry:
-        """Add the files of an artifact and its golden answers; return its entry in the manifest."""
+        """Add the files of an artifact and its golden answers. Return the artifact's entry in the manifest."""
         artifact = candidate.artifact
         names = {path: f"artifacts/{name}/{path.name}" for path in (artifact.path, *artifact.companions)}
         self.paths.update({inside: path for path, inside in names.items()})
@@ -148,7 +148,7 @@ class _Files:
         )
 
     def entries(self) -> tuple[FileEntry, ...]:
-        """Return size and hash of every file, by name."""
+        """Return the size and the hash of every file, sorted by name."""
         contents = ((name, self.paths[name].read_bytes()) for name in sorted(self.paths))
         return tuple(FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents)
 

@@ -48,7 +48,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
-# Each line: keys, the check of a value, and the name of a valid value in messages.
+# Each line has some keys, the check of their values, and the description of a valid value in messages.
 CHECKS: tuple[tuple[Collection[str], Callable[[Any], bool], str], ...] = (
     (TEXTS, lambda value: isinstance(value, str) and bool(value), "text"),
     (("max_drop", "max_class_drop"), lambda value: type(value) in (int, float), "a number"),

@@ -21,8 +21,8 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
-# The cells of YOLO's grids have these sides in pixels, and one or three anchors each. The output [N, steps, letters] of
-# a text recognizer does not have this number of "anchors".
+# Each tuple has the sides, in pixels, of the cells in the grids of a YOLO model. Each cell has one or three anchors. In
+# the output [N, steps, letters] of a text recognizer, the number of steps is not such a number of anchors.
 GRIDS = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 
 
@@ -69,26 +69,30 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
         "",
         _line("model", source.path.name),
         *(_line(key, list(value) if isinstance(value, tuple) else value) for key, value in given.items() if value),
-        _line("name", name_from(source.path), "its name on devices"),
+        _line("name", name_from(source.path), "the model's name on devices"),
         _line("targets", list(targets), f"device profiles: {', '.join(p.name for p in list_profiles())}"),
-        _line("release", 1, "must grow with every deploy; --release 2 overrides it"),
-        _line("expires", "90d", "devices install it until then", unset=True),
+        _line("release", 1, "each deployment needs a higher number; --release 2 overrides it"),
+        _line("expires", "90d", "devices install the bundle until then", unset=True),
         "",
         f"# Samples: .npz or folders with arrays {_arrays(source)};",
         "# folders of images, or of WAV or CSV recordings (docs/signals.md); or module:function.",
-        _line("calibration", _existing_file(folder, "calibration"), "to quantize with: at least 10"),
-        _line("holdout", _existing_file(folder, "holdout"), "to judge by: at least 8, none of them used for training"),
+        _line("calibration", _existing_file(folder, "calibration"), "samples for the quantization: at least 10"),
+        _line(
+            "holdout",
+            _existing_file(folder, "holdout"),
+            "samples that judge the artifacts: at least 8, not used for training",
+        ),
         "",
         *_processing_lines(source, detector, classes),
         "",
         "# The accuracy gate.",
         _line("metric", "map" if detector else "auto", f"{', '.join(METRICS)} or module:function", unset=True),
-        _line("max_drop", 0.01, "how much of it an artifact may lose", unset=True),
-        _line("max_class_drop", 0.05, "the same for any class or slice", unset=True),
-        _line("precision", "auto", "int8, fp16 or fp32; auto takes the first that passes", unset=True),
+        _line("max_drop", 0.01, "the largest drop of the metric that an artifact may have", unset=True),
+        _line("max_class_drop", 0.05, "the largest drop in any class or slice", unset=True),
+        _line("precision", "auto", "int8, fp16, fp32, or auto: the best one that passes", unset=True),
         "",
-        _line("licence", "", "for those who inspect the bundle", unset=True),
-        _line("notes", "", "origin of the data, what changed", unset=True),
+        _line("licence", "", "a text for readers of the bundle's receipt", unset=True),
+        _line("notes", "", "a text too, such as the origin of the data and the changes", unset=True),
     ]
     return "\n".join([*lines, ""])
 
@@ -106,14 +110,14 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
         if has_rule:
             lines.append(_line("preprocess", "preprocess.toml", "found beside the model"))
         else:
-            guess = "a guess, compare it with training: imagenet, yolo or a .toml file"
+            guess = "imagenet, yolo or a .toml file; this is a guess: compare it with your training"
             lines.append(_line("preprocess", preset, guess, unset=preset == "preprocess.toml" or not is_float))
     if detector:
         lines.append(_line("postprocess", "yolo", "decodes boxes, with non-maximum suppression; or a .toml file"))
     if detector or classes is not None:
         count = "" if classes is None else f"{classes} "
         unset = not (folder / "labels.txt").is_file()
-        lines.append(_line("labels", "labels.txt", f"{count}names of the classes, one a line", unset=unset))
+        lines.append(_line("labels", "labels.txt", f"the names of the {count}classes, one per line", unset=unset))
     return lines
 
 
@@ -173,7 +177,7 @@ def _is_detector(source: SourceModel) -> bool:
         if any(
             output is not boxes and len(output.shape) == 3 and anchors in output.shape[1:] for output in source.outputs
         ):
-            return False  # boxes in an output of their own are relative to anchors that are not in the model
+            return False  # boxes without scores in their output are relative to anchors that are not in the model
         height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
         cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
         return anchors in cells or anchors in [3 * count for count in cells]

@@ -28,9 +28,9 @@ from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, target_requests
 
-# Disk space in units of the model's size: the intermediate files of a builder; an artifact and its copy in the bundle.
-COPIES_OF_INTERMEDIATES = 4
-COPIES_OF_ARTIFACT = 2
+# Disk space, in units of the model's size.
+COPIES_OF_INTERMEDIATES = 4  # for the intermediate files of a builder
+COPIES_OF_ARTIFACT = 2  # for an artifact and its copy in the bundle
 SPACE_BYTES_MIN = 16 * 1024**2
 
 

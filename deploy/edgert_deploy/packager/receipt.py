@@ -68,7 +68,7 @@ def receipt(
 
 
 def read_receipt(bundle: Bundle) -> dict[str, Any] | None:
-    """Return the receipt of an open bundle, None for a bundle without a receipt. Raises BundleError."""
+    """Return the receipt of an open bundle, or None if the bundle has no receipt. Raises BundleError."""
     if all(file.path != PATH for file in bundle.manifest.files):
         return None
     try:

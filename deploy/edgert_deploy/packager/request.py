@@ -25,7 +25,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 if TYPE_CHECKING:
     from edgert_deploy.packager.candidates.measure import Measurer
 
-BUDGET = 12  # builds; enough for about two searches in a model of 100 layers
+BUDGET = 12  # the number of builds; it is enough for about two searches in a model of 100 layers
 
 RequestedPrecision = Literal["auto", "int8", "fp16", "fp32"]
 ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
@@ -38,18 +38,20 @@ class BuildSettings:
     Attributes:
         release: The number of the bundle.
         max_drop: The largest drop of the score that an artifact may have.
-        max_class_drop: The largest drop in any class or slice; None: no limit.
+        max_class_drop: The largest drop in any class or slice. None means no limit.
         metric: A name from metrics.py, or the user's own metric as `module:function`.
         allow_overlap: Accept hold-out samples that are also calibration samples.
-        precision: None: the precision of each profile, or "auto" for a model of classical machine learning.
-        engines: "all": an artifact for each engine of a profile that supports the model; "first": only for the first.
-        recipe: The recipe of INT8 in each engine that has this recipe; "": the build tries all recipes.
+        precision: The precision to build. With None, it is each profile's own precision, or "auto" for a model of
+            classical machine learning.
+        engines: "all" builds an artifact for each engine of a profile that supports the model. "first" builds an
+            artifact for the first such engine only.
+        recipe: The recipe of INT8 in each engine that has this recipe. With "", the build tries several recipes.
         budget: The number of artifacts that all searches for layers in float may build together.
         with_reference: Add an FP32 artifact of the same engine for each target whose own artifact is not FP32. Devices
-            can compare their live answers with its answers (docs/serving.md).
+            can compare their live answers with the answers of this artifact (docs/serving.md).
         licence: A text in the receipt.
         notes: A text in the receipt.
-        jobs: The number of artifacts to build at once; 0: as many as fit.
+        jobs: The number of artifacts to build at once. With 0, as many as fit are built at once.
     """
 
     release: int = 1
@@ -84,7 +86,7 @@ class BuildRequest(BuildSettings):
         embed: The rule for embeddings.
         downgrade_from: A field of the manifest, like `state_id`, `expires` and `signed_at`.
         measure: Times the candidates, so that the build packs the fastest one that passes.
-        cache: The build cache; None: a cache that ends with the build.
+        cache: The build cache. With None, the build uses a cache that it removes at its end.
     """
 
     source: SourceModel

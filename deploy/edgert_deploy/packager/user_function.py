@@ -1,7 +1,7 @@
 """Functions of the user, `module:function` or `FOLDER/module:function`, run in this interpreter.
 
-Python searches the module in FOLDER, then in the working folder, then in its own path. For a function in a model file,
-FOLDER is the folder of the model file.
+Python searches for the module in FOLDER, then in the working folder, then in its own path. For a function in a model
+file, FOLDER is the folder of the model file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_function(text: str) -> bool:
 
 
 def in_folder(folder: Path, text: str) -> str:
-    """Return the name of a function relative to `folder`; return any other text unchanged."""
+    """Put `folder` in front of the name of a function. Return any other text unchanged."""
     return str(folder / text) if NAME.fullmatch(text) else text
 
 

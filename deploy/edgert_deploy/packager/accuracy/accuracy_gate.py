@@ -1,7 +1,7 @@
-"""The accuracy gate: it compares an artifact's answers to the hold-out with FP32's answers.
+"""The accuracy gate: it compares an artifact's answers with FP32's answers to the hold-out samples.
 
 A mean hides losses in a part of the samples. So the result also has the score of each class and each slice of the
-hold-out. metrics.py defines the comparison. artifact_runs.py gets the answers.
+hold-out. metrics.py computes the scores. artifact_runs.py gets the answers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_ne
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
-ALIKE_DROP_MAX = 0.1  # the largest --max-drop that the check for similar answers uses
+ALIKE_DROP_MAX = 0.1  # the check for similar answers uses --max-drop, but at most this value
 GROUP_SAMPLES_MIN = 10  # a smaller group never fails a build, because one sample is over 10 % of the group
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest drops that an artifact may have: in total, and in any class or slice (None: no limit)."""
+    """The largest drops that an artifact may have.
+
+    Attributes:
+        max_drop: The limit for all samples, for each bucket, and for each output that the metric does not read.
+        max_class_drop: The limit for each class and each slice. None means no limit.
+    """
 
     max_drop: float = 0.01
     max_class_drop: float | None = None
@@ -33,8 +38,8 @@ class Group:
     """The score of a part of the hold-out.
 
     Attributes:
-        kind: "class", "slice" or "bucket"; "output" for the agreement with FP32 in an output that the metric does not
-            read.
+        kind: "class", "slice" or "bucket". "output" is an output that the metric does not read; its score is its
+            agreement with FP32.
         name: The name of the part.
         samples: The number of its samples.
         fp32: FP32's score.
@@ -57,14 +62,14 @@ class GateResult:
     """The gate's result for one artifact.
 
     Attributes:
-        accuracy: The scores in total.
-        limits: The largest drops.
-        groups: The scores of classes, slices, buckets and further outputs.
-        other_metrics: Metrics for the reader; the gate does not use them.
-        drop_interval: The interval that contains the true drop with 95 % confidence; None for a metric that is not a
-            share of samples.
-        similarity_only: Whether the metric compares only values with FP32's values, because no output holds a
-            decision that the metric knows.
+        accuracy: The scores over all samples.
+        limits: The largest drops that the artifact may have.
+        groups: The scores of classes, slices, buckets and other outputs.
+        other_metrics: Metrics for readers of the receipt. The gate does not use them.
+        drop_interval: The interval that contains the true drop with 95 % confidence. None if the metric is not a share
+            of samples.
+        similarity_only: Whether the metric only compares values with FP32's values, because it recognizes no decision
+            in the outputs.
     """
 
     accuracy: Accuracy
@@ -80,10 +85,10 @@ class GateResult:
 
     @property
     def failed_groups(self) -> tuple[Group, ...]:
-        """The groups with a drop above their limit. Groups under GROUP_SAMPLES_MIN samples are left out.
+        """The groups whose drop is above their limit, without groups of fewer than GROUP_SAMPLES_MIN samples.
 
-        On some engines each bucket is a separate artifact. So each bucket must meet `max_drop`, and so must each
-        output.
+        On some engines, each bucket is a separate artifact. So the limit of a bucket is `max_drop`. The limit of an
+        output is `max_drop`, too.
         """
         limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []
@@ -102,11 +107,15 @@ class GateResult:
             if group.kind == "output":
                 return (
                     f"{group.name} fell by {group.drop:.4f} ({scores} on {counted(group.samples, 'sample')}), though "
-                    f"{total.metric} passes; --metric {total.metric.removeprefix('1-')} judges only the outputs that it reads"
+                    f"{total.metric} passes. To judge only the outputs that this metric reads, give --metric "
+                    f"{total.metric.removeprefix('1-')}"
                 )
-            return f"{group.kind} {group.name!r} lost {group.drop:.4f} of {total.metric} ({scores} on {group.samples})"
+            return (
+                f"{group.kind} {group.name!r} lost {group.drop:.4f} of {total.metric} ({scores} on "
+                f"{counted(group.samples, 'sample')})"
+            )
         parts = [(other.artifact, other.name) for other in self.other_metrics if other.of_output]
-        most = f", {min(parts)[1]} the most" if parts else ""
+        most = f"; {min(parts)[1]} fell most" if parts else ""
         return (
             f"{total.metric} fell by {total.drop:.4f} ({total.fp32:.4f} -> {total.artifact:.4f} on "
             f"{counted(total.samples, 'sample')}{most})"
@@ -117,7 +126,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     """Return the result for the artifact that gave `answers` to the hold-out."""
     answers, reference = reference.with_embeddings(answers), reference.as_embeddings()
     all_rows = reference.all_rows
-    # FP32's agreement with itself is 1, even if its answers contain NaN.
+    # FP32's agreement with itself counts as 1, even if its answers contain NaN.
     fp32 = 1.0 if metric.is_agreement else metric.score(reference.answers, all_rows)
     accuracy = Accuracy(metric.name, len(all_rows), fp32, metric.score(answers, all_rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
@@ -142,7 +151,7 @@ def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return a sentence for each reason why a passed gate may prove little."""
     judged = reference.as_embeddings()
     texts = _meaning_warnings(metric, judged)
-    if not texts or metric.is_similarity:  # the chance-level warning already covers labels
+    if not texts or metric.is_similarity:  # the warning about chance already asks to check the samples
         texts += _alike_warnings(metric, judged, limits)
     return [*texts, *_count_warnings(metric, reference, limits)]
 
@@ -168,7 +177,7 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
         return []
     return [
         f"{counted(samples, 'hold-out sample')}: too few for --max-drop {limit:g}: even if the artifact loses no sample, the "
-        f"true drop may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
+        f"true drop may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)} samples"
     ]
 
 
@@ -196,7 +205,8 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     low, high = drop_interval(drops)
     if metric.is_agreement:  # FP32's own score is 1, so no artifact can score higher
         low = max(low, 0.0)
-    # The drop of embeddings may be outside the interval, because their score is their cosine if the cosine is lower.
+    # The score of embeddings is their mean cosine if the cosine is lower than the share. The drop of that score may be
+    # outside the interval, so the interval is widened.
     return min(low, drop), max(high, drop)
 
 

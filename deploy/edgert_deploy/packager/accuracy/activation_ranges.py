@@ -1,7 +1,7 @@
-"""The range of each layer's answer on the calibration samples, and its loss in 8 bits.
+"""The range of each layer's answer on calibration samples, and the loss from rounding it to 8 bits.
 
 The FP32 model runs in ONNX Runtime with the answer of every layer as an output. `sqnr_db` is the signal to noise ratio
-of an answer that is rounded to 256 steps from its lowest to its highest value, like in min-max calibration. If the
+of an answer that is rounded to 256 steps between its lowest and its highest value, as in min-max calibration. If the
 ratio is low, a few outliers stretch the range, and few steps are left for the other values. The ratio excludes the
 effect of the noise on later layers. The accuracy gate measures this effect.
 """
@@ -27,12 +27,12 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES_MAX = 16
-# The largest number of values of a sample in the quantiles. In a larger answer, quantiles use every n-th value, and
-# extremes use all values.
+# The quantiles and `sqnr_db` use at most this number of evenly spaced values from each answer to a sample. The lowest
+# and the highest value are found among all values.
 VALUES_MAX = 4096
 LAYERS_MAX = 1000
 QUANTILES = (0.001, 0.5, 0.999)
-DIGITS = 4  # the last bits differ between processors
+DIGITS = 4  # the significant digits that are kept, because the last bits differ between processors
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Activation:
 
 
 def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activation, ...]:
-    """Return the ranges in graph order; none if the model is not ONNX or its preparation fails."""
+    """Return the layers' ranges in graph order. Return none if the model is not ONNX or cannot be run."""
     if source.kind != "onnx":
         return ()
     try:
@@ -85,7 +85,7 @@ class _Values:
         )
 
     def _sqnr_db(self, values: NDArray[np.float64]) -> float:
-        # Zero is on a step, as in every engine.
+        # Every engine represents zero exactly, so zero is one of the steps.
         low, high = min(self.low, 0.0), max(self.high, 0.0)
         step = (high - low) / 255
         if step == 0:
@@ -95,7 +95,7 @@ class _Values:
 
 
 def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Values]:
-    """Return the values `names` of a run of the graph. Raises BuildFailed if ONNX Runtime fails."""
+    """Run the graph on samples, and return its values `names`. Raises BuildFailed if ONNX Runtime fails."""
     import onnx
 
     onnxruntime = sdk()
@@ -103,7 +103,7 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
     have = {value.name for value in wide.graph.output}
     wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # one order of sums gives the same numbers every time
+    options.intra_op_num_threads = 1  # one thread adds in the same order in every run, so the numbers are the same
     options.log_severity_level = 4
     by_name = {name: _Values() for name in names}
     try:

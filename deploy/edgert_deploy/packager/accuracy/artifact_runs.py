@@ -1,4 +1,4 @@
-"""Answers of artifacts to samples, each in the engine that judges the artifact, in a child process."""
+"""Runs artifacts on samples in a child process, each artifact in the engine that judges it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 
 BATCH = 32  # the largest number of samples in a run, if the batch axis is open
-ALONE_SAMPLES = 8  # the number of samples that run in a batch and then alone
-ALONE_TOLERANCE = 0.02  # a share of the range of the answers: a few steps of INT8
+ALONE_SAMPLES = 8  # the number of samples that run in a batch and then also alone
+# The largest difference between these answers, as a share of the range of the answers: a few steps of INT8.
+ALONE_TOLERANCE = 0.02
 
 
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
@@ -43,7 +44,7 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers in batches. If single samples get other answers, return these answers, too.
+    """Return the answers in batches. If samples that run alone get other answers, return these, too.
 
     Most requests to a device hold one sample, and an engine may use other kernels for a single sample. For example,
     OpenVINO computes an INT8 LSTM in integers only for a batch of 1, and then loses much accuracy. Raises the errors of
@@ -55,7 +56,7 @@ def judged_outputs(artifact: Artifact, source: SourceModel, samples: Calibration
 
 
 def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
-    """Return the artifact in the form in which the engine that judges it opens it."""
+    """Return the artifact in the form that its judging engine opens."""
     digest = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
     return LocalArtifact(artifact.judged_by, artifact.path, source.inputs, source.outputs, digest, source.buckets)
 
@@ -70,7 +71,7 @@ def run_artifact(
     """Run all samples through an artifact in a child. Raises EngineMissing, EngineFailed or ChildFailed.
 
     Args:
-        threads: The number of threads of the engine; 0: the engine's own number.
+        threads: The number of threads of the engine. With 0, the engine chooses the number.
         extra: Further options of the engine.
         batch: The largest number of samples in a run.
     """
@@ -82,10 +83,10 @@ def run_here(
 ) -> Outputs:
     """Run all samples: the child's side of `run_artifact`.
 
-    Samples of a model with buckets run in their own lengths, because an app sends them so. Samples of a model with
-    state run in turn. Each of them gets the state that the artifact computed from the previous samples. All other
-    samples run in batches of one size, at most `batch`. An engine may compile the model for each size, and a
-    compilation takes longer than the runs.
+    Samples of a model with buckets run at their own length, because apps do not pad their samples. Samples of a model
+    with state run in turn: each sample gets the state that the artifact computed from the previous samples. All other
+    samples run in batches of at most `batch` samples. These batches have one size, because an engine may compile the
+    model for each size, and a compilation takes longer than the runs.
     """
     run, size = _runner_and_batch(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate
@@ -130,12 +131,14 @@ def _runner_and_batch(
     if samples.state and samples.recordings is not None:
         recordings, state = samples.recordings, samples.state
         return lambda session: run_in_turn(session, samples.inputs, recordings, state)[0], 1
-    size = math.ceil(len(samples) / math.ceil(len(samples) / most))  # the fewest batches of one size
+    size = math.ceil(
+        len(samples) / math.ceil(len(samples) / most)
+    )  # the fewest batches; engines may pad a smaller last one
     return partial(run_samples, inputs=[samples.inputs[name] for name in names], batch=size), size
 
 
 def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = BATCH) -> Outputs:
-    """Run all samples through `session`, `batch` at once if its batch axis is open."""
+    """Run all samples through `session`: `batch` at once if its batch axis is open, else one by one."""
     if session.inputs[0].shape[0] != -1:
         batch = 1
     runs = [session.run([array[i : i + batch] for array in inputs]) for i in range(0, len(inputs[0]), batch)]
@@ -151,7 +154,7 @@ def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) 
             raise SourceInvalid(
                 f"output {spec.name!r} has shape {list(spec.shape)} for a sample of zeros and {list(part.shape)} for "
                 "another sample: its length depends on the values, and apps need a fixed length. Export the model without the "
-                "loop or the selection that determines the length, or fix a BOOL input that selects, as --input NAME=true"
+                "loop or the selection that determines the length. If a BOOL input selects, fix it with --input NAME=true"
             )
     if (rows := sum(map(len, parts))) != count:
         raise SourceInvalid(
@@ -163,8 +166,8 @@ def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) 
 def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:
     """Run the samples of each length. Return answers with the length of the largest bucket.
 
-    The samples run one by one, because an engine may compile each pair of a batch and a length. Each answer is padded
-    with its own last element. This padding changes no judgement.
+    The samples run one by one, because an engine may compile the model for each pair of a batch size and a length. Each
+    answer is padded with its own last element. This padding changes no judgement.
     """
     whole: Outputs = []
     for length in np.unique(lengths).tolist():

@@ -1,8 +1,8 @@
 """The confidence interval of a measured drop, and the number of samples that a limit needs.
 
 FP32 and the artifact answer the same hold-out samples, so their shares of right answers are paired. Tango's score
-interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) is valid for few samples. The
-interval is also valid if no sample is lost. Its upper end is then near 3 / samples, the rule of three.
+interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) is valid for few samples. It is
+also valid if the artifact loses no sample. Its upper end is then near 3 / samples, the rule of three.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 LEVEL = 0.95
-Z = 1.959964  # the normal distribution's bound for LEVEL on both sides
+Z = 1.959964  # a share LEVEL of a normal distribution is within this number of standard deviations
 STEPS = 50  # steps of the bisection; each step halves the error
 
 
@@ -39,7 +39,7 @@ def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
 
 
 def samples_needed(max_drop: float) -> int:
-    """Return the number of samples without a loss that proves `max_drop`, by the rule of three."""
+    """Return how many samples prove `max_drop` if the artifact loses none of them (the rule of three)."""
     return math.ceil(3 / max_drop - 1e-9)
 
 

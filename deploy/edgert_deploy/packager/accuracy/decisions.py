@@ -39,15 +39,16 @@ from edgert_deploy.packager.accuracy.reference import Reference
 Score = Callable[[Outputs, Outputs], float]
 
 IMAGE_RANK = 3  # the rank of an image sample
-ANCHORS_MIN = 100  # the fewest rows of a detector
+ANCHORS_MIN = 100  # an output with fewer anchors is not treated as a detector's output
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
-MINORITY_MIN = 0.01  # the smallest share of values above 0.5, or below 0.5, of an output of thresholds
+# An output is judged by thresholds only if at least this share of its values is on each side of 0.5.
+MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
-ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
+ALIKE_MAX = 0.7  # vectors whose mean cosine between samples is higher are not treated as embeddings
 PROBABILITY_TOLERANCE = 1e-3
-ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that is too large to cut a box
+ANYWHERE = (1 << 20, 1 << 20)  # the height and width of an image so large that its border cuts no box
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Judgement:
     Attributes:
         name: The kind of decision, such as "boxes".
         outputs: The names of the outputs.
-        score: Returns the score, 0 to 1, of (answers, FP32's answers).
-        share: Returns the score of each sample; None if the score is not a mean over samples.
+        score: The function that returns the score, 0 to 1, for the artifact's answers and FP32's answers.
+        share: The function that returns the share of right decisions in each sample. None if samples have no shares.
     """
 
     name: str
@@ -87,7 +88,7 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
         named = reference.classify is not None and _first_scores(answers) == i
         name = _recognized(answers[i], named, steps)
         if name == "neighbours" and answers[i].shape[1:] in inputs:
-            name = "values"  # an output as long as an input is a signal, such as an autoencoder's reconstruction
+            name = "values"  # an output of an input's shape is a signal, such as an autoencoder's reconstruction
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
@@ -111,7 +112,9 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
         and min(shape) >= 2
         and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
-        return "steps" if shape[0] in steps else "texts"  # the text of a recognizer has fewer steps than the input
+        return (
+            "steps" if shape[0] in steps else "texts"
+        )  # the output of a text recognizer has fewer steps than its input
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
@@ -124,14 +127,15 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_classes(numbers: Array) -> bool:
-    """Return whether whole numbers are classes. Numbers of 8 bits are the values of a quantized model."""
+    """Return whether whole numbers are classes. Numbers under 32 bits are values of a quantized model."""
     return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
 def _are_many_classes(reference: Array) -> bool:
     """Return whether values of 0 to 1 are scores of many classes.
 
-    Most scores are low. Vectors of length 1 are embeddings, and shares of an image are points.
+    Most scores of many classes are low. Vectors of length 1 are embeddings. Values that are mostly high are points, in
+    shares of the image.
     """
     flat = reference.reshape(len(reference), -1)
     if flat.shape[1] < MAP_POSITIONS_MIN or float(flat.max(initial=0.0)) <= min(MAP_THRESHOLDS):
@@ -166,7 +170,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "thresholds": same_sides,
     "neighbours": same_neighbours,
 }
-# The functions of the judgements whose score is not the mean of these shares.
+# The functions that return the score of a judgement, if the score is not the mean of these shares.
 SCORES: dict[str, Callable[[Array, Array], float]] = {
     "maps": map_agreement,
     "masks": mask_agreement,
@@ -180,7 +184,7 @@ def _first_scores(reference: Outputs) -> int:
 
 
 def are_probabilities(rows: Array) -> bool:
-    """Return whether the values along the last axis are shares of 1."""
+    """Return whether the values along the last axis are at least 0 and have the sum 1."""
     return bool(rows.min(initial=0.0) >= 0.0) and bool(
         np.allclose(rows.sum(axis=-1), 1.0, rtol=0.0, atol=PROBABILITY_TOLERANCE)
     )
@@ -206,9 +210,9 @@ def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgem
 
 
 def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of boxes, by the user's rule or by shapes; None if there are no boxes.
+    """Return the judgement of boxes, by the user's rule or by shapes. Return None if there are no boxes.
 
-    `inputs` are the shapes of the inputs' samples. Only a model with an image can have boxes that no rule states.
+    `inputs` has the shape of a sample for each input. Without a rule, only a model with an image input can have boxes.
     """
     names = [spec.name for spec in reference.specs]
     if (rule := reference.detect) is not None:
@@ -219,7 +223,7 @@ def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Seq
 
 
 def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
-    """Return the judgement of boxes and scores, in one output or two, recognized by their shapes."""
+    """Return the judgement of boxes and scores that are recognized by shape, in one output or in two."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
@@ -235,14 +239,14 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
 
 
 def _are_box_values(boxes: Array, scores: Array) -> bool:
-    """Return whether `boxes` may have box values. Boxes in shares of the image look like scores."""
+    """Return whether `boxes` may hold box values. Box values in shares of the image look like scores."""
     if _within(boxes):
         return bool(boxes.shape[2] == 4 != scores.shape[2]) and not are_probabilities(boxes)
     return bool(4 <= boxes.shape[2] < ANCHORS_MIN)
 
 
 def _one_output(name: str, array: Array) -> Detect | None:
-    """Return the rule of an output with boxes and scores: YOLO's `[N, 4 + C, A]` or `[N, A, 5 + C]`."""
+    """Return the rule if one output holds boxes and scores: YOLO's `[N, 4 + C, A]` or `[N, A, 5 + C]`."""
     if array.dtype.kind != "f" or array.ndim != 3 or max(array.shape[1:]) < ANCHORS_MIN:
         return None
     first = array.shape[1] < array.shape[2]
@@ -260,7 +264,10 @@ def _one_output(name: str, array: Array) -> Detect | None:
 
 
 def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs) -> Judgement:
-    """Judge boxes if FP32's values have positive sides, else the values of the anchors."""
+    """Return the judgement of boxes or, if the values are no boxes, the judgement of the anchors' values.
+
+    The values are boxes if they are in one output with the scores, and if FP32's boxes have positive sides.
+    """
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores.max(axis=2) >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
@@ -275,7 +282,7 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
 
 
 def _background(scores: Array) -> int | None:
-    """Return the class of anchors without an object, as SSD has it: the best class of most anchors."""
+    """Return the class of anchors without an object (SSD has one): the best class of most anchors."""
     if scores.shape[2] < 2:
         return None
     counts = np.bincount(scores.argmax(axis=2)[scores.max(axis=2) >= SCORE_MIN], minlength=scores.shape[2])

@@ -17,19 +17,23 @@ Outputs = list[Array]
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps of text detectors use 0.3, most others use 0.5
-SHARE_OF_POSITIONS_MIN = 1e-4  # a class or threshold with a smaller share of the positions is ignored
-# The tolerance of a neighbour is the lower one of two: a cosine, and a share of the difference between the nearest
-# sample's cosine and the mean cosine.
+# A class is ignored if a smaller share of the positions has it. A threshold is ignored if a smaller share is above it.
+SHARE_OF_POSITIONS_MIN = 1e-4
+# The cosine of the artifact's neighbour, in FP32, may be lower than the cosine of FP32's nearest neighbour. It may be
+# lower by the smaller of two tolerances: NEIGHBOUR_TOLERANCE, and NEIGHBOUR_SHARE of the difference between the nearest
+# neighbour's cosine and the mean cosine.
 NEIGHBOUR_TOLERANCE = 0.01
 NEIGHBOUR_SHARE = 0.05
-NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
-ITSELF = -2.0  # stands for the cosine of a sample with itself; below every cosine
-ANCHOR_TOLERANCE = 0.15  # a share of the standard deviation of a value; for a point, a share of the longer side
-WORST_CHANNELS = 0.1  # the share of channels in the mean of `value_agreement`
+NEIGHBOUR_BLOCK = 512  # the number of samples that are compared with all samples at once
+ITSELF = -2.0  # replaces the cosine of a sample with itself; it is below every cosine
+# The largest difference of an anchor's value from FP32's value, as a share of the value's standard deviation. For a
+# point, it is a share of the longer side of the box.
+ANCHOR_TOLERANCE = 0.15
+WORST_CHANNELS = 0.1  # `value_agreement` is the mean over this share of the channels, the worst ones
 
 
 def map_agreement(answers: Array, reference: Array) -> float:
-    """Return the mean IoU of the positions above a threshold; the lowest one over MAP_THRESHOLDS.
+    """Return the mean IoU of the positions above a threshold, for the worst one of MAP_THRESHOLDS.
 
     The mean is over the samples, and two empty maps agree. A threshold is ignored if hardly any of FP32's values is
     above it. If all thresholds are ignored, the threshold is half of FP32's largest value.
@@ -45,7 +49,7 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
 
 
 def mask_agreement(answers: Array, reference: Array) -> float:
-    """Return the mean IoU of the classes of whole-number masks, without the background.
+    """Return the mean IoU of the classes in masks of class numbers, without the background.
 
     The background is the most frequent of FP32's classes. A class is ignored if hardly any position has this class. If
     all classes are ignored, the score is the share of equal positions.
@@ -69,8 +73,9 @@ def neighbour_agreement(answers: Array, reference: Array) -> float:
 def value_agreement(answers: Array, reference: Array) -> float:
     """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
 
-    The channels are the elements along one axis: the shortest axis with a length above 1, except the axis of
-    samples. If a channel hardly varies, the variance of all values replaces its own variance.
+    The channels are the elements along one axis: the shortest axis that is longer than 1, except the axis of samples.
+    If a channel hardly varies, the variance of all values replaces its own variance. For whole numbers, the result is
+    the share of equal values.
     """
     if reference.dtype.kind != "f":
         return float((answers == reference).mean())
@@ -86,7 +91,7 @@ def value_agreement(answers: Array, reference: Array) -> float:
 def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
     """Return the F1 score of the boxes against FP32's boxes.
 
-    A hit has the same class and an IoU of at least 0.5.
+    A box is a hit if its IoU with one of FP32's boxes of the same class is at least 0.5.
     """
     boxes, true_boxes = (detections(rule, outputs, size, None) for outputs in (answers, reference))
     hits = answered = expected = 0
@@ -100,9 +105,9 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
-    """Return the F1 score of anchors `[N, A, ...]`.
+    """Return the F1 score of the confident anchors `[N, A, ...]` against FP32's confident anchors.
 
-    A hit is confident in both and gives the same class and box.
+    An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box.
     """
     got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
     if not want.any():
@@ -115,7 +120,7 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 
 
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
-    """Return which boxes `[n, 4 + points]` have an IoU of at least IOU_MIN and near points.
+    """Return which boxes `[n, 4 + points]` have an IoU of at least IOU_MIN, and points near the true ones.
 
     An anchor moves both boxes by the same distance, so the overlap does not depend on the anchor. The four values may
     be two corners, or a centre and two sides. So the boxes must overlap in both readings.
@@ -129,19 +134,19 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
 def _same_values(values: Array, true: Array, every: Array) -> Array:
     """Return which rows have at least 90 % of their values near the true values.
 
-    A value is near if the difference is at most ANCHOR_TOLERANCE times the standard deviation in `every`.
+    A value is near if the difference is at most ANCHOR_TOLERANCE times the standard deviation of this value in `every`.
     """
     spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
     return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
 
 
 def same_top1(answers: Array, reference: Array) -> Array:
-    """Return which rows have their largest element at FP32's position. A row with NaN is never equal."""
+    """Return which rows have their largest element where FP32 has it. A row with NaN is never one of them."""
     return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
 def same_steps(answers: Array, reference: Array) -> Array:
-    """Return the share of steps `[T, C]` with FP32's class in each sample, without the background.
+    """Return, for each sample, the share of steps `[T, C]` that have FP32's class, without the background.
 
     The background is FP32's most frequent class. A step is ignored if the artifact and FP32 both answer the
     background.
@@ -156,12 +161,12 @@ def same_steps(answers: Array, reference: Array) -> Array:
 
 
 def same_texts(answers: Array, reference: Array) -> Array:
-    """Return which sequences `[T, C]` CTC decodes to the same text. The blank is the most frequent class."""
+    """Return which sequences `[T, C]` CTC decodes to FP32's text. The blank is FP32's most frequent class."""
     return same_decodings(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
 
 
 def same_decodings(answers: Array, reference: Array, blank: int) -> Array:
-    """Return which sequences `[T, C]` CTC decodes to the same text."""
+    """Return which sequences `[T, C]` CTC decodes to FP32's text."""
     pairs = zip(answers, reference, strict=True)
     return np.array(
         [np.isfinite(a).all() and np.array_equal(greedy(a, blank)[0], greedy(b, blank)[0]) for a, b in pairs]
@@ -169,7 +174,7 @@ def same_decodings(answers: Array, reference: Array, blank: int) -> Array:
 
 
 def same_sides(answers: Array, reference: Array) -> Array:
-    """Return the share of values on FP32's side of 0.5 in each sample."""
+    """Return, for each sample, the share of values that are on the same side of 0.5 as FP32's value."""
     same = ((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)
     return np.asarray(same.reshape(len(same), -1).mean(axis=1))
 
@@ -197,7 +202,7 @@ def unit_vectors(vectors: Array) -> NDArray[np.float64]:
 
 
 def _alike(unit: Array, begin: int) -> Array:
-    """Return the cosine of each vector in a block and every vector; ITSELF for a vector and itself."""
+    """Return the cosine of each vector in a block with every vector. A vector with itself gets ITSELF."""
     alike = unit[begin : begin + NEIGHBOUR_BLOCK] @ unit.T
     rows = np.arange(len(alike))
     alike[rows, begin + rows] = ITSELF
@@ -205,7 +210,7 @@ def _alike(unit: Array, begin: int) -> Array:
 
 
 def _channels(array: Array) -> NDArray[np.float64]:
-    """Return `[positions, channels]`; `value_agreement` defines the channels."""
+    """Return the values as `[positions, channels]`. `value_agreement` defines the channels."""
     sides = [(side, axis) for axis, side in enumerate(array.shape) if axis > 0 and side > 1]
     if not sides:
         return array.reshape(-1, 1).astype(np.float64)
@@ -226,7 +231,7 @@ READINGS = (_from_centres, _from_corners)
 
 
 def _ious(one: Array, other: Array) -> Array:
-    """Return the IoUs `[n, m]` of boxes `[n, 4]` and `[m, 4]`. A box is its two corners."""
+    """Return the IoUs `[n, m]` of boxes `[n, 4]` and `[m, 4]`. Each box is given by two corners."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     both = np.prod(np.maximum(high - low, 0), axis=2)
@@ -236,7 +241,7 @@ def _ious(one: Array, other: Array) -> Array:
 
 
 def _matched(ious: Array) -> int:
-    """Match each row, in order, to its best unmatched column. Return the number of matches."""
+    """Match each row, in order, to its best unmatched column. Count the matches of at least IOU_MIN."""
     free = np.ones(ious.shape[1], bool)
     hits = 0
     for row in ious:

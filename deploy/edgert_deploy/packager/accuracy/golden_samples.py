@@ -1,14 +1,14 @@
-"""Golden samples: inputs in a bundle, their answers, and a device's tolerances.
+"""Golden samples: inputs in a bundle, the artifacts' answers to them, and the tolerances of a device.
 
-**The choice.** The golden samples are SAMPLES of the hold-out that cover FP32's answers. The first samples are those
-with the lowest and the highest value of each output. Each next sample is the one that is farthest from all chosen
+**The choice.** The golden samples are SAMPLES samples of the hold-out that cover FP32's answers. The first samples are
+those with the lowest and the highest value of each output. Each next sample is the one that is farthest from all chosen
 samples (greedy k-centre; Gonzalez, 1985). While a class has no chosen sample, the next sample must be of a class
 without a chosen sample. So a check of eight samples shows an error at one end of the range, or in one class. If one
-sample has megabytes, the bundle has fewer golden samples, because it holds their inputs and each artifact's answers to
-them.
+sample has a size of megabytes, the bundle has fewer golden samples, because it holds their inputs and each artifact's
+answers to them.
 
 **The tolerance.** The artifact answers the samples on this host in every way in which its engine can compute (the
-builder's `ways`): with one thread and several, optimized and plain kernels, real and simulated integer arithmetic. A
+builder's `ways`): with one thread or several, with optimized or plain kernels, with real or simulated INT8. A
 device differs from this host in the same way as these ways differ from each other: in the order of sums and in
 rounding. The tolerance is MARGIN times the largest difference between the ways. It is at least the floor of the
 precision, because identical results on this host do not predict the results of another processor. The floor is 3
@@ -40,7 +40,7 @@ SAMPLES = 8
 SAMPLES_MIN = 2
 # The limit for the inputs and one artifact's answers together. SAMPLES_MIN samples are kept even if they exceed it.
 BYTES_MAX = 64 * 1024**2
-FEATURES_MAX = 256  # the number of values of an output, evenly spaced, in the position of a sample
+FEATURES_MAX = 256  # the position of a sample has at most this number of values, evenly spaced, of each output
 MARGIN = 4.0
 STEPS_MIN = 3.0
 # The smallest tolerance of each precision, as a share of the range of FP32's answers.
@@ -49,9 +49,9 @@ ATOL_MIN = 1e-5
 
 
 def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
-    """Return the rows of SAMPLES samples in the order of the hold-out.
+    """Return the rows of the hold-out that become golden samples, in the order of the hold-out.
 
-    The same answers give the same rows. The number of rows is smaller if the hold-out has fewer samples, or if one
+    The same answers give the same rows. There are SAMPLES rows, or fewer if the hold-out has fewer samples or if one
     sample is large.
 
     Args:
@@ -124,7 +124,7 @@ def _tolerance(artifact: Artifact, seen: float, reference: NDArray[Any], golden:
 
 
 def _rounded_up(value: float) -> float:
-    """Round up to two digits. The last bits of a difference then do not change the bundle."""
+    """Round up to two significant digits. The last bits of a difference then do not change the bundle."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(round(value / unit, 6)) * unit:.2g}")
 
@@ -139,7 +139,7 @@ def _positions(output: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _classes(reference: Outputs) -> NDArray[Any]:
-    """Return FP32's top class of each sample by the first output that may hold scores; 0 if none may."""
+    """Return FP32's top class of each sample, from the first output that may hold scores; else zeros."""
     for output in reference:
         if output.ndim == 2 and output.shape[1] > 1 and output.dtype.kind == "f":
             return np.asarray(np.nan_to_num(output).argmax(axis=1))

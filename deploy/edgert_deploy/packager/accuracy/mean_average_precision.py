@@ -1,8 +1,8 @@
-"""Mean average precision of a detector: COCO's, by pycocotools, for IoU 0.5, 0.55 ... 0.95.
+"""COCO's mean average precision of a detector, by pycocotools, over IoU 0.5, 0.55 ... 0.95.
 
 The hold-out's array `boxes` [samples, M, 5] holds the true boxes: class, left, top, right, bottom, in pixels of the
-model's input. Rows of class -1 are padding. The rule of devices decodes the answers, but its threshold is SCORE_MIN.
-With the device's threshold, the precision-recall curve would end too early.
+model's input. Rows of class -1 are padding. The answers are decoded by the rule that devices use, but with the
+threshold SCORE_MIN. With the device's threshold, the precision-recall curve would end too early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class MeanAveragePrecision(Metric):
 
     def __init__(self, reference: Reference) -> None:
         if reference.detect is None or reference.image_size is None:
-            raise ConfigInvalid("--metric map needs the meaning of the outputs: give --postprocess yolo or a .toml")
+            raise ConfigInvalid(
+                "--metric map needs the meaning of the outputs: give --postprocess yolo or --postprocess FILE.toml"
+            )
         if reference.holdout.boxes is None:
             raise CalibrationInvalid(
                 "--metric map needs an array `boxes` [samples, M, 5] in the hold-out: class, left, top, right, bottom "
@@ -39,7 +41,7 @@ class MeanAveragePrecision(Metric):
         self._names = reference.class_names
         self._at = [[spec.name for spec in reference.specs].index(name) for name in self._rule.outputs]
         self.judged = tuple(self._at)
-        _coco()  # raises ConfigInvalid for a missing package before the first build
+        _coco()  # if the package is missing, this raises ConfigInvalid before the first build
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         detected = detections(self._rule, [answers[i][rows] for i in self._at], self._size, None)
@@ -59,7 +61,7 @@ class MeanAveragePrecision(Metric):
 
 
 def average_precision(truth: Any, detected: Detections) -> float:
-    """Return COCO's AP over all classes in `truth` [N, M, 5]; 0 for no true box or no answer."""
+    """Return COCO's AP over all classes in `truth` [N, M, 5]. Return 0 without true boxes or answers."""
     coco, evaluation = _coco()
     boxes = [(i, row) for i, rows in enumerate(truth) for row in rows.astype(float) if row[0] >= 0]
     answers = [
@@ -84,7 +86,7 @@ def average_precision(truth: Any, detected: Detections) -> float:
         judged = evaluation(indexed([_annotation(i, row[0], row[1:]) for i, row in boxes]), indexed(answers), "bbox")
         judged.evaluate()
         judged.accumulate()
-    precision = judged.eval["precision"][:, :, :, 0, -1]  # thresholds, recalls, classes; any area, BOXES_MAX
+    precision = judged.eval["precision"][:, :, :, 0, -1]  # IoU, recall, class; boxes of any area; BOXES_MAX boxes
     known = precision[precision > -1]
     return float(known.mean()) if known.size else 0.0
 

@@ -31,10 +31,11 @@ SQNR_DB_MAX = 200.0  # the value for equal answers
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
-    """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
+    """Return the metric `name`. "auto" is the first that fits: map, cer, top1, top1_agreement, decisions.
 
-    With "auto", the metric also judges its other outputs of floats (`other_outputs`). Raises ConfigInvalid for an
-    unknown name, CalibrationInvalid if the hold-out or the outputs do not meet the requirements of the metric.
+    With "auto", the gate also judges the float outputs that the metric does not read (`other_outputs`). Raises
+    ConfigInvalid if the name is unknown or an option that the metric needs is missing. Raises CalibrationInvalid if the
+    hold-out or the outputs do not meet the requirements of the metric.
     """
     metric = _metric(name, reference)
     if name == "auto" and metric.judged:
@@ -58,7 +59,7 @@ def _metric(name: str, reference: Reference) -> Metric:
         labels is not None and (name == "top1" or (name == "auto" and not no_better_than_chance(reference)))
     ):
         if labels is None:
-            raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")
+            raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class for each sample")
         return TopK(reference, labels, 5 if name == "top5" else 1)
     if name == "top1" or (name == "auto" and _has_class_scores(reference)):
         return Top1Agreement(reference)
@@ -94,8 +95,8 @@ class _Ranking(Metric):
         if self._k == 1:
             right = scores.argmax(axis=1) == labels
         else:
-            # The number of classes that rank before the right class. A tie counts against the right class, because
-            # argmax may also choose another class of a tie.
+            # Count the classes whose score is at least the score of the right class, and the right class itself. A tie
+            # counts against the right class, because argmax may choose another class of the tie.
             own = np.take_along_axis(scores, labels[:, None], axis=1)
             right = (scores >= own).sum(axis=1) <= self._k
         return _finite(right, scores)
@@ -151,7 +152,7 @@ class Decisions(Metric):
         return min(score for _, score in self.parts(answers, rows))
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return the drops in the judgement with the lowest score."""
+        """Return the drop in each sample, by the judgement with the lowest score."""
         if not self.counts_samples:
             return None
         reference = self._reference.answers
@@ -159,7 +160,7 @@ class Decisions(Metric):
         return None if share is None else 1.0 - share(answers, reference)
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return the name and score of each judgement; a name is such as `boxes of output0`."""
+        """Return the name and score of each judgement. A name looks like `boxes of output0`."""
         got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference.answers))
         return [
             (f"{judgement.name} of {', '.join(judgement.outputs)}", judgement.score(got, want))
@@ -174,7 +175,7 @@ class Decisions(Metric):
 
 
 class _OtherOutputs(Decisions):
-    """The decisions of the outputs with the positions `numbers`."""
+    """The decisions that apps read from the outputs at the positions `numbers`."""
 
     def __init__(self, reference: Reference, numbers: list[int]) -> None:
         specs, answers = tuple(reference.specs[i] for i in numbers), [reference.answers[i] for i in numbers]
@@ -199,7 +200,7 @@ class Cosine(Metric):
 
 
 class UserMetric(Metric):
-    """The user's own function. The score is also computed by class if the hold-out has labels."""
+    """The user's own function. If the hold-out has labels, the score of each class is computed, too."""
 
     has_own_unit = True
 
@@ -249,8 +250,8 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
     """Return the index of the output with the class scores that `labels` refer to.
 
     This is the output of the rule `classify`. Without the rule, it is the output [N, C] in which FP32 is most often
-    right; without labels, it is the first output [N, C]. Raises CalibrationInvalid if no output holds class scores, or
-    no output has enough classes.
+    right. Without the rule and without labels, it is the first output [N, C]. Raises CalibrationInvalid if no output
+    holds class scores, or no output has enough classes.
     """
     found = [i for i, spec in enumerate(reference.specs) if spec.ranks_classes]
     stated = [
@@ -275,7 +276,7 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
 
 
 def _other_outputs(reference: Reference, judged: Collection[int]) -> Decisions | None:
-    """Return a metric for the float outputs that are not in `judged`; None if all are in `judged`."""
+    """Return a metric for the float outputs that are not in `judged`. Return None if there are none."""
     numbers = [i for i, answers in enumerate(reference.answers) if i not in judged and answers.dtype.kind == "f"]
     return _OtherOutputs(reference, numbers) if numbers else None
 
@@ -299,7 +300,7 @@ def sqnr_db(reference: Outputs, answers: Outputs) -> float:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise) within +-SQNR_DB_MAX; the lowest value for NaN or infinite noise."""
+    """Return 10 log10(signal / noise) within +-SQNR_DB_MAX. NaN or infinite noise gives the lowest value."""
     if not np.isfinite(noise):
         return -SQNR_DB_MAX
     if noise == 0:
@@ -315,7 +316,7 @@ def has_scores(reference: Reference) -> bool:
 def no_better_than_chance(reference: Reference) -> tuple[float, float] | None:
     """Return FP32's top-1 and the chance level if FP32 is no better than chance, else None.
 
-    The chance level is the score of a model that always answers the most frequent class. Labels that FP32 reaches only
+    The chance level is the score of a model that always answers the most frequent class. Labels that FP32 matches only
     by chance cannot judge an artifact.
     """
     labels = reference.holdout.labels
@@ -329,7 +330,7 @@ def no_better_than_chance(reference: Reference) -> tuple[float, float] | None:
 
 
 def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]:
-    # A row with NaN has no top class: argmax would return the NaN.
+    # A row with NaN has no top class: argmax would return the position of the NaN.
     return np.asarray(right & np.isfinite(scores).all(axis=1))
 
 
@@ -347,6 +348,6 @@ def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = (a * b).sum(axis=1) / lengths
-    # Two zero vectors have the similarity 1. A zero vector and another vector have 0, and NaN gives 0, too.
+    # Two zero vectors have the similarity 1. A zero vector and another vector have the similarity 0. NaN gives 0, too.
     cosines = np.where(lengths == 0, (a == b).all(axis=1).astype(np.float64), cosines)
     return float(np.nan_to_num(cosines, nan=0.0).mean())

@@ -1,4 +1,4 @@
-"""The reference for an artifact (FP32's answers and the user's rules), and the form of a metric."""
+"""The reference for an artifact (FP32's answers and the user's rules), and the interface of a metric."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class Reference:
         answers: FP32's answers, one array for each output.
         holdout: The samples.
         class_names: The labels of `classify` or `detect`.
-        classify: The rule by which devices make classes, like `detect` for boxes and `ctc` for texts.
-        embed: The rule by which devices make embeddings. The metric then judges the embeddings.
+        classify: The rule by which devices compute classes from the outputs.
+        detect: The rule by which devices compute boxes.
+        ctc: The rule by which devices compute texts.
+        embed: The rule by which devices compute embeddings. The metric then judges the embeddings.
         image_size: The height and width of a detector's input.
     """
 
@@ -68,9 +70,9 @@ class Reference:
 
 
 class OtherMetric(NamedTuple):
-    """A metric that the receipt shows and the gate does not judge; `fp32` is None if FP32 has no value.
+    """A metric that the receipt shows and the gate does not use. `fp32` is None if FP32 has no value.
 
-    `of_output` marks a judgement of an output, such as `boxes of output0`.
+    `of_output` marks a judgement of one output, such as `boxes of output0`.
     """
 
     name: str
@@ -86,10 +88,10 @@ class Metric(Protocol):
         name: The name in the receipt.
         counts_samples: Whether the score is a share of samples.
         is_agreement: Whether the score is the agreement with FP32, so FP32's own score is 1.
-        is_similarity: Whether the metric compares only values, because the outputs hold no decision that it knows.
+        is_similarity: Whether the metric only compares values, because it recognizes no decision in the outputs.
         has_own_unit: Whether the score is in the user's own unit. Then no drop is small or large in itself.
-        checks_labels: Whether the gate warns if the labels give FP32 a top-1 no better than chance.
-        judged: The positions of the outputs that the metric reads; empty: all.
+        checks_labels: Whether the gate warns if FP32's top-1 by the labels is no better than chance.
+        judged: The positions of the outputs that the metric reads. If empty, the gate judges no other outputs.
         other_outputs: The metric of the other outputs; None if the gate does not judge them.
     """
 
@@ -111,11 +113,11 @@ class Metric(Protocol):
         return []
 
     def classes(self) -> dict[str, Rows]:
-        """Return the samples of each class by its name; empty if the metric knows no classes."""
+        """Return the rows of each class by the name of the class; empty if the metric has no classes."""
         return {}
 
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return the drop in each sample, -1 to 1; None if the score is not a share of samples."""
+        """Return the drop in each sample, -1 to 1. Return None if the score is not a share of samples."""
         return None
 
     def others(self, answers: Outputs) -> list[OtherMetric]:

@@ -1,13 +1,13 @@
-"""Sensitivity: the harm of INT8 in one layer alone to the model's answers.
+"""Sensitivity: how much it harms the model's answers if one layer alone is in INT8.
 
 First, the activation ranges are recorded on up to SAMPLES_MAX calibration samples. Then one layer after another is
 quantized alone in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in the model's
-outputs is the harm of the layer, as SQNR in decibels. A low value is bad. This module uses no hold-out sample, because
-the samples of the gate must not influence a choice.
+outputs measures the harm of the layer, as SQNR in decibels. A lower SQNR means more harm. This module uses no hold-out
+sample, because the samples of the gate must not influence a choice.
 
-docs/decisions/0007 gives the reason to quantize one layer instead of all others. Source: Wu et al., "Integer
-Quantization for Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity). SQNR
-replaces accuracy like in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
+docs/decisions/0007 explains why one layer is quantized at a time, and not all layers except one. Source: Wu et al.,
+"Integer Quantization for Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity).
+SQNR replaces accuracy as in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 
 SAMPLES_MAX, SAMPLES_MIN = 32, 8
-RUNS_MAX = 2000  # runs of one sample for all layers together, so a model with many layers runs on fewer samples
+# The limit for the number of layers times the number of samples, so a model with many layers runs on fewer samples.
+RUNS_MAX = 2000
 
 
 @dataclass(frozen=True)
 class Harm:
-    """The signal to noise ratio (dB) of the outputs with `layer` alone in INT8; SQNR_DB_MAX: no harm."""
+    """The signal to noise ratio (dB) of the outputs if only `layer` is in INT8. SQNR_DB_MAX means no harm."""
 
     layer: Layer
     sqnr_db: float
@@ -126,7 +127,7 @@ class Sensitivity:
         options = sdk().SessionOptions()
         options.log_severity_level = 4
         compute_int8_exactly(options)
-        # Each of many sessions answers a few times. Threads that spin between the sessions would use most of the time.
+        # There are many sessions, and each runs only a few times. Threads that spin would use most of the time.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = sdk().InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         runs = [session.run(None, feed) for feed in self._feeds()]

@@ -17,7 +17,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outpu
 
 
 class ErrorRate(Metric):
-    """1 - the error rate, so a higher score is better. With more errors than words, the score is below 0."""
+    """1 - the error rate, so a higher score is better. With more errors than true words, it is below 0."""
 
     def __init__(self, reference: Reference, unit: str) -> None:
         metric = UNITS[unit]
@@ -28,7 +28,7 @@ class ErrorRate(Metric):
         if reference.holdout.transcripts is None:
             raise CalibrationInvalid(
                 f"--metric {metric} needs the true texts: give labels.csv beside the hold-out's files, with a line "
-                "`file,text` for each, or an array `transcript` in its .npz"
+                "`file,text` for each file, or an array `transcript` in the hold-out's .npz"
             )
         self.name = f"1-{metric}"
         self._unit = unit
@@ -56,12 +56,12 @@ UNITS = {"words": "wer", "characters": "cer"}
 
 
 def edits(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the Levenshtein distance between both sequences."""
+    """Return the Levenshtein distance between the sequences `one` and `other`."""
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys((*one, *other)))}
     target = np.array([numbers[unit] for unit in other], np.int64)
     places = np.arange(len(other) + 1)
     row = places
     for unit in one:
         changed = np.concatenate(([row[0] + 1], np.minimum(row[1:] + 1, row[:-1] + (target != numbers[unit]))))
-        row = np.minimum.accumulate(changed - places) + places  # insertions
+        row = np.minimum.accumulate(changed - places) + places  # with insertions
     return int(row[-1])

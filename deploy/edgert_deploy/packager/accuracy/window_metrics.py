@@ -1,7 +1,7 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-docs/accuracy.md defines which windows and events are right. The rule of devices makes the answers, with its thresholds,
-its `none` labels, and its smoothing over the windows of each recording.
+docs/accuracy.md defines which windows and events are right. The classes are computed by the rule that devices use, with
+its thresholds, its `none` labels, and its smoothing over the windows of each recording.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outpu
 
 
 class Counts(NamedTuple):
-    """The numbers of windows or events: answered correctly, answered, and true."""
+    """The numbers of windows or events that are answered correctly, that are answered, and that are true."""
 
     right: int
     answered: int
@@ -56,11 +56,11 @@ class AnswerF1(Metric):
                 f"--metric {self.name} needs the classes: give --labels, or --postprocess with [classify]"
             )
         if labels is None:
-            raise CalibrationInvalid(f"--metric {self.name} needs `labels` in the hold-out, one class a window")
+            raise CalibrationInvalid(f"--metric {self.name} needs `labels` in the hold-out, one class for each window")
         if events and reference.holdout.recordings is None:
             raise CalibrationInvalid(
                 f"--metric {self.name} needs recordings in the hold-out: give a folder of recordings, or an array `recording` "
-                "in its .npz with the number of each window's recording"
+                "in the hold-out's .npz with the number of each window's recording"
             )
         none = [i for i, label in enumerate(rule.labels) if label in rule.none]
         self._reference = reference
@@ -76,7 +76,7 @@ class AnswerF1(Metric):
         return self.counts(answers, rows, of_class).f1
 
     def counts(self, answers: Outputs, rows: Rows, of_class: str = "") -> Counts:
-        """Return the counts of the windows `rows`; with `of_class`, the counts of this class in all windows."""
+        """Return the counts in the windows `rows`. With `of_class`, count only this class, in all windows."""
         rows = np.arange(len(self._truth)) if of_class else rows
         answered, truth = self._answered(answers)[rows], self._truth[rows]
         if of_class:
@@ -126,7 +126,7 @@ def events(classes: NDArray[Any]) -> list[Event]:
 
 
 def matched(answered: list[Event], true: list[Event], late: int) -> Counts:
-    """Return the counts of a recording's events. An answer may be up to `late` windows late."""
+    """Return the counts of a recording's events. An answer may start within `late` windows after an event."""
     unmatched = list(true)
     for event in answered:
         hit = next(

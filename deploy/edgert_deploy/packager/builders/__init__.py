@@ -38,7 +38,7 @@ BUILDERS = {
     "tensorrt": "edgert_deploy.packager.builders.tensorrt:TensorRTBuilder",
 }
 
-FIRST_RECIPE = "min-max"  # every builder tries it first
+FIRST_RECIPE = "min-max"  # every builder has this recipe
 
 # "int8fp16", for TensorRT alone: the layers that INT8 leaves in float are FP16, not FP32.
 Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
@@ -46,13 +46,13 @@ Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """An artifact to build. Profiles whose specs have the same `id` share it."""
+    """An artifact to build. Profiles whose specs have the same `id` share the artifact."""
 
     engine: str
     precision: Precision
     profile: DeviceProfile
     float_layers: tuple[Layer, ...] = ()
-    recipe: str = ""  # one of the builder's `recipes`; "" is the first
+    recipe: str = ""  # one of the builder's `all_recipes`; "" is FIRST_RECIPE
 
     @property
     def id(self) -> str:
@@ -71,8 +71,8 @@ class Artifact:
         judged_by: The engine that measures the artifact's accuracy on this host.
         tools: The tools that made the artifact, with their versions, for the receipt.
         float_layers: The names of the layers that an INT8 artifact computes in float for its accuracy.
-        qat: Whether the scales are the source's own.
-        int8_share: The share of multiply-accumulates that run in INT8; None if the file does not tell.
+        qat: Whether the artifact keeps the source's own scales.
+        int8_share: The share of multiply-accumulates that run in INT8. None if the file does not show it.
     """
 
     engine: str
@@ -87,7 +87,7 @@ class Artifact:
 
     @property
     def kind(self) -> str:
-        """The precision for tables; "mixed" is "int8" with some layers, or much of the work, in float."""
+        """The precision in tables. "mixed" is "int8" with some layers, or much of the work, in float."""
         return kind_of(self.precision, bool(self.float_layers) or self.is_partly_float)
 
     @property
@@ -112,7 +112,7 @@ class Artifact:
 
 
 def kind_of(precision: Precision, mixed: bool) -> str:
-    """Return the name of a precision for tables."""
+    """Return the name of a precision in tables. `mixed` tells whether INT8 leaves some layers in float."""
     return precision.replace("int8", "mixed") if mixed else precision
 
 
@@ -126,7 +126,7 @@ class Builder(Protocol):
     # engine that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    accepts_any_onnx: ClassVar[bool] = False  # including FP64 and operators of ai.onnx.ml
+    accepts_any_onnx: ClassVar[bool] = False  # also FP64 and the operators of ai.onnx.ml
     accepts_dynamic_ranges: ClassVar[bool] = False  # sources that compute the ranges of activations in each run
     accepts_wide_activations: ClassVar[bool] = False  # sources that quantize activations to 16 bits
     # False for an engine in which folded-in preprocessing is slower (docs/decisions/0011).
@@ -134,16 +134,18 @@ class Builder(Protocol):
     # Precisions that are built in addition to "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
-    # The configurations in which the engine may compute the same model, as (threads, options); 0: all threads.
+    # The configurations in which the engine may compute the same model, as (threads, options). 0 threads means one
+    # thread for each processor.
     ways: ClassVar[tuple[tuple[int, dict[str, Any]], ...]] = ()
-    # The factor of the golden samples' tolerance, and the least tolerance as a share of the range of the answers.
+    # The tolerance of the golden samples is multiplied by this factor.
     tolerance_times: ClassVar[float] = 1.0
+    # The smallest tolerance of the golden samples, as a share of the range of the answers.
     tolerance_floor: ClassVar[float] = 0.0
 
     def build(
         self, spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        """Write the artifact into the empty `out_dir`, the same bytes each time. Raises BuildFailed."""
+        """Write the artifact into the empty `out_dir`. Equal arguments give equal bytes. Raises BuildFailed."""
         ...
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
@@ -151,7 +153,7 @@ class Builder(Protocol):
         ...
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
-        """Return the recipes to try for `source` on `profile`, in order: the cheapest and likeliest first."""
+        """Return the recipes to try for `source` on `profile`: the cheapest and most promising first."""
         return self.all_recipes
 
     def variant(self, spec: BuildSpec) -> str:
@@ -216,9 +218,9 @@ def adapt_source(source: SourceModel, engine: str) -> SourceModel:
 
 
 def builder_for(engine: str) -> Builder:
-    """Return the builder of `engine`'s artifacts. Raises ConfigInvalid for an engine without one."""
+    """Return the builder of `engine`'s artifacts. Raises ConfigInvalid if the engine has no builder."""
     if engine not in BUILDERS:
-        raise ConfigInvalid(f"no builder makes artifacts for engine {engine!r}; known: {', '.join(BUILDERS)}")
+        raise ConfigInvalid(f"no builder makes artifacts for engine {engine!r}; give one of {', '.join(BUILDERS)}")
     return cast(Builder, pkgutil.resolve_name(BUILDERS[engine])())
 
 
@@ -234,12 +236,12 @@ def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
 
 
 def accepts(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` can build an artifact from `source`; `check_source` raises the reason if not."""
+    """Whether `engine` can build an artifact from `source`. If not, `check_source` raises the reason."""
     return _refusal(source, engine, "") is None
 
 
 def supports_operators(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` supports the operators of ai.onnx.ml and the FP64 that the source has, if any."""
+    """Whether `engine` supports the source's operators of ai.onnx.ml and its FP64, if it has any."""
     if builder_for(engine).accepts_any_onnx or source.proto is None:
         return True
     return not classical_operators(source.proto) and not has_double(source.proto)
@@ -261,8 +263,8 @@ def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | O
         )
     if not supports_operators(source, engine):
         return OperatorUnsupported(
-            f"{engine} does not support FP64, and the model stays in FP64: its answers change in FP32, or a classical "
-            "converter wrote it. Export it with inputs and weights in FP32, or build it for targets with onnxruntime"
+            f"{engine} does not support FP64, and the model stays in FP64: its answers change in FP32, or it is a classical "
+            "model. Export it with inputs and weights in FP32, or build it for targets with onnxruntime"
         )
     if source.kind not in builder.source_kinds:
         return ConfigInvalid(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 SHARE_MIN = 0.9  # an artifact with a smaller share of its multiply-accumulates in INT8 is "mixed"
 
-Shape = Sequence[int] | None  # None: the file lacks it
+Shape = Sequence[int] | None  # None if the file does not state the shape
 
 
 class ArtifactLayer(NamedTuple):
@@ -24,7 +24,7 @@ class ArtifactLayer(NamedTuple):
 
 
 def int8_share(layers: Iterable[ArtifactLayer]) -> float | None:
-    """Return the share of multiply-accumulates in INT8; None if their number is unknown or 0."""
+    """Return the share of multiply-accumulates in INT8. Return None if their number is unknown or 0."""
     total = in_int8 = 0
     for layer in layers:
         if layer.macs is None:

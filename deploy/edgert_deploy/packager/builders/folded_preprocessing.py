@@ -1,7 +1,8 @@
 """Folds preprocessing into the model: scale, mean, std, layout and colour become the first layers.
 
 This changes the contract. The input becomes the UINT8 frame, in its own layout and colour order, and a device only
-decodes and resizes. In OpenVINO, a PrePostProcessor makes these layers. ONNX Runtime and TensorRT get operators.
+decodes and resizes. For OpenVINO, a PrePostProcessor makes these layers. For ONNX Runtime and TensorRT, this module
+adds ONNX operators.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _LEAVE_OUT = "leave the option out, and devices preprocess as the manifest descr
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
-    """Return the model whose input is the frame of `rule`, and the rest of the rule. Raises ConfigInvalid."""
+    """Return the model whose input is the frame, and the rule for the steps that stay on devices.
+
+    Raises ConfigInvalid.
+    """
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
     if source.kind != "onnx" or len(spec.shape) != 4 or spec.datatype != "FP32":
         raise ConfigInvalid(

@@ -22,7 +22,7 @@ FOLLOWERS = frozenset(
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: name and operator of its first node, the names of all `nodes` and of their `values`."""
+    """A layer: name and operator of its first node, names of all its nodes and of their results."""
 
     name: str
     op: str
@@ -35,7 +35,7 @@ def layers_of(proto: Any) -> tuple[Layer, ...]:
     constants = {tensor.name for tensor in proto.graph.initializer}
     readers = Counter(name for node in proto.graph.node for name in node.input)
     readers.update(value.name for value in proto.graph.output)
-    layer_of: dict[str, int] = {}  # value -> its layer
+    layer_of: dict[str, int] = {}  # name of a value -> position of its layer in `members`
     members: list[list[Any]] = []
     for node in proto.graph.node:
         if node.op_type in ("Constant", "QuantizeLinear", "DequantizeLinear"):
@@ -59,7 +59,8 @@ def by_name(layers: Sequence[Layer], names: Iterable[str]) -> tuple[Layer, ...]:
 def belongs(name: str, layers: Iterable[Layer], every: Iterable[Layer]) -> bool:
     """Whether an engine's operator `name` comes from one of `layers`, given `every` layer of the model.
 
-    Engines that split an operator append to the name of its node or value: `conv1/WithoutBiases`, `n_scaled`.
+    An engine that splits an operator appends a suffix to the name of the node or value: `conv1/WithoutBiases`,
+    `n_scaled`.
     """
     best, length = None, 0
     for layer in every:

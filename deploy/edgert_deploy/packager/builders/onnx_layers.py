@@ -13,7 +13,7 @@ from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
-# Operators that always run in INT8, and the positions of their two factors.
+# Operators that always run in INT8, and the positions of the two inputs that they multiply.
 INT8_OPS = {
     "ConvInteger": (0, 1),
     "DynamicQuantizeLSTM": (0, 1),
@@ -31,17 +31,18 @@ PRODUCTS = frozenset(
 )
 RECURRENT = frozenset(["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"])
 WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
-# Operators that do not change values, between a DequantizeLinear and the layer that reads it.
+# Operators that may be between a DequantizeLinear and the layer that reads it, because they do not change values.
 MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
-UINT8, INT8 = 2, 3  # values of TensorProto.DataType
+# Values of TensorProto.DataType.
+UINT8 = 2
+INT8 = 3
 
 
 def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
     """Yield the layers of the artifact at `path`.
 
-    A layer is INT8 if both factors are from a DequantizeLinear.
-
-    With `needs_quantized_result`, a convolution is INT8 only if its result is quantized, too.
+    A layer is INT8 if its operator always runs in INT8, or if the values that it multiplies come from DequantizeLinear
+    nodes. With `needs_quantized_result`, a convolution is INT8 only if its result is quantized, too.
     """
     import onnx
 
@@ -70,7 +71,7 @@ def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator
 
 
 def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[ArtifactLayer]:
-    """Yield the layers inside `If`, `Loop` and `Scan`, which run in float. Each weight is counted once."""
+    """Yield the layers inside `If`, `Loop` and `Scan`. They run in float. Each weight counts once."""
     for graph in graphs_inside(node):
         own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
         for inner in graph.node:
@@ -102,7 +103,7 @@ class _Graph:
         if node.op_type in INT8_OPS:
             return True
         if node.op_type in RECURRENT or not node.input:
-            return False  # no engine computes these from a Q/DQ graph
+            return False  # no engine computes recurrent layers in INT8 from a Q/DQ graph
         factors = node.input[:2] if node.op_type in WEIGHTED else node.input[:1]
         if not all(self._is_dequantized(name) for name in factors):
             return False
@@ -118,7 +119,7 @@ class _Graph:
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether every node that reads a value quantizes it, perhaps after a ReLU, which the layer fuses."""
+        """Whether every reader of a value quantizes it, directly or after a ReLU that the engine fuses."""
         readers = self.readers.get(name, ())
         if name in self.outputs or not readers:
             return False
@@ -130,7 +131,7 @@ class _Graph:
 
 
 def _shapes(model: Any) -> dict[str, list[int]]:
-    """Return the shapes for one sample that shape inference finds."""
+    """Return the shapes of the values that shape inference finds, for a batch of one sample."""
     import onnx
 
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}

@@ -1,8 +1,8 @@
 """ONNX Runtime artifacts: Q/DQ in U8S8 for x86, in S8S8 for ARM.
 
 The INT8 instructions of x86 multiply unsigned by signed numbers: on x86, U8S8 was 3.2 times as fast as FP32, and S8S8
-1.4 times. The INT8 instructions of ARM multiply signed by signed numbers. A model that is already quantized does not
-change. FP16 halves the file; processors without FP16 arithmetic compute such a model in FP32.
+was 1.4 times as fast. The INT8 instructions of ARM multiply signed by signed numbers. A model that is already quantized
+does not change. FP16 halves the file; processors without FP16 arithmetic compute such a model in FP32.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ONNXRuntimeBuilder(Builder):
             proto = float_proto(source)
             if spec.precision == "fp16" and has_double(proto) and not _has_single(proto):
                 raise BuildFailed(
-                    "the model computes in FP64, which has no form in FP16: build it with --precision fp32"
+                    "the model computes in FP64, which cannot be converted to FP16: build it with --precision fp32"
                 )
             proto = qdq.to_fp16(proto, source) if spec.precision == "fp16" else proto
         qdq.write_proto(proto, out_dir / "model.onnx")
@@ -82,5 +82,5 @@ def _has_single(proto: Any) -> bool:
 
 
 def _is_for_arm(profile: DeviceProfile) -> bool:
-    """Whether every processor of the profile is an ARM. A profile for any processor counts as x86."""
+    """Whether all processors of the profile are ARM. A profile for any processor counts as x86."""
     return bool(profile.machines) and set(profile.machines) <= ARM_MACHINES

@@ -46,7 +46,8 @@ class OpenVINOBuilder(Builder):
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
     all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
-    # The last configuration computes INT8 as a device with the other kind of processor does.
+    # The last configuration computes INT8 as the other kind of processor does: in FP32 if this one uses INT8
+    # instructions, and with INT8 instructions if this one uses FP32.
     ways = ((1, {}), (0, {}), (1, {LOW_PRECISION: "YES" if exact_int8() else "NO"}))
 
     def build(
@@ -75,10 +76,10 @@ class OpenVINOBuilder(Builder):
 
 
 def unread_nodes(report: str) -> str:
-    """Return the nodes that OpenVINO's reader cannot read, with the reasons, from its error report.
+    """Return the nodes that OpenVINO's reader cannot read, and the reasons, from its error `report`.
 
-    A report without nodes is returned unchanged. The result omits the nodes after an unread node, which only have
-    inputs of unknown rank.
+    A report without nodes is returned unchanged. The result omits nodes that OpenVINO cannot read only because an
+    earlier unread node left the rank of their inputs unknown.
     """
     found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
     reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
@@ -108,10 +109,10 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
         try:
             model = _quantized(nncf, model, source, calibration, spec)
         except Exception as error:
-            if nodes := control_flow(source.proto):  # NNCF accepts some of these nodes
+            if nodes := control_flow(source.proto):  # not refused earlier, because NNCF accepts some of these nodes
                 raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
             raise
-    # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
+    # FP16 weights would change an FP32 reference, and the layers that an INT8 model keeps in float for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=spec.precision == "fp16")
     return versions
 
@@ -181,14 +182,17 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
     if spec.recipe in ("", "min-max"):
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
         advanced = nncf.AdvancedQuantizationParameters(
-            # The default range is the mean of each sample's extremes, which clips values. On small networks, it gave a
-            # cosine of .87 to .95, and MINMAX gave .9999. Large trained networks are better with it (bench/zoo).
+            # NNCF's default range is the mean of each sample's extremes, which clips values. On small networks, the
+            # default gave a cosine of .87 to .95, and MINMAX gave .9999. On large trained networks, the default is
+            # better (bench/zoo).
             activations_range_estimator_params=ranges.MINMAX,
             # With smoothing, the cosine of a transformer whose queries, keys and values share one input was .01.
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         )
     elif spec.recipe == "nncf-transformer":
-        transformer = True  # NNCF then smooths, and leaves attention in float; this helps some convolutions, too
+        transformer = (
+            True  # NNCF then smooths and leaves attention in float; this helps some convolutional networks, too
+        )
     return nncf.quantize(
         model,
         nncf.Dataset(list(calibration_feeds(calibration))),

@@ -11,7 +11,7 @@ from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, produ
 
 CONVOLUTIONS = frozenset(["Convolution", "GroupConvolution"])
 BACKWARD = frozenset(["ConvolutionBackpropData", "GroupConvolutionBackpropData"])
-# The inputs of a recurrent layer for the weights of its data and of its state.
+# The positions of a recurrent layer's inputs that hold the weights of its data and the weights of its state.
 RECURRENT = {
     "GRUCell": (2, 3),
     "GRUSequence": (3, 4),
@@ -21,7 +21,7 @@ RECURRENT = {
     "RNNSequence": (3, 4),
 }
 WEIGHTED = CONVOLUTIONS | BACKWARD | frozenset(RECURRENT) | {"MatMul"}
-# The kinds of layer that are yielded. The others are fused operators, or arithmetic on shapes and weights.
+# `openvino_layers` yields these kinds of layer. Other kinds are fused, or are arithmetic on shapes and weights.
 COMPUTES = WEIGHTED | {"AvgPool", "Gelu", "Interpolate", "MVN", "MaxPool", "ReduceMean", "SoftMax", "Softmax"}
 # OpenVINO moves a FakeQuantize across these operators to the layer that reads their result.
 MOVES = frozenset(
@@ -53,7 +53,7 @@ def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
 
 @dataclass(frozen=True)
 class _IR:
-    """The layers of the outermost graph by id, and the ids of the layers that each layer reads, by port."""
+    """The layers of the outermost graph by id, and the ids of the layers that each one reads, by port."""
 
     layers: Mapping[str, ElementTree.Element]
     reads: Mapping[str, Sequence[str]]

@@ -61,8 +61,8 @@ DYNAMIC_RANGE = "dynamic-range"
 # The operators with most of the work. If only these are in INT8, additions and activations stay in float. So the
 # coordinates and the scores of a detector's head do not share one scale.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantize only these operators
-# Operators that are faster with DYNAMIC_RANGE; ConvInteger is slower than a convolution in float.
+HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes, of any engine, that quantize only these operators
+# Operators that are faster with DYNAMIC_RANGE. Convolutions are not: ConvInteger is slower than Conv in float.
 DYNAMIC_OPS = ("Gemm", "MatMul")
 
 RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
@@ -106,7 +106,7 @@ def quantize(
 
 
 def prepared(source: SourceModel) -> Any:
-    """Return the folded source for the quantizer, with shapes and node names. Raises BuildFailed."""
+    """Return the source as the quantizer needs it: folded, with shapes and node names. Raises BuildFailed."""
     failure = f"onnxruntime's tools cannot prepare {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, "export it with opset 17"):
         return _prepared(source, Path(folder))
@@ -133,7 +133,7 @@ def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
 
 
 def is_transformer(proto: Any) -> bool:
-    """Whether the graph has attention, where INT8 is inaccurate, and which some engines do not quantize."""
+    """Whether the graph has attention. INT8 is inaccurate there, and some engines do not quantize it."""
     nodes = proto.graph.node
     if any(node.op_type in ATTENTION_OPS for node in nodes):
         return True
@@ -151,7 +151,7 @@ def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray
 
 
 def raised(proto: Any, opset: int) -> Any:
-    """Return the model in `opset` or a later one. Raises BuildFailed."""
+    """Return the model in `opset` or a later opset. Raises BuildFailed."""
     from onnx import version_converter
 
     if opset_of(proto) >= opset:
@@ -161,7 +161,7 @@ def raised(proto: Any, opset: int) -> Any:
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
-    """Return the model in FP16, except operators without FP16. Inputs and outputs do not change.
+    """Return the model in FP16. Operators without FP16 stay in FP32. Inputs and outputs do not change.
 
     Raises BuildFailed.
     """
@@ -231,7 +231,7 @@ def _rename_constants(proto: Any, given: Any) -> None:
 
 
 def _complete_types(proto: Any) -> None:
-    """Declare the FP32 values whose type the inference did not find, as after operators of other domains."""
+    """Declare FP32 values whose type was not inferred, such as those after operators of other domains."""
     import onnx
 
     known = {value.name for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
@@ -244,7 +244,7 @@ def _complete_types(proto: Any) -> None:
     options.log_severity_level = 4
     try:
         session = sdk().InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001 - the runtime's exceptions share no base class; those values then stay in float
+    except Exception:  # noqa: BLE001 - the runtime's exceptions share no base class; the missing values then stay in float
         return
     types = {value.name: value.type for value in session.get_outputs()}
     proto.graph.value_info.extend(
@@ -255,7 +255,7 @@ def _complete_types(proto: Any) -> None:
 
 
 def _without_ranges(proto: Any) -> list[str]:
-    """Return the Softmax nodes that are not float, which have no range: the quantizer would fail on them."""
+    """Return the Softmax nodes whose results are not known to be float. The quantizer would fail on them."""
     values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
     return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 
@@ -270,7 +270,7 @@ def _flatten_biases(proto: Any) -> None:
 
 
 def _separate_biases(proto: Any) -> None:
-    """Give each layer a bias of its own, because the quantizer may give a copy the name of another value."""
+    """Give each layer its own bias. The quantizer would copy a shared bias, perhaps under a name in use."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
     seen = set()
@@ -320,7 +320,10 @@ def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded
 
 
 def calibration_reader(feeds: Iterator[dict[str, NDArray[Any]]]) -> Any:
-    """Return a CalibrationDataReader of ONNX Runtime. Its base class would need an import at module level."""
+    """Return an object with the method of ONNX Runtime's CalibrationDataReader.
+
+    A subclass of CalibrationDataReader would need an import at module level.
+    """
     return SimpleNamespace(get_next=lambda: next(feeds, None))
 
 

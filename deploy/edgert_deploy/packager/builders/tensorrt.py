@@ -38,7 +38,7 @@ OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,
     "QuantizeBias": False,  # TensorRT accepts a bias only in float
-    "AddQDQPairToWeight": False,  # this stores weights as INT8, not as FP32
+    "AddQDQPairToWeight": False,  # weights are then stored as INT8, not as FP32
     # TensorRT's kernels write floats, and the next layer's Q is fused into them. Source: NVIDIA TensorRT documentation,
     # "Working with Quantized Types", Q/DQ placement: by default, do not quantize the outputs of weighted operations.
     "OpTypesToExcludeOutputQuantization": list(qdq.HEAVY_OPS),
@@ -50,7 +50,7 @@ class TensorRTBuilder(Builder):
     judged_by = "onnxruntime"  # ONNX Runtime reads the same graph
     libraries = qdq.LIBRARIES
     all_recipes = qdq.RECIPES
-    # On a GPU, FP16 and FP32 differ in speed; on this host, only in size.
+    # On a GPU, "int8fp16" may be faster than "int8". This host can only compare their sizes.
     timed_beside_int8 = ("int8fp16",)
     # This host cannot run TensorRT's kernels, and they may use TF32.
     tolerance_times = 2.0
@@ -86,7 +86,7 @@ class TensorRTBuilder(Builder):
 
 
 def audit(proto: Any) -> None:
-    """Raise BuildFailed for a node of `proto` whose quantization TensorRT would refuse or misread."""
+    """Raise BuildFailed if TensorRT would refuse or misread the quantization of a node of `proto`."""
     constants = Constants(proto)
     for node in nodes_of(proto.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):

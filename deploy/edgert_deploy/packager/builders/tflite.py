@@ -1,6 +1,6 @@
 """TFLite artifacts: lowers ONNX to a float .tflite, quantizes it to INT8, and runs the result once.
 
-INT8 is full INT8 with calibrated ranges. By the recipe "dynamic-range", only the weights are INT8, and the kernels
+INT8 is full INT8 with calibrated ranges. With the recipe "dynamic-range", only the weights are INT8, and the kernels
 quantize the float activations in each run.
 """
 
@@ -44,12 +44,12 @@ CUT = 0.001  # the share of an activation's values that the recipe "percentile" 
 # for float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
-# More samples move the recorded ranges little and cost one float run each.
+# More samples would hardly change the recorded ranges, and each sample costs a float run.
 SAMPLES_MAX = 300
 # The batch sizes that the build tries on an artifact if its batch is open.
 TRIAL_BATCHES = (1, 2)
 
-IsFloat = Callable[[str], bool]  # whether the operator of this name stays in float
+IsFloat = Callable[[str], bool]  # whether the operator whose output has this name stays in float
 
 
 class TFLiteBuilder(Builder):
@@ -59,9 +59,9 @@ class TFLiteBuilder(Builder):
     source_kinds = frozenset({"onnx", "tflite"})
     all_recipes = (FIRST_RECIPE, PERCENTILE, DYNAMIC_RANGE)
     accepts_wide_activations = True
-    accepts_folded_preprocessing = (
-        False  # CAST, TRANSPOSE and MUL run one after the other, which takes 1.8 to 2.4 times as long
-    )
+    # The folded CAST, TRANSPOSE and MUL run one after the other. With them, a small model took 1.8 to 2.4 times as long
+    # as with preprocessing by the device (docs/decisions/0011).
+    accepts_folded_preprocessing = False
     ways = ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}))
 
     def build(
@@ -97,7 +97,7 @@ class TFLiteBuilder(Builder):
 
 
 def _check_spec(spec: BuildSpec, source: SourceModel) -> None:
-    """Raise BuildFailed for a precision that the source lacks, or a recipe that the target cannot run."""
+    """Raise BuildFailed if the source lacks the precision, or if the target cannot run the recipe."""
     if source.tflite and source.quantized and spec.precision != "int8":
         raise BuildFailed(
             f"{source.path.name} is quantized, so it holds no {spec.precision} weights: "
@@ -128,7 +128,7 @@ class _Conversion:
 
     def _content(self) -> bytes:
         """Return the .tflite file of the source in the precision of the spec."""
-        # These import onnx and ai-edge-litert.
+        # Imported here, because these modules import onnx and ai-edge-litert.
         from edgert_deploy.packager.tflite_lowering import lower
         from edgert_deploy.packager.tflite_lowering.half import with_half_weights
         from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
@@ -167,7 +167,7 @@ class _Conversion:
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
-    """Return a function that tells, by the name of its output, whether an operator stays in float."""
+    """Return a function that tells from the name of an operator's output whether it stays in float."""
     if not float_layers:
         return lambda name: False
     every = layers_of(prepared(source))

@@ -9,7 +9,7 @@ from typing import Any
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, product
 
 PASSIVE_OPERATORS = frozenset(("DEQUANTIZE", "QUANTIZE", "SHAPE"))
-# The inputs of an operator for its data and its weights.
+# The positions of an operator's inputs that hold its data and its weights.
 FACTORS = {
     "BATCH_MATMUL": (0, 1),
     "CONV_2D": (0, 1),
@@ -20,7 +20,7 @@ FACTORS = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": (0, 2),
     "UNIDIRECTIONAL_SEQUENCE_RNN": (0, 1),
 }
-# The inputs with weights of a recurrent operator. It multiplies by each weight once per step.
+# The positions of a recurrent operator's inputs that hold weights. In each step, it multiplies by each weight once.
 RECURRENT = {"UNIDIRECTIONAL_SEQUENCE_LSTM": range(1, 9), "UNIDIRECTIONAL_SEQUENCE_RNN": range(1, 3)}
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "uint8": "int8"}
 
@@ -67,7 +67,8 @@ def _macs(kind: str, operator: Any, read: Sequence[Any], result: Any) -> int | N
         return product(data, weights[:-1])
     if kind == "CONV_3D":
         return product(out, weights[:-1])
-    # A depthwise weight is [1, height, width, channels], a convolution's [channels, height, width, channels it reads].
+    # Depthwise weights are [1, height, width, channels]. The weights of a convolution are [output channels, height,
+    # width, input channels].
     return product(out, weights[1:-1] if kind == "DEPTHWISE_CONV_2D" else weights[1:])
 
 

@@ -1,8 +1,8 @@
-"""Builds in child processes, so that a crash of the vendors' native code ends only its child.
+"""Builds in child processes, so that a crash of a vendor's native code ends only one child.
 
 The build needs some artifacts whatever the accuracy gate decides. `prebuild` builds these artifacts in parallel, in as
-many children as cores and free memory allow. The build flow then finds the artifacts in the cache. So the flow is a
-plain sequence, and it times artifacts on a quiet machine.
+many children as cores and free memory allow. The build flow then finds these artifacts in the cache. So the flow stays
+a plain sequence, and it times artifacts on a quiet machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-# The build of a smaller model takes no longer than a child's import of its tools.
+# A smaller model builds as fast as a child imports its tools, so parallel builds gain nothing.
 SOURCE_BYTES_MIN = 4 * 1024**2
 # A child needs CHILD_BYTES for its tools, COPIES_OF_SOURCE times the model, and COPIES_OF_SAMPLES times the samples.
 CHILD_BYTES = 700 * 1024**2
@@ -42,7 +42,7 @@ MEMORY_SHARE = 0.8
 
 
 class BuildProcesses:
-    """Builds artifacts of one source with one set of samples. The children read both from `folder`."""
+    """Builds artifacts of one source with one set of samples. Children read both from a file in `folder`."""
 
     def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: BuildCache) -> None:
         self._inputs = folder / "inputs"
@@ -52,7 +52,7 @@ class BuildProcesses:
         self._lock = threading.Lock()
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
-        """Return the artifact from the cache, or build it in a child. A crash raises BuildFailed, too."""
+        """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also after a crash."""
         key = cache_key(spec, self._source, self._calibration)
         if (cached := self._cache.get(key, out_dir)) is not None:
             progress(f"{spec.engine}: unchanged, taken from the build cache")
@@ -73,7 +73,7 @@ class BuildProcesses:
         return artifact
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
-        """Return the ranges of the layers' answers; none for a model that is not ONNX, or after a crash.
+        """Return the ranges of the layers' answers. Return none if the model is not ONNX, or after a crash.
 
         Raises BuildFailed for any other error.
         """
@@ -95,7 +95,7 @@ class BuildProcesses:
         return tuple(from_json(Layer, each) for each in answer["layers"])
 
     def harm(self, layer: Layer, recipe: Recipe) -> Harm:
-        """Return the harm of INT8 by `recipe` in `layer` alone. Raises BuildFailed."""
+        """Return the harm if only `layer` is in INT8, quantized by `recipe`. Raises BuildFailed."""
         doing = f"the harm of quantizing {layer.op} {layer.name!r} was measured"
         answer = self._measured(f"{__name__}:harm_in_child", pickle.dumps((layer, recipe)), doing)
         return Harm(layer, float(answer["sqnr_db"]))
@@ -125,8 +125,8 @@ class BuildProcesses:
         Args:
             specs: The artifacts that the build needs.
             progress: Gets a line for each step.
-            processes: The number of parallel builds; 0: as many as fit. With one process, this function builds nothing,
-                because the build flow builds the artifacts.
+            processes: The number of parallel builds. With 0, as many builds run as fit. With 1, this function builds
+                nothing, because the build flow builds the artifacts.
         """
         missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs}
         missing = {key: spec for key, spec in missing.items() if not self._cache.has(key)}
@@ -150,14 +150,14 @@ class BuildProcesses:
                 pool.shutdown(wait=False, cancel_futures=True)
                 running = [future for future in builds if not future.cancelled()]
                 while wait(running, timeout=KILL_PAUSE_S).not_done:
-                    children.kill_busy_children()  # their threads then end
+                    children.kill_busy_children()  # the threads that wait for these children then end
                 raise
 
 
 def free_memory_bytes() -> int:
-    """Return the memory that is free without swapping: MemAvailable, or less in a control group."""
+    """Return the memory that is free without swapping: MemAvailable, or less if a control group limits it."""
     free, group = mem_available_bytes() or 0, Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+    with contextlib.suppress(OSError, ValueError):  # a file is absent, or holds "max"
         free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     return max(0, free)
 
@@ -179,7 +179,7 @@ def _complaint(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: s
     )
 
 
-# --- a child's side
+# --- functions that run in a child
 
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
@@ -201,7 +201,7 @@ def layers_in_child(request: dict[str, Any], payload: bytes, progress: Progress)
 
 
 def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
-    """Measure one layer: the child's side of `BuildProcesses.harm`. The ranges stay for the next layer."""
+    """Measure one layer: the child's side of `BuildProcesses.harm`. Keep the ranges for the next layer."""
     source, calibration = _loaded(request["inputs"])
     layer, recipe = pickle.loads(payload)
     if repr(recipe) not in _sensitivities:

@@ -22,7 +22,7 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
-# With a smaller share of INT8, an artifact saves little. "auto" then prefers FP16, which halves the file.
+# With a smaller share of its work in INT8, an artifact saves little. "auto" then prefers FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
 
 
@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def recipe(self) -> str:
-        """The recipe of INT8; empty for other precisions."""
+        """The recipe of an INT8 artifact; empty for other precisions."""
         return (self.spec.recipe or FIRST_RECIPE) if self.is_int8 else ""
 
     @property
@@ -91,7 +91,7 @@ class CandidateBuilder:
         """Return the candidate of `spec`. Raises OperatorUnsupported, BuildFailed or an engine's error."""
         key = (spec.id, tuple(layer.name for layer in spec.float_layers))
         if key not in self._built:
-            self._tried += 1  # a failed build has a folder too
+            self._tried += 1  # a failed build also leaves its folder
             self._built[key] = self._build(spec, self._work / f"{spec.id}-{self._tried}")
         return self._built[key]
 
@@ -117,7 +117,8 @@ class CandidateBuilder:
             ways = judged_outputs(artifact, evaluation.source, reference.holdout)
             for answers in ways:
                 _check_answers(artifact, evaluation.answers, answers)
-            golden = evaluation.golden_answers(artifact, ways[-1])  # the check on a device runs one sample at a time
+            # The last way runs samples alone, if the answers then differ. A device also checks golden samples alone.
+            golden = evaluation.golden_answers(artifact, ways[-1])
         except ChildFailed as error:
             raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
         except EngineFailed as error:  # the engine wrote or read a model, but cannot run the model
@@ -126,7 +127,8 @@ class CandidateBuilder:
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(
-                f"{spec.profile.name}: the artifact answers a sample differently alone and in a batch: the worse score is used"
+                f"{spec.profile.name}: the artifact's answers to single samples differ from its answers to batches: "
+                "the gate uses the worse score"
             )
         return Candidate(spec, artifact, result, golden, artifact.size_bytes(), build_s)
 

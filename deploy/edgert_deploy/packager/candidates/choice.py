@@ -70,7 +70,7 @@ class Choice:
     not_built: tuple[NotBuilt, ...] = ()
 
     def tried_text(self, engine: str) -> str:
-        """Return the attempts in `engine` with their scores; "" for a single attempt."""
+        """Return the attempts in `engine` with their scores. Return "" if there was only one attempt."""
         words = [
             f"{candidate.how} {candidate.result.accuracy.artifact:.4f}{'' if candidate.passed else ' (fails)'}"
             for candidate in self.tried
@@ -95,13 +95,13 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     Args:
         builder: The builder of all candidates.
         budget: The builds that searches for layers in float may still use.
-        measure: Times the candidates, so that the fastest one that passes comes first; None: for "auto", this machine
-            times them if it has the target's processor.
+        measure: Times the candidates that pass, so that the fastest one comes first. With None, this machine times
+            them if the precision is "auto" and this machine has the target's processor.
     """
     findings = _Findings(builder, target)
     source = builder.evaluation.source
     measure = _measurer(findings, measure)
-    passed: list[list[Candidate]] = []  # by engine
+    passed: list[list[Candidate]] = []  # a list for each engine
     first = first_engine(source, target.engines)
     for engine in target.engines:
         is_first = engine == first
@@ -119,7 +119,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            # One warning of the whole build names the engines that do not support classical models.
+            # If the engine lacks operators or FP64, one warning of the whole build already says so.
             findings.leave_out(engine, error, warned=not supports_operators(source, engine))
     timings = _timings(findings, passed, measure)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
@@ -181,7 +181,7 @@ def _timings(findings: _Findings, passed: Sequence[Sequence[Candidate]], measure
 
 
 def _reference(findings: _Findings, best: Candidate) -> Candidate | None:
-    """Build the FP32 artifact in the engine of `best`. Return None if none is requested or `best` is FP32."""
+    """Build the FP32 artifact in the engine of `best`. Return None if it is unwanted or `best` is FP32."""
     target = findings.target
     if not target.with_reference or best.artifact.precision == "fp32":
         return None
@@ -207,8 +207,8 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
     """Return the specs that can be built before the accuracy gate decides, each spec once.
 
-    The reference is that of the first engine. `choose` may need another: it takes the engine of the best candidate,
-    and no reference if this candidate is FP32.
+    The reference is an FP32 artifact for the first engine. `choose` may need a different reference, because it uses
+    the engine of the best candidate. It needs no reference if this candidate is FP32.
     """
     specs: dict[str, BuildSpec] = {}
     for target in targets:
@@ -216,7 +216,7 @@ def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> l
         if target.with_reference:
             wanted.append(BuildSpec(target.engines[0], "fp32", target.profile))
         for spec in wanted:
-            if accepts(evaluation.source, spec.engine):  # `choose` refuses the others
+            if accepts(evaluation.source, spec.engine):  # `choose` refuses the other engines
                 specs.setdefault(spec.id, spec)
     return list(specs.values())
 
@@ -235,7 +235,7 @@ def check_gate(choices: Sequence[Choice]) -> None:
     limits = first.result.limits
     allowed = f"{limits.max_drop:.4f}"
     if limits.max_class_drop is not None:
-        allowed += f", {limits.max_class_drop:.4f} of any class or slice"
+        allowed += f", and {limits.max_class_drop:.4f} in any class or slice"
     offer = "allow FP16 or FP32 with --precision auto, " if first.is_int8 else ""
     advice = f"Use calibration samples that resemble the data in the field, {offer}or raise --max-drop"
     in_fp32 = [
@@ -244,7 +244,7 @@ def check_gate(choices: Sequence[Choice]) -> None:
     if in_fp32:
         engine = in_fp32[0].artifact.engine
         advice = f"{engine} fails in FP32 too, so this engine computes the model wrongly: leave {engine} out of the profile's engines"
-    raise AccuracyTooLow(f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. {advice}")
+    raise AccuracyTooLow(f"{'; '.join(parts)}; the largest allowed drop is {allowed}. No bundle was written. {advice}")
 
 
 def _loss_text(choice: Choice, nearest: Candidate) -> str:
@@ -275,9 +275,10 @@ class _EngineBuild:
     """Builds the candidates of one engine of a target, the simplest first.
 
     Attributes:
-        findings: The target; each result is added here.
+        findings: The findings about the target. Each result is added to them.
         budget: The builds that searches for layers in float may still use.
-        until_passed: Stop at the first candidate that passes and `is_worth_it`; False if all candidates are timed.
+        until_passed: Whether to stop at the first candidate that passes and `is_worth_it`. False if candidates are
+            timed.
     """
 
     findings: _Findings
@@ -295,12 +296,12 @@ class _EngineBuild:
                 spec = BuildSpec(self.engine, precision, target.profile)
                 if precision == "int8":
                     for candidate in self._int8_candidates(spec):
-                        tried.append(candidate)  # one by one: the candidates stay if a later build fails
+                        tried.append(candidate)  # one by one, so that a candidate stays if a later build fails
                 else:
                     tried.append(builder.build(spec))
             except CANNOT_BE_BUILT as error:
                 failures.append(error)
-                if precision == "int8":  # `best_recipe` recorded each recipe
+                if precision == "int8":  # `best_recipe` has recorded the failure of each recipe
                     builder.report_failure(f"{self.findings.name}: no {self.engine} int8", error)
                 else:
                     self.findings.record_failure(self.engine, precision, error)
@@ -313,7 +314,7 @@ class _EngineBuild:
         return tried
 
     def _int8_candidates(self, spec: BuildSpec) -> Iterator[Candidate]:
-        """Build INT8 by its recipes. If no recipe passes, build it with the most harmful layers in float, too."""
+        """Build INT8 by its recipes. If no recipe passes, also build it with the most harmful layers in float."""
         builder, target = self.findings.builder, self.findings.target
         best, others = best_recipe(builder, spec, target.recipe, self.findings.not_built)
         yield from (best, *others)
@@ -326,7 +327,7 @@ class _EngineBuild:
             for precision in builder_for(self.engine).timed_beside_int8:
                 try:
                     yield builder.build(replace(best.spec, precision=precision))
-                except CANNOT_BE_BUILT as error:  # INT8 itself was built
+                except CANNOT_BE_BUILT as error:  # the candidate in INT8 remains
                     self.findings.record_failure(self.engine, precision, error)
 
     def _with_float_layers(self, plain: Candidate) -> Candidate | None:
@@ -334,7 +335,7 @@ class _EngineBuild:
         findings, share_min = self.findings, WORTH_SHARE_MIN if self.findings.target.is_auto else 0.0
         try:
             search = search_float_layers(findings.builder, plain, self.budget, share_min)
-        except CANNOT_BE_BUILT as error:  # INT8 itself was built
+        except CANNOT_BE_BUILT as error:  # the plain candidate in INT8 remains
             findings.warn(
                 f"{findings.name}: {self.engine} INT8 does not pass, and the search for layers in float failed: "
                 f"{error.message}"
@@ -384,6 +385,7 @@ def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Tim
         elif not other.is_worth_it:
             reasons.append(f"{kind} has only {share_text(other.artifact.int8_share)} of the work in INT8")
         elif own is not None and timing is not None and not timing.error:
-            reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, {candidate.artifact.kind.upper()} {own.p50_ms:.4f} ms")
+            own_kind = candidate.artifact.kind.upper()
+            reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, and {own_kind} took {own.p50_ms:.4f} ms")
     reason = "; ".join(reasons) or "INT8 could not be built"
     return f"{engine} gets {candidate.artifact.kind.upper()}, not INT8: {reason}"

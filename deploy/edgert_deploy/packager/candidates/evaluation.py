@@ -38,7 +38,7 @@ class Evaluation:
         answers: FP32's answers to the hold-out, in all outputs.
         reference: FP32's answers in the outputs that apps get, and the meaning of these outputs.
         metric: The metric of the gate.
-        limits: The largest drops.
+        limits: The largest drops that a candidate may have.
         golden: The rows of the hold-out that become golden samples.
         golden_set: The golden samples, each in the form of the first item of a session.
     """
@@ -53,7 +53,7 @@ class Evaluation:
     golden_set: CalibrationSet
 
     def golden_inputs(self, count: int | None = None) -> Outputs:
-        """Return the first `count` golden samples, or all: one array for each input of the model."""
+        """Return the first `count` golden samples, or all without `count`, as one array for each input."""
         return [self.golden_set.inputs[spec.name][:count] for spec in self.source.inputs]
 
     def golden_answers(self, artifact: Artifact, answers: Outputs) -> Outputs:
@@ -104,7 +104,8 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
 def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> ScoresRule:
     """Return the rule without softmax if FP32's scores are probabilities already.
 
-    A second softmax would make all scores nearly equal. The integers of a quantized output are not logits either.
+    A second softmax would make all scores nearly equal. The integers of a quantized output are not logits, so the rule
+    for them has no softmax either.
     """
     if rule is None or not rule.softmax:
         return rule
@@ -152,7 +153,7 @@ def _golden_rows_of(answers: Outputs, holdout: CalibrationSet) -> Rows:
 
 
 def _check_buckets(request: BuildRequest) -> None:
-    """Raise CalibrationInvalid if a bucket has no samples to calibrate or to judge it."""
+    """Raise CalibrationInvalid if a bucket has no calibration sample or no hold-out sample."""
     buckets = request.source.buckets
     if buckets is None:
         return
@@ -196,7 +197,7 @@ def _batch_name(source: SourceModel) -> str:
 
 
 def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, answers: Outputs) -> None:
-    """Raise SourceInvalid if an answer depends on its batch, because a batch serves several clients."""
+    """Raise SourceInvalid if the answer to a sample depends on its batch. A batch serves several clients."""
     if source.inputs[0].shape[0] != -1:
         return
     for i in (0, len(holdout) - 1):

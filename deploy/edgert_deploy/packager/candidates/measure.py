@@ -1,6 +1,7 @@
 """Timing of candidates by `edgertd bench`, on this machine or on a device over its transport.
 
-A candidate replaces a simpler candidate only if it is more than FASTER_SHARE faster, because noise must not decide.
+A candidate replaces a simpler candidate only if it is faster by more than FASTER_SHARE. So noise in the times does not
+change the choice.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.sandbox import Progress
 
 FASTER_SHARE = 0.05
-SECONDS = 5.0  # about the time of the timed rounds of all candidates of a target together
-ERROR_SHARE_MAX = 0.005  # the largest error of a median, as its share: a tenth of FASTER_SHARE
+SECONDS = 5.0  # the timed rounds of all candidates of a target take about this time in total
+ERROR_SHARE_MAX = 0.005  # the largest error of a median, as a share of the median: a tenth of FASTER_SHARE
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class Measurer:
 def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
     """Return the fastest candidate. `candidates` are in order, the simplest first.
 
-    A later candidate counts as faster only if its time is shorter by FASTER_SHARE. If no candidate has a time, the
-    result is the first candidate.
+    A later candidate counts as faster only if its time is shorter by more than FASTER_SHARE. If no candidate has a
+    time, the result is the first candidate.
     """
     timed = [c for c in candidates if c.id in timings and not timings[c.id].error]
     best = timed[0] if timed else candidates[0]
@@ -88,7 +89,7 @@ def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
 
 
 def measurer_on(device: Device, targets: Iterable[DeviceProfile]) -> Measurer:
-    """Return a Measurer for `device`. Raises ConfigInvalid if no target has its profile."""
+    """Return a Measurer for `device`. Raises ConfigInvalid if no target has the profile of the device."""
     names = [profile.name for profile in targets]
     if device.profile not in names:
         raise ConfigInvalid(

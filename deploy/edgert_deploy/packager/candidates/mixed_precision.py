@@ -92,12 +92,12 @@ class Search:
                 more += f"; {share} of the work is left in INT8, so --precision auto would choose another precision"
             return (
                 f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
-                f"{', '.join(names)} (without: {self.plain.result.loss()}){more}"
+                f"{', '.join(names)} (with no layer in float: {self.plain.result.loss()}){more}"
             )
         if self.budget_spent:
             return (
-                f"the budget ended the search: none of {attempts} sets of the {counted(layers, 'layer')} passed in {engine}. "
-                "Repeat the build to continue, or give a larger --budget"
+                f"the budget ended the search: in {engine}, it tried {counted(attempts, 'set')} of the "
+                f"{counted(layers, 'layer')} in float, and none passed. Repeat the build to continue, or give a larger --budget"
             )
         if not attempts:
             return f"{engine} INT8 does not pass, and with the most harmful layer in float, no layer would be in INT8"
@@ -112,7 +112,9 @@ class Search:
 def search_float_layers(
     builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
 ) -> Search | None:
-    """Search for the fewest layers in float with which the model passes; None if no layers are known.
+    """Search for the fewest layers in float with which the model passes.
+
+    Return None if the source is not ONNX, or is quantized already.
 
     Args:
         builder: The builder of all candidates.
@@ -160,8 +162,8 @@ class _LayerSearch:
 
         `worst` are the layers, the most harmful first.
         """
-        # Counts of layers. Every known count up to `fails` fails; `passes` is 0 while no passing count is known.
-        fails, passes = 0, 0
+        fails = 0  # the largest number of layers in float that is known to fail
+        passes = 0  # the smallest number of layers in float that is known to pass; 0 if none is known
         most = len(worst) - 1  # with all layers in float, nothing would be INT8
         while most > 0 and passes != fails + 1:
             if passes:
@@ -199,7 +201,7 @@ class _LayerSearch:
         return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
 
     def _with_float(self, layers: Sequence[Layer]) -> BuildSpec:
-        # The order by harm stays: the cache's key and the receipt show it.
+        # The layers stay sorted by harm, because the cache's key and the receipt contain them in this order.
         return replace(self._spec, float_layers=tuple(layers))
 
 
@@ -210,7 +212,7 @@ def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
 
 
 class _Saved:
-    """The measurements, in files beside the build cache. A file that cannot be read or written costs time."""
+    """The measurements, in files beside the build cache. If a file is unusable, they are measured again."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec) -> None:
         evaluation = builder.evaluation
@@ -227,7 +229,7 @@ class _Saved:
         self._harms_file = folder / f"{made_of}.harms.json"
         self._attempts_file = folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
-        # The user's own metric may differ from the metric of the saved attempts.
+        # The user's own metric may have changed since the attempts were saved.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(**entry) for entry in kept]
 

@@ -1,4 +1,4 @@
-"""The recipes of INT8: an engine tries them in turn until the loss of one is very small."""
+"""The recipes of INT8: the build tries an engine's recipes in turn until one loses very little."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def best_recipe(
     Args:
         builder: The builder of all candidates.
         spec: The artifact, without a recipe.
-        pinned: The only recipe to try in an engine that has this recipe; "": try all recipes.
+        pinned: The only recipe to try in an engine that has this recipe. With "", all recipes are tried.
         not_built: Gets each recipe that cannot be built.
     """
     name = spec.profile.name
@@ -63,9 +63,9 @@ def best_recipe(
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
     """Return a key that sorts candidates, the best first.
 
-    Candidates that pass come first: full INT8, then partly float, each by the loss. Candidates that fail follow.
-    Candidates that pass only because almost nothing is in INT8 come last, because mixed precision may do better with a
-    recipe that failed.
+    Candidates that pass come first: full INT8, and then partly float. Candidates that fail follow. Each of these groups
+    is sorted by its loss. Candidates that pass only because almost nothing is in INT8 come last, because mixed
+    precision may do better with a recipe that failed.
     """
     passed = candidate.passed
     partly = passed and candidate.artifact.is_partly_float

@@ -27,7 +27,7 @@ from edgert_deploy.packager.processes.sandbox import Answer, ChildFailed, Progre
 
 LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
 ALIGNMENT_BYTES = 64
-STORED_MAX = 4  # enough for the hold-out and its parts
+STORED_MAX = 4  # the number of stored values that are kept: enough for the hold-out and its parts
 
 _idle: list[sandbox.Child] = []
 _all: set[sandbox.Child] = set()
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def call(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
-    """Return the answer of `function` ("module:name") in a child. Raises ChildFailed and its EdgeRTErrors."""
+    """Return the answer of `function` ("module:name") in a child. Raises ChildFailed or the child's error."""
     with _idle_or_new_child() as child:
         return child.call(function, request, payload, LIMITS, progress)
 
@@ -45,8 +45,8 @@ def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
 
     Args:
         function: The function's name, as "module:name".
-        value: A value whose arrays may be larger than the memory. The child reads these arrays from a file. The file is
-            written once for the same object.
+        value: A value whose arrays may be larger than the memory. The child reads these arrays from a file. Later calls
+            with the same object use this file again.
         given: Further arguments, which are pickled.
     """
     stored = _stored_for(value)
@@ -75,14 +75,14 @@ class _StoredValue:
     value: Any
     pickled: bytes
     path: Path
-    places: list[tuple[int, int]]  # start and end of each array
+    places: list[tuple[int, int]]  # the start and the end of each array in the file
 
 
 _stored_values: list[_StoredValue] = []  # the most recently used one first
 
 
 def _stored_for(value: Any) -> _StoredValue:
-    """Return `value` with its file. Write a missing file, and keep the STORED_MAX last used files."""
+    """Return `value` with its file. Write a missing file, and keep only the STORED_MAX last used files."""
     known = (each for each in _stored_values if each.value is value and each.path.exists())
     stored = next(known, None) or _write_stored(value)
     _stored_values[:] = [stored, *(each for each in _stored_values if each is not stored)]
@@ -94,7 +94,7 @@ def _stored_for(value: Any) -> _StoredValue:
 def _write_stored(value: Any) -> _StoredValue:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
-    # The build removes its folder and so this file.
+    # The file is in the temporary folder of the build, and the build removes this folder.
     with tempfile.NamedTemporaryFile(prefix="edgert-stored-", delete=False) as file:
         for buffer in buffers:
             file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)

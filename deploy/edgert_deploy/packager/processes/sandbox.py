@@ -28,7 +28,7 @@ from edgert.machine import prefer_for_oom
 from edgert.printable import in_short
 
 LENGTH_BYTES = 8
-STDERR_BYTES_MAX = 64 * 1024  # of the end of a child's output
+STDERR_BYTES_MAX = 64 * 1024  # at most this much is read, from the end of a child's output
 # The longest wait for an answer is this number times the limit of processor time.
 WAIT_TIMES = 20
 
@@ -39,7 +39,7 @@ Function = Callable[[dict[str, Any], bytes, Progress], Answer]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request: `time_s` of processor time, `memory_bytes` of address space (0: no limit)."""
+    """Limits of one request: `time_s` of processor time, `memory_bytes` of address space (0 is no limit)."""
 
     memory_bytes: int
     time_s: int
@@ -68,7 +68,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # only the parent sees Ctrl-C, and ends the child
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends the child
         )
 
     def call(
@@ -164,7 +164,7 @@ def answer_of(function: Function, request: dict[str, Any], payload: bytes, progr
         return {"error": error.message, "code": error.code}, b""
     except MemoryError:
         return {"memory": True}, b""
-    except Exception as error:  # noqa: BLE001 - an unforeseen error of a hostile file is still one clear message
+    except Exception as error:  # noqa: BLE001 - an unforeseen error from a hostile file must become one clear message, too
         if (missing := missing_package(error)) is not None:
             return {"error": missing.message, "code": missing.code}, b""
         return {"error": in_short(error)}, b""
@@ -218,7 +218,7 @@ def write_frame(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
 
 
 def read_frame(file: IO[bytes]) -> Answer:
-    """Return a frame's head and payload. Raises EOFError at the file's end, ValueError for other bytes."""
+    """Return a frame's head and payload. Raises EOFError at the file's end, ValueError if it is no frame."""
     lengths = _exactly(file, 2 * LENGTH_BYTES)
     head = json.loads(_exactly(file, int.from_bytes(lengths[:LENGTH_BYTES], "big")))
     if not isinstance(head, dict):

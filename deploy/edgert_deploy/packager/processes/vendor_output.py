@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
             stream.flush()
             stack.callback(_restore, os.dup(descriptor), descriptor)
             os.dup2(sink.fileno(), descriptor)
-        # Python's own streams may not be descriptors 1 and 2 (a test captures them).
+        # sys.stdout and sys.stderr may write to other files than descriptors 1 and 2, such as in a test.
         stack.enter_context(redirect_stdout(sink))
         stack.enter_context(redirect_stderr(sink))
         yield

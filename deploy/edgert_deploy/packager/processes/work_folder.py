@@ -86,7 +86,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block like Ctrl-C. By default, SIGTERM ends the process at once."""
+    """Let SIGTERM end the block in the same way as Ctrl-C. By default, SIGTERM ends the process at once."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return

@@ -1,4 +1,4 @@
-"""The report on a bundle: its data, which commands show as text or JSON, and page.py as HTML.
+"""The data of the report on a bundle. Commands show it as text or JSON, and page.py shows it as HTML.
 
 `gather` reads the signed manifest, the receipt and the artifacts once.
 """
@@ -23,8 +23,8 @@ from edgert_deploy.packager.receipt import PATH, read_receipt
 
 Receipt = dict[str, Any]
 
-# The parts of a receipt in the report, and the keys that each entry needs. The report checks them, because another tool
-# may have written the receipt.
+# The parts of a receipt that the report shows, and the keys that each of their entries needs. The report checks these
+# keys, because another tool may have written the receipt.
 PARTS = {
     "targets": ("profile",),
     "candidates": ("id", "engine", "kind", "size_bytes", "packed", "passed", "accuracy"),
@@ -41,8 +41,8 @@ class GoldenAgreement:
         other: The id of the other artifact.
         output: The name of the output.
         difference: The largest difference of any element.
-        tolerance: The difference from `artifact` that a device may have.
-        same_class: The share of samples with the same top class in both; None if the output holds no scores.
+        tolerance: The largest difference between a device's answers and the answers of `artifact`.
+        same_class: The share of samples with the same top class in both artifacts. None if the output holds no scores.
     """
 
     artifact: str
@@ -113,7 +113,7 @@ class Report:
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:
-    """Return the report on an open bundle. Raises BundleCorrupt for a changed file, else BundleError."""
+    """Return the report on an open bundle. Raises BundleCorrupt if a file was changed, or BundleError."""
     manifest = bundle.manifest
     with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
         bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))
@@ -130,7 +130,7 @@ def gather(bundle: Bundle, size_bytes: int) -> Report:
 
 
 def _checked(receipt: Receipt) -> Receipt:
-    """Return `receipt`. Raises BundleError for a part with another form."""
+    """Return `receipt`. Raises BundleError if a part does not have the form that PARTS requires."""
     for part, keys in PARTS.items():
         entries = receipt.get(part, [])
         if not isinstance(entries, list):
@@ -147,7 +147,10 @@ def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, fol
     for i, spec in enumerate(manifest.outputs):
         a, b = _load(folder / one.golden_outputs[i]), _load(folder / other.golden_outputs[i])
         if a.shape != b.shape:
-            raise BundleError(f"golden answers of {one.id} and {other.id} have shapes {a.shape} and {b.shape}")
+            raise BundleError(
+                f"the golden answers of {one.id} and {other.id} have different shapes, {a.shape} and {b.shape}: "
+                "build the bundle again"
+            )
         difference = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
         scores = a.ndim == 2 and a.shape[1] > 1 and a.dtype.kind == "f"
         same = float((a.argmax(axis=1) == b.argmax(axis=1)).mean()) if scores else None
@@ -161,7 +164,7 @@ def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
     try:
         for kind, precision, _ in builder_for(engine).layers(path) if engine in BUILDERS else ():
             counts.setdefault(kind, Counter())[precision] += 1
-    except Exception:  # noqa: BLE001 - four parsers read a file of any origin; other code checks its content
+    except Exception:  # noqa: BLE001 - the engines' parsers may raise any error for a file of any origin
         return {}
     ordered = sorted(counts, key=lambda kind: (-sum(counts[kind].values()), kind))
     return {kind: dict(counts[kind].most_common()) for kind in ordered}

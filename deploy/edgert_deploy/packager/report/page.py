@@ -1,4 +1,4 @@
-"""The report as one HTML page without script or request; all content of a bundle is escaped."""
+"""The report as one HTML page. It has no scripts, sends no requests and escapes a bundle's content."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def bars(shares: Sequence[tuple[str, float]]) -> str:
 
 
 def segments(parts: Sequence[tuple[str, float]]) -> str:
-    """Return one bar, divided among (class, share)."""
+    """Return one bar that has a part for each (class, share)."""
     drawn, x = [], 0.0
     for name, share in parts:
         width = WIDTH * _clip(share)
@@ -44,7 +44,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Scale:
-        """Return the scale from the lowest value to the highest, with 0. Its unit is the median magnitude."""
+        """Return the scale that covers all values and 0. Its unit is the median magnitude of the values."""
         magnitudes = sorted(abs(value) for value in values if value)
         unit = magnitudes[len(magnitudes) // 2] if magnitudes else 1.0
         return cls(min(0.0, *values), max(0.0, *values), unit)

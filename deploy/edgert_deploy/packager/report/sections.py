@@ -73,14 +73,14 @@ def _candidates(report: Report) -> str:
     classes = "" if gate.get("max_class_drop") is None else f", {gate['max_class_drop']:g} in any class or slice"
     lead = (
         f"<p>{escape(accuracy['metric'])} on {counted(accuracy['samples'], 'hold-out sample')}; an artifact may lose at most "
-        f"{limit:g}{classes}. In INT8: the share of multiply-accumulates, read from the artifact.</p>"
+        f"{limit:g}{classes}. The column In INT8 has the share of multiply-accumulates, read from the artifact's file.</p>"
     )
     columns = "Candidate|Precision|Recipe|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
     return lead + table("All candidates that were built and judged", columns, rows)
 
 
 def _by_group(report: Report, key: str, heading: str) -> str:
-    """Return the artifact with the largest loss of a group, and the other artifacts folded away."""
+    """Return a table for each artifact. The table with the largest loss is first. Other tables are folded."""
     candidates = [candidate for candidate in report.candidates() if candidate["packed"] and candidate.get(key)]
     candidates.sort(key=lambda candidate: (min(map(_group_change, candidate[key])), candidate["id"]))
     if not candidates:
@@ -152,7 +152,7 @@ def _latency(report: Report) -> str:
 
 def _harm(report: Report) -> str:
     parts = [_harm_table(f"Measured for {engine}", layers, "name") for engine, layers in report.harms()]
-    lead = "<p>The model's outputs with one layer alone in INT8: the lower the SQNR, the more harmful the layer.</p>"
+    lead = "<p>The noise in the model's outputs if only this layer is in INT8. A lower SQNR means a more harmful layer.</p>"
     if not parts and (worst := report.worst_activations(ROWS_SHOWN_MAX)):
         parts = [_harm_table("The layers whose own answers lose most to 8 bits", worst, "layer")]
         lead = (
@@ -170,7 +170,7 @@ def _harm(report: Report) -> str:
 
 
 def _harm_table(caption: str, layers: Sequence[dict[str, Any]], name: str) -> str:
-    # 0 dB: as much noise as signal. The bar's length is the distance to 60 dB.
+    # At 0 dB, there is as much noise as signal. The bar's length is the distance to 60 dB.
     rows = [
         [
             code(layer[name]),
@@ -201,8 +201,8 @@ def _ranges(report: Report) -> str:
     ]
     lead = (
         "<p>The values between the layers of the FP32 model on calibration samples, in the order of the graph. All ranges "
-        "share one axis, which is logarithmic away from 0. SQNR is the signal to noise ratio of the layer's own answer, "
-        "rounded to 8 bits.</p>"
+        "share one axis, which is logarithmic away from 0. SQNR is the signal to noise ratio of the layer's own answer if it "
+        "is rounded to 8 bits.</p>"
     )
     key = legend([("most", "99.8 % of the values"), ("", "line: all values; tick: the median")])
     return lead + key + table("Activation ranges", "Layer|Kind|Range~|Least#|Greatest#|SQNR, dB#", rows)
@@ -242,7 +242,7 @@ def _goldens(report: Report) -> str:
         f"<p>Each artifact ships with its answers to {counted(report.golden_samples, 'hold-out sample')}. A device serves if its "
         "answers are within the tolerance; this section compares the artifacts with each other.</p>"
         + (table("Golden answers, artifact beside artifact", columns, rows) if rows else "")
-        + table("The difference that a device may have", "Artifact|Output|Tolerance#", tolerances)
+        + table("How much a device's answers may differ", "Artifact|Output|Tolerance#", tolerances)
     )
 
 

@@ -1,13 +1,13 @@
-"""Tables of the page: cells are HTML, escaped by their writer; headings and captions are text."""
+"""Tables of the page. Cells are HTML, and the code that makes them escapes them. Headings are text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-ROWS_SHOWN_MAX = 20  # rows of a long table; the rest is folded away
+ROWS_SHOWN_MAX = 20  # the rows of a long table that are shown; the other rows are folded
 ROWS_MAX = 2000
-CLASSES = {"#": "n", "~": "p"}  # numbers, plots
+CLASSES = {"#": "n", "~": "p"}  # the style classes of columns of numbers and of columns of plots
 
 Cell = str  # HTML
 
@@ -17,17 +17,17 @@ def code(text: str) -> Cell:
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Return a legend of (class, text)."""
+    """Return a legend with an entry for each (class, text)."""
     items = [f"<li>{f'<i class={name!r}></i>' if name else ''}{escape(text)}</li>" for name, text in entries]
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that scrolls in its own box. The rows after ROWS_SHOWN_MAX are folded away.
+    """Return a table that scrolls in its own box. The rows after ROWS_SHOWN_MAX are folded.
 
     Args:
         caption: The text above the table.
-        columns: The headings, separated by `|`. A `#` after a heading marks a column of numbers, a `~` one of plots.
+        columns: The headings, separated by `|`. A `#` after a heading marks a column of numbers, and `~` one of plots.
         rows: The cells of each row.
     """
     parsed = [(name.rstrip("#~"), CLASSES.get(name[-1:], "")) for name in columns.split("|")]

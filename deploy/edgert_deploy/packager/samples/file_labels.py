@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Timing(NamedTuple):
-    """The start of the first window, the step to the next, and a window's length, in seconds."""
+    """The times of windows, in seconds: the first start, the step between two starts, and the length."""
 
     begin_s: float
     step_s: float
@@ -52,9 +52,9 @@ class Labelling:
 def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arrays:
     """Return the class of each file as LABELS, or its text as TRANSCRIPTS.
 
-    The class is from the table, else it is the name of the file's folder. A text is from the table only. The result is
-    empty if there is no table, and no file is in a folder of a class. Raises CalibrationInvalid, for example if the
-    labels are in a table of another name.
+    If there is a table, the table has the classes. If not, a file's class is the name of the file's folder. Texts are
+    only in the table. The result is empty if there is no table and no file is in a subfolder. Raises
+    CalibrationInvalid, for example if the labels are in a table of another name.
     """
     path, has_table, class_names = folder / LABELS_TABLE, _has_table(folder), labelling.class_names
     if labelling.transcripts:
@@ -78,7 +78,7 @@ def labels_of_windows(
     """Return the class of each window of the recordings `files` as LABELS. Raises CalibrationInvalid.
 
     A window has the class of its recording, unless the table labels a part of the recording. The label of a part
-    applies to a window if the shared time is at least half of the shorter of the two.
+    applies to a window if the part and the window overlap by at least half of the shorter one.
 
     Args:
         folder: The folder of the recordings and of the table.
@@ -108,7 +108,7 @@ def labels_of_windows(
 
 
 def _has_table(folder: Path) -> bool:
-    """Return whether the folder has LABELS_TABLE. Raises CalibrationInvalid if LABELS_TABLE is no file."""
+    """Return whether the folder has LABELS_TABLE. Raises CalibrationInvalid for a folder or a broken link."""
     path = folder / LABELS_TABLE
     if path.is_dir() or (path.is_symlink() and not path.exists()):
         kind = "folder" if path.is_dir() else "link to nothing"

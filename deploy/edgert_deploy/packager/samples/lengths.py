@@ -1,4 +1,4 @@
-"""Samples of different lengths, for buckets: padded to the largest bucket, with their own lengths."""
+"""Samples of different lengths, for buckets: padded to the largest bucket, with unpadded lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arrays = dict[str, NDArray[Any]]
 def stack_all(
     where: str, specs: Sequence[TensorSpec], rows: Sequence[Sequence[NDArray[Any]]], buckets: Buckets
 ) -> Arrays:
-    """Return items of any lengths as one padded array for each input, with `lengths`.
+    """Return items of any lengths as one padded array for each input, with the items' `lengths`.
 
     Raises CalibrationInvalid if a sample does not fit the model, or if its inputs differ in length.
 
@@ -46,11 +46,11 @@ def stack_all(
 
 
 def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
-    """Raise CalibrationInvalid for a sample that is longer than every bucket."""
+    """Raise CalibrationInvalid if a sample is empty or longer than every bucket."""
     for i, length in enumerate(lengths):
         if not 1 <= length <= buckets.largest:
             raise CalibrationInvalid(
-                f"sample {i} of {where} has {length} along axis {buckets.axis!r}; the buckets hold 1 to {buckets.largest}: "
+                f"sample {i} of {where} has length {length} along axis {buckets.axis!r}; the buckets hold 1 to {buckets.largest}: "
                 "cut the sample like your application, or add a larger bucket"
             )
 
@@ -65,21 +65,21 @@ def in_buckets(
     Args:
         path: The samples' file or folder, for messages.
         inputs: The samples of each input.
-        stated: The length of each sample; None: the length of the arrays.
+        stated: The length of each sample. None if each sample is as long as the arrays.
         buckets: The model's buckets.
     """
     count = len(next(iter(inputs.values())))
     lengths_of = {place.name: inputs[place.name].shape[place.axis] for place in buckets.inputs}
     if len(set(lengths_of.values())) > 1:
         raise CalibrationInvalid(
-            f"the inputs of {path} differ in length along axis {buckets.axis!r}: {lengths_of}; give one length"
+            f"the inputs of {path} differ in length along axis {buckets.axis!r}: {lengths_of}; give all inputs the same length"
         )
     longest = next(iter(lengths_of.values()))
     lengths = np.full(count, longest, np.int64) if stated is None else np.asarray(stated)
     if lengths.shape != (count,) or lengths.dtype.kind not in "iu" or (count and int(lengths.max()) > longest):
         raise CalibrationInvalid(
-            f"lengths of {path} are {lengths.dtype} of shape {list(lengths.shape)}; give one whole number per sample, "
-            f"at most the {longest} of the arrays: [{count}]"
+            f"array 'lengths' of {path} is {lengths.dtype} of shape {list(lengths.shape)}; give one whole number per sample "
+            f"in shape [{count}], at most {longest}, the length of the arrays"
         )
     check_lengths(str(path), lengths.tolist(), buckets)
     arrays = dict(inputs)

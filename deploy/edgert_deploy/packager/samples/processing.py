@@ -37,14 +37,15 @@ LISTS = ("mean", "std", "feature_mean", "feature_std", "threshold")  # a number 
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-IMAGENET_MARGIN = 256 / 224  # the shorter side before the crop, relative to the crop
+IMAGENET_MARGIN = 256 / 224  # the shorter side of the image before the crop, divided by the side of the crop
 
 
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
-    """Return the rule of a preset or a file; None for a file that only binds state. Raises ConfigInvalid.
+    """Return the rule of a preset or a file; None if the file only binds state. Raises ConfigInvalid.
 
     A file has a table `sound`, `series` or `text`, or the keys of `Preprocess` and a table `resize`. For an image, only
-    the key `input` is required. The default of `model_layout` is "nhwc" if only the last axis can be the channels.
+    the key `input` is required. The default of `model_layout` is "nhwc" if only the last axis can hold the channels,
+    and else "nchw".
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
@@ -63,7 +64,7 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
         )
     if spec.datatype != "FP32" and not (len(spec.shape) == 4 and spec.datatype in ("FP16", "UINT8", "INT8")):
         raise ConfigInvalid(
-            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32 or, only for images, FP16, UINT8 or INT8"
+            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing produces FP32, and for images also FP16, UINT8 or INT8"
         )
     layout = values.get("model_layout", _model_layout(spec))
     colour = "gray" if _channels(spec, layout) == 1 else "rgb"
@@ -84,7 +85,7 @@ def read_postprocess(
         path: The name of a preset, or the file.
         source: The model.
         labels: The file of labels.
-        before: The rule for the inputs; the table `embed` takes its mask from a rule for text.
+        before: The rule for the inputs. If it is a rule for text, the table `embed` uses this rule's mask by default.
     """
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, () if labels is None else _labels(labels)), source)
@@ -141,7 +142,7 @@ def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound 
 
 
 def _preset(name: str, source: SourceModel) -> Preprocess:
-    """Return a preset for camera frames: torchvision's evaluation of ImageNet, or Ultralytics' letterbox."""
+    """Return the rule of a preset: as torchvision evaluates ImageNet, or with Ultralytics' letterbox."""
     images = [
         spec
         for spec in source.inputs
@@ -150,18 +151,18 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
     if len(images) != 1:
         raise ConfigInvalid(
             f"--preprocess {name} needs a model with one FP32 input of 4 axes, or one in INT8 with a scale; this model has "
-            f"{len(images)}: give a file"
+            f"{len(images)} such inputs: give a .toml file instead"
         )
     spec = images[0]
     layout = _model_layout(spec)
     if (channels := _channels(spec, layout)) != 3:
         raise ConfigInvalid(
-            f"--preprocess {name} is for colour images; input {spec.name!r} has {counted(channels, 'channel')}: give a file"
+            f"--preprocess {name} is for colour images; input {spec.name!r} has {counted(channels, 'channel')}: give a .toml file instead"
         )
     height, width = _height_and_width(spec, layout)
     if -1 in (height, width):
         raise ConfigInvalid(
-            f"--preprocess {name}: input {spec.name!r} has an open size, {list(spec.shape)}: give a file that states "
+            f"--preprocess {name}: input {spec.name!r} has an open size, {list(spec.shape)}: give a .toml file that states "
             "height and width under [resize]"
         )
     resize = Resize("letterbox", height, width)
@@ -173,7 +174,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
 
 
 def _quantized(rule: Preprocess, source: SourceModel) -> Preprocess:
-    """Return a rule that converts values to the numbers of an INT8 input: value / scale + zero point."""
+    """If the input is INT8, change the rule so that it quantizes its result: value / scale + zero point."""
     if rule.input not in source.scales:
         return rule
     scale, zero = source.scales[rule.input]
@@ -183,7 +184,7 @@ def _quantized(rule: Preprocess, source: SourceModel) -> Preprocess:
 
 
 def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
-    """Return the rule of the output with a YOLO export, by the number of labels or by the longer axis."""
+    """Return the rule of YOLO's output, recognized by the number of labels or by its longer axis."""
     for spec in source.outputs:
         if len(spec.shape) != 3 or spec.dtype.kind != "f":
             continue

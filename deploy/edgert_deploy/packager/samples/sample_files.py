@@ -1,8 +1,8 @@
 """Samples from files, which are never unpickled: .npz, .npy, a folder of .npy, and a table of labels.
 
 This module checks names, shapes and sizes in the headers before it reads data, because a file of kilobytes may unpack
-to gigabytes. It maps stacked .npy files instead of reading them. docs/models.md has the three arrangements of a folder
-of .npy.
+to gigabytes. It maps .npy files with all samples into memory instead of reading them. docs/models.md has the three
+arrangements of a folder of .npy.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 
-SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
+SAMPLES_BYTES_MAX = 8 * 1024**3  # the size after unpacking
 LABELS_TABLE = "labels.csv"
 COLUMNS = (["file", "label"], ["file_name", "label"])  # Hugging Face's metadata.csv has the second heading
-LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
+# The names of arrays beside the inputs.
+LABELS = "labels"  # the class of each sample
+TRANSCRIPTS = "transcript"  # the text of each sample
+RECORDINGS = "recording"  # the number of each window's recording
 FILES = "/files"  # the path of each recording, for messages
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")
 TABLE_BYTES_MAX = 64 * 1024**2
@@ -43,7 +46,7 @@ OTHER_SUFFIXES = frozenset(
 
 
 def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise CalibrationInvalid unless an array of `shape` and `dtype` can hold samples of `spec`.
+    """Raise CalibrationInvalid if an array of `shape` and `dtype` cannot hold samples of `spec`.
 
     Narrower numbers of the same kind are valid. For example, a model in FP16 is built in FP32, and its samples may be
     in FP16.
@@ -54,7 +57,9 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
             advice = f"save the array with .astype(numpy.{spec.dtype})"
             if spec.datatype == "FP32":
                 advice += ", which keeps 7 digits. From large numbers such as Unix times, subtract a start value first"
-        raise CalibrationInvalid(f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; {advice}")
+        raise CalibrationInvalid(
+            f"array {spec.name!r} of {where} is {dtype}, but the model takes {spec.dtype}; {advice}"
+        )
     if len(shape) != len(spec.shape) or any(
         n not in (-1, got) for n, got in zip(spec.item_shape, shape[1:], strict=True)
     ):
@@ -65,7 +70,7 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
 
 
 def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
-    """Return the advice to transpose an array of `shape`; "" unless it differs from `spec` only in order."""
+    """Return the advice to transpose the array if only the order of its axes is wrong, else ""."""
     lengths = list(shape[1:])
     if len(set(lengths)) < len(lengths) - 1 or sorted(lengths) != sorted(spec.item_shape):
         return ""
@@ -114,7 +119,7 @@ def read_npy(path: Path, specs: Sequence[TensorSpec]) -> Arrays:
         names = [spec.name for spec in specs]
         raise CalibrationInvalid(
             f"{path} holds one array, and the model has {len(specs)} inputs: {', '.join(map(repr, names))}. Give an .npz "
-            f"with an array for each, or a folder with {', '.join(f'{stem(name)}.npy' for name in names)}"
+            f"with an array for each input, or a folder with {', '.join(f'{stem(name)}.npy' for name in names)}"
         )
     return {specs[0].name: _mapped(path, specs[0])}
 
@@ -150,12 +155,14 @@ def read_npy_folder(
 
 
 def stem(name: str) -> str:
-    """Return the name of an input's file or folder, with `_` for characters unfit for file names."""
+    """Return the name of an input's file or folder, with `_` in place of characters unfit for file names."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files with `suffixes` (in any case) in a folder and its folders, without hidden files.
+    """Return the files with `suffixes`, in lower or upper case, in a folder and its subfolders.
+
+    Hidden files are omitted.
 
     Raises CalibrationInvalid for images, sound or tables in other formats, because the build must not omit them without
     a message.
@@ -184,7 +191,7 @@ def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
 
 
 def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
-    """Return {file name: class}, and the parts of files with other classes. Raises CalibrationInvalid."""
+    """Return {file name: class}, and the parts of files with their own class. Raises CalibrationInvalid."""
     whole: dict[str, int] = {}
     spans: list[Span] = []
     for i, row in _table_rows(path, (2, 4)):
@@ -213,15 +220,15 @@ def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) 
         return class_names.index(label)
     if not re.fullmatch(r"[0-9]{1,9}", label):
         known = f"not one of the {counted(len(class_names), 'label')}, and " if class_names else ""
-        names = "; a line of names is `file,label`" if line == 1 else ""
+        names = "; if line 1 is a heading, write `file,label`" if line == 1 else ""
         raise CalibrationInvalid(f"line {line} of {path}: label {label[:80]!r} is {known}not a class number{names}")
     return int(label)
 
 
 def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line with content. The first cell is a path below the folder.
+    """Yield the number and the cells of each line that has content.
 
-    `columns` are the allowed numbers of cells. Raises CalibrationInvalid.
+    The first cell is a path below the folder. `columns` are the allowed numbers of cells. Raises CalibrationInvalid.
     """
     labels: dict[str, str] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
@@ -285,9 +292,9 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
-    """Return the array of a stacked file, mapped.
+    """Return the array of a file with all samples, mapped into memory.
 
-    NumPy's `load` is not used, because its message about other files advises to unpickle them.
+    NumPy's `load` is not used, because its message about a file in another format advises to unpickle the file.
     """
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
         array = np.asarray(_open_memmap(path, mode="r"))

@@ -2,8 +2,8 @@
 
 The function is called once, without arguments, and returns or yields samples. A sample is one item: an array for a
 model with one input, else {input: array}. Each array has the dtype and shape of its input, without the batch axis or
-with a batch axis of length 1. `(sample, label)` adds the class of the sample. With preprocessing, the build applies the
-manifest's rule to a UINT8 frame. The function's output goes to stderr.
+with a batch axis of length 1. A pair `(sample, label)` also gives the class of the sample. With preprocessing, the
+build applies the manifest's rule to a UINT8 frame. Text that the function prints goes to stderr.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs only as many samples as a bun
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
-# Arrays with one element per sample: the accepted kinds of dtype, the final dtype, and the element in messages.
+# Arrays with one element per sample: the accepted kinds of dtype, the final dtype, and the elements' name in messages.
 PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
     LABELS: ("iu", np.int64, "one integer per sample"),
     SLICES: ("iuU", np.str_, "one name (text or an integer) per sample"),
@@ -55,11 +55,11 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
-SIZES_APART = 10  # a larger factor between the mean values of two sets shows a different preparation
+SIZES_APART = 10  # if the mean values of two sets differ by a larger factor, the sets were prepared differently
 BEYOND = 0.1  # values farther outside than this share of the calibration's range cause a warning
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
-RUN_BYTES_MAX = 2 * 1024**2  # of inputs that run at once, because activations are hundreds of times larger
+RUN_BYTES_MAX = 2 * 1024**2  # for the inputs that run at once; their activations are hundreds of times larger
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class CalibrationSet:
     Attributes:
         inputs: The samples of each input along axis 0, in the model's dtype and item shape.
         labels: One class index (int64) per sample.
-        slices: The name of the part of the field from which the sample comes, such as a camera or a time of day.
+        slices: For each sample, the name of its origin in the field, such as a camera or a time of day.
         boxes: A detector's true boxes [samples, M, 5] (mean_average_precision.py).
         raw: The windows of signals [samples, length(, channels)], or the texts UINT8 [samples, bytes], from which the
             inputs were made.
-        lengths: The own length (int64) of each sample, for a model with buckets.
+        lengths: The length (int64) of each sample without padding, for a model with buckets.
         buckets: The model's buckets. Every row of `inputs` is padded to the largest bucket.
         transcripts: The text that the model should write for each sample.
         recordings: The number of each window's recording. Consecutive equal numbers mark the windows of one signal, in
@@ -109,7 +109,7 @@ class CalibrationSet:
         return np.array([self.buckets.size_for(int(length)) for length in self.lengths], np.int64)
 
     def rows(self, index: Any) -> CalibrationSet:
-        """Return the samples that `index` (a slice, a mask or numbers) selects: only inputs and lengths."""
+        """Return inputs and lengths of the samples that `index` (a slice, a mask or numbers) selects."""
         lengths = None if self.lengths is None else self.lengths[index]
         inputs = {name: array[index] for name, array in self.inputs.items()}
         return CalibrationSet(inputs, None, lengths=lengths, buckets=self.buckets)
@@ -137,9 +137,9 @@ def load_samples(
     at_least: int,
     transcripts: bool = False,
 ) -> CalibrationSet:
-    """Return samples, with any `labels`, `slice`, `boxes`, `transcript` and `recording`.
+    """Return samples, with the arrays `labels`, `slice`, `boxes`, `transcript` and `recording` that exist.
 
-    The code that devices run preprocesses images, signals and texts. Raises CalibrationInvalid.
+    Images, signals and texts are preprocessed by the same code as on devices. Raises CalibrationInvalid.
 
     Args:
         path: Samples in one of the forms of docs/models.md.
@@ -181,7 +181,7 @@ def load_samples(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the arrays of samples in any form; the fields are the arguments of `load_samples`."""
+    """Reads the arrays of samples in any form. The fields are the arguments of `load_samples`."""
 
     path: Path
     source: SourceModel
@@ -224,8 +224,8 @@ class _Reader:
         folder, source, rule = self.path, self.source, self.image_rule
         if rule is None or not rule.decode or len(source.inputs) != 1:
             raise CalibrationInvalid(
-                f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
-                "or a file with decode = true, and a model with one input"
+                f"{folder} holds no .npy file of the model's inputs. For a folder of images, give a model with one input, and "
+                "--preprocess imagenet, --preprocess yolo or a .toml file with decode = true"
             )
         files = files_in(folder, IMAGE_SUFFIXES)
         if len(files) < self.at_least:
@@ -244,7 +244,7 @@ class _Reader:
 
 
 def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
-    """Return the number of samples. Raises CalibrationInvalid for too few, or if inputs differ in number."""
+    """Return the number of samples. Raises CalibrationInvalid if it is too small or differs by input."""
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(

@@ -1,4 +1,4 @@
-"""Samples of sound and of sensor series: the code that devices run makes their windows and features."""
+"""Samples of sound and of sensor series, cut into windows and converted to features as on a device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 
 FILE_BYTES_MAX = 256 * 1024**2
-_ROWS = 64  # windows whose features are computed at once
+_ROWS = 64  # the number of windows whose features are computed at once
 
 Rule = Sound | Series
 
@@ -48,7 +48,7 @@ def features_of(
         inputs: The inputs of the model.
         rule: The rule of the signal.
         windows: The windows, along axis 0.
-        arrays: FILES and RECORDINGS give the file of each window, for messages.
+        arrays: Its FILES and RECORDINGS, if present, name the file of each window in messages.
     """
     spec = next(spec for spec in inputs if spec.name == rule.input)
     check_form(str(path), _window_spec(spec, rule), windows.shape, windows.dtype)
@@ -67,7 +67,7 @@ def features_of(
 def _name_refused(
     path: Path, preprocessor: SignalPreprocessor, block: NDArray[np.float32], begin: int, arrays: Arrays
 ) -> None:
-    """Raise CalibrationInvalid for the first window of `block` without features."""
+    """Raise CalibrationInvalid for the first window of `block` whose features cannot be computed."""
     for row in range(begin, begin + len(block)):
         try:
             preprocessor.features(block[row - begin : row - begin + 1])

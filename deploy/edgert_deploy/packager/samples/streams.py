@@ -20,7 +20,8 @@ from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.lengths import Arrays
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact, reference_engine
 
-TABLE, ID = "state", "state_id"  # keys of a processing file
+TABLE = "state"  # the tables [[state]] of a processing file
+ID = "state_id"  # a key of a processing file
 FILE_BYTES_MAX = 16 * 1024**2
 TOGETHER = 32  # the number of recordings that run together, if the batch axis is open
 
@@ -42,7 +43,7 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
 
 
 def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDArray[np.int64] | None) -> Arrays:
-    """Return the samples with FP32's state before each sample. Raises CalibrationInvalid.
+    """Return the samples, each with the state that FP32 has before this sample. Raises CalibrationInvalid.
 
     Args:
         path: The samples' file, for messages.
@@ -102,7 +103,7 @@ def run_in_turn(
     for begin in range(0, len(rows), together):
         group = rows[begin : begin + together]
         for step in range(len(group[0])):
-            now = np.array([one[step] for one in group if step < len(one)])  # recordings are sorted, the longest first
+            now = np.array([one[step] for one in group if step < len(one)])  # `group` has the longest first
             feeds = [before[name][now] if name in before else inputs[name][now] for name in specs]
             outputs = session.run(feeds)
             if not answers:

@@ -51,7 +51,7 @@ def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Te
 
 
 def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: InputRule | None) -> Embed:
-    """Return the rule of a table `embed`. The default mask is the mask of the text. Raises ConfigInvalid."""
+    """Return the rule of a table `embed`. By default, it uses the text rule's mask. Raises ConfigInvalid."""
     pooling = table.get("pooling", "mean")
     mask = {"mask": before.mask} if pooling == "mean" and isinstance(before, Text) else {}
     if "output" not in table and len(source.app_outputs) == 1:

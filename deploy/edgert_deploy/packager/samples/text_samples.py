@@ -1,4 +1,4 @@
-"""Samples of text: the code that devices run makes their tokens."""
+"""Samples of text, converted to tokens by the same code as on devices."""
 
 from __future__ import annotations
 

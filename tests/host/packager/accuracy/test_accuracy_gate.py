@@ -64,9 +64,9 @@ def test_too_few_samples_for_the_limit_are_a_warning_with_the_number_needed() ->
     (warning,) = warnings([EYE[labels]], labels, max_drop=0.01)
     assert warning.startswith("297 hold-out samples: too few for --max-drop 0.01")
     assert "may be 0.0101" in warning
-    assert warning.endswith("at least 300")
+    assert warning.endswith("at least 300 samples")
     (warning,) = warnings([EYE[labels]], None, max_drop=0.001)
-    assert warning.endswith("at least 3000")
+    assert warning.endswith("at least 3000 samples")
     assert warnings([EYE[[*labels, 0, 1, 2]]], [*labels, 0, 1, 2], max_drop=0.01) == []
     assert warnings([EYE[labels]], labels, "cosine", max_drop=0.01) == []
 
@@ -112,7 +112,7 @@ def test_the_loss_names_the_output_that_lost_the_most() -> None:
         OtherMetric("values of b", 1.0, 0.9, of_output=True),
     )
     result = GateResult(Accuracy("boxes+values", 20, 1.0, 0.4, 0.01), Limits(), other_metrics=others)
-    assert result.loss() == "boxes+values fell by 0.6000 (1.0000 -> 0.4000 on 20 samples, boxes of a the most)"
+    assert result.loss() == "boxes+values fell by 0.6000 (1.0000 -> 0.4000 on 20 samples; boxes of a fell most)"
 
 
 def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:

@@ -67,7 +67,7 @@ def test_outputs_beside_the_texts_are_judged_too() -> None:
     broken = result_of(reference, [steps, place[::-1]])
     assert not broken.passed
     assert "values of place fell by" in broken.loss()
-    assert "--metric cer judges" in broken.loss()
+    assert "give --metric cer" in broken.loss()
     assert result_of(reference, [steps, place[::-1]], metric="cer").passed
 
 

@@ -65,7 +65,9 @@ def test_a_function_gives_samples_of_different_lengths(
     check(load_samples(Path("field_texts:samples"), source, at_least=10))
     with pytest.raises(CalibrationInvalid, match="inputs of sample 3 of field_texts:uneven differ in length"):
         load_samples(Path("field_texts:uneven"), source, at_least=10)
-    with pytest.raises(CalibrationInvalid, match=r"sample 0 of field_texts:long has 40 along axis 'tokens'.*1 to 32"):
+    with pytest.raises(
+        CalibrationInvalid, match=r"sample 0 of field_texts:long has length 40 along axis 'tokens'.*1 to 32"
+    ):
         load_samples(Path("field_texts:long"), source, at_least=1)
 
 
@@ -97,8 +99,8 @@ def test_stacked_arrays_without_lengths_are_all_of_their_own_length(source: Sour
     [
         (np.array([3] * 11), "give one whole number per sample"),
         (np.array([3.5] * 12), "give one whole number per sample"),
-        (np.array([11] * 12), "at most the 10 of the arrays"),
-        (np.array([0] * 12), "sample 0 of .* has 0 along axis 'tokens'"),
+        (np.array([11] * 12), "at most 10, the length of the arrays"),
+        (np.array([0] * 12), "sample 0 of .* has length 0 along axis 'tokens'"),
     ],
 )
 def test_lengths_that_the_arrays_do_not_have_are_refused(

@@ -52,7 +52,7 @@ def test_a_table_of_labels_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
         assert read_label_table(table, []) == {"a.png": 1, "day/b.png": 0}
     table.write_text("filename,class\na.png,1\n")
     with pytest.raises(
-        CalibrationInvalid, match=r"label 'class' is .*not a class number; a line of names is `file,label`"
+        CalibrationInvalid, match=r"label 'class' is .*not a class number; if line 1 is a heading, write `file,label`"
     ):
         read_label_table(table, [])
 

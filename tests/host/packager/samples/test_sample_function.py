@@ -127,7 +127,7 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
         ("few", "has 1 sample; at least 10"),
         ("raises", r"failed at sample 2 with KeyError: 'no such camera' \(edgert_test_samples\.py, line 32\)"),
         ("exits", "failed at sample 0 with SystemExit: 3"),
-        ("doubles", "sample 0 of .* is float64, the model takes float32"),
+        ("doubles", "sample 0 of .* is float64, but the model takes float32"),
         ("long_rows", r"has shape \[1, 5\]; the model takes \[samples, 4\]"),
         ("batches", "holds 2 items; return one item at a time"),
         ("lists", "list for input 'x'; return a NumPy array"),

@@ -80,7 +80,7 @@ def with_nan() -> Any:
     ("arrays", "says"),
     [
         ({"image": GOOD}, r"no array 'x'.*found: 'image'"),
-        ({"x": (GOOD * 255).astype(np.uint8)}, "is uint8, the model takes float32"),
+        ({"x": (GOOD * 255).astype(np.uint8)}, "is uint8, but the model takes float32"),
         ({"x": GOOD.astype(np.float64)}, "float64"),
         ({"x": GOOD[:, :3]}, r"has shape \[12, 3\]; the model takes \[samples, 4\]"),
         ({"x": GOOD[0]}, "has shape"),

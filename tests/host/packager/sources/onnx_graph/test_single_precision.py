@@ -93,7 +93,7 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
         check_source(source, "openvino", "intel-nuc")
     assert first_engine(source, ["openvino", "onnxruntime"]) == "onnxruntime"
     samples = CalibrationSet({"x": models.random(24, 4).astype(np.float64)}, None)
-    with pytest.raises(BuildFailed, match="FP64, which has no form in FP16: build it with --precision fp32"):
+    with pytest.raises(BuildFailed, match="FP64, which cannot be converted to FP16: build it with --precision fp32"):
         build("onnxruntime", source, samples, "fp16", tmp_path / "fp16")
 
 
