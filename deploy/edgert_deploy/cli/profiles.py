@@ -20,7 +20,7 @@ def profiles(profiles_dir: Path | None, as_json: bool) -> None:
     """List the device profiles for `edgert build --target`. Each profile is one TOML file.
 
     The column ENGINE has the engine that the profile prefers. If the folder ./profiles has profiles, the command lists
-    these profiles instead of the profiles that ship.
+    these profiles instead of the profiles that ship with edgert.
 
     \b
     Examples:
