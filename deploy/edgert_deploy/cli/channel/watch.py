@@ -65,9 +65,9 @@ def watch(
     signing: Signing,
     as_json: bool,
 ) -> None:
-    """Show the progress of channel NAME. Halt MODEL (default: each model) if too many devices roll it back.
+    """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
 
-    Devices report their progress, and `edgert fleet record` writes the reports to the store. The limit counts every
+    Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the reports to the store. The limit counts every
     device that rolled a release back at any time. The command ends when each device has kept the release or rolled it
     back, or after --for. The command does not wait for a stale device, which sent no report for 15 minutes.
 
