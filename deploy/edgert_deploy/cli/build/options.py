@@ -128,7 +128,7 @@ build_options = gathered(
             "inputs",
             multiple=True,
             metavar="NAME=SHAPE",
-            help="The lengths of an input's axes, if the model leaves them open or needs others: images=1,3,640,640, ids=int64:1,128.",
+            help="The shape of an input, if the model leaves axes open or you want other lengths: images=1,3,640,640, ids=int64:1,128.",
         ),
         click.option(
             "--buckets",

@@ -44,7 +44,8 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt a release when more devices rolled it back than this number (3), or than this share (5%) of the devices that tried it.",
+    help="Halt a release when more devices rolled it back than this number (3), or than this share (5%) of the devices "
+    "that tried it.",
 )
 @click.option(
     "--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="Time between two checks."
@@ -67,9 +68,10 @@ def watch(
 ) -> None:
     """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
 
-    Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the reports to the store. The limit counts every
-    device that rolled a release back at any time. The command ends when each device has kept the release or rolled it
-    back, or after --for. The command does not wait for a stale device, which sent no report for 15 minutes.
+    Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the
+    reports to the store. The limit counts every device that rolled a release back at any time. The command ends when
+    each device has kept the release or rolled it back, or after --for. The command does not wait for a stale device,
+    which sent no report for 15 minutes.
 
     Exits with 9 if the command halted a release, with 130 after Ctrl-C without --for, else with 0.
 

@@ -237,7 +237,8 @@ daemon_options = gathered(
             type=click.Choice(["auto", "systemd", "monitor"]),
             default="auto",
             show_default=True,
-            help="The program that restarts the daemon: systemd, or edgertd's own monitor. auto chooses systemd if it runs on the device and the monitor does not.",
+            help="The program that restarts the daemon: systemd, or edgertd's own monitor. auto chooses systemd if systemd runs "
+            "on the device and the monitor does not.",
         ),
         click.option(
             "--set",
