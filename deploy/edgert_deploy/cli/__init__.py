@@ -39,7 +39,7 @@ COMMANDS = {
     "status": ("edgert_deploy.cli.status:status", "Show the live releases on devices, and their drift."),
     "infer": ("edgert_deploy.cli.infer:infer", "Send one request to a running daemon."),
     "bench": ("edgert_deploy.cli.bench:bench", "Measure a model on devices: latency, throughput, memory, temperature."),
-    "doctor": ("edgert_deploy.cli.doctor:doctor", "Check every precondition and name the next step."),
+    "doctor": ("edgert_deploy.cli.doctor:doctor", "Find what is missing or wrong, and name the next steps."),
     "logs": ("edgert_deploy.cli.logs:logs", "Show the log of a device's daemon."),
     "ssh": ("edgert_deploy.cli.ssh:ssh", "Open a shell on a device, with its pinned host key."),
     "fleet": ("edgert_deploy.cli.fleet:fleet", "Watch, record, query and export the fleet's reports."),

@@ -1,4 +1,4 @@
-"""`python -m edgert_deploy.cli`: the same as `edgert`, if the script `edgert` is not on the PATH."""
+"""Run `edgert` as `python -m edgert_deploy.cli` if the script `edgert` is not on the PATH."""
 
 import sys
 

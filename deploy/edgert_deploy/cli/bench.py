@@ -28,7 +28,7 @@ HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "T
     "--for", "for_s", type=Duration(0.1, 600), default="10s", show_default=True, help="Time to measure each device."
 )
 @click.option(
-    "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients that measure the throughput."
+    "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of clients for the throughput."
 )
 @inventory_option
 @json_option
@@ -38,12 +38,12 @@ def bench(
     """Measure latency, throughput, memory and temperature on devices.
 
     For a BUNDLE (a file, or a name that ends in .edgert), the command sends each device the artifacts for its profile.
-    The device runs the artifacts directly in the engine, without the daemon, alternating with the live version of the
-    same model. Then the device removes the artifacts, so nothing stays installed.
+    The device runs each artifact directly in its engine, without the daemon. These runs alternate with runs of the live
+    version of the same model. Then the device removes the artifacts, so nothing stays installed.
 
-    For a MODEL, the device measures the live version with golden inputs through the daemon's socket: one client
-    measures the latency, --clients the throughput. Without SELECTOR, the command measures the devices of the project's
-    `selector`.
+    For a MODEL, the device measures the live version with golden inputs through the daemon's socket. One client
+    measures the latency, and several clients (--clients) measure the throughput. Without SELECTOR, the command measures
+    the devices of the project's `selector`.
 
     Exits with the code of the first device that could not be measured.
 

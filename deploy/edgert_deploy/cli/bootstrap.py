@@ -61,10 +61,10 @@ def bootstrap(
     The devices need no internet: all files come from this host. A repeated bootstrap changes only the parts that
     differ. A bootstrap replaces another version of edgert only with --upgrade.
 
-    A device first tests a new runtime beside the old runtime, then puts the new runtime on trial. The device restores
-    the old runtime unless the new runtime serves all models that the old runtime served, with the right answers. The
-    command upgrades one device first; if this upgrade fails, the other devices do not change. Without SELECTOR, the
-    command sets up the devices of the project's `selector`.
+    A device first tests a new runtime beside the old runtime, then puts the new runtime on trial. On trial, the new
+    runtime must serve all models that the old runtime served, with the right answers. Otherwise the device restores the
+    old runtime. The command upgrades one device first; if this upgrade fails, the other devices do not change. Without
+    SELECTOR, the command sets up the devices of the project's `selector`.
 
     \b
     Examples:
@@ -127,8 +127,8 @@ def _line(result: BootstrapResult, python: str) -> str:
     ready = "ready"
     if telemetry.broker and telemetry.connection.state != CONNECTED:
         reason = telemetry.connection.text or "no connection yet"
-        ready = f"set up, but without its broker {telemetry.broker} ({reason})"
+        ready = f"set up, but without a working connection to its broker {telemetry.broker} ({reason})"
     return (
         f"{result.device}: {ready}, kept running by {result.service}; engines {engines}; changed: {changed}\n"
-        f"  apps there: {python}, socket {status.socket}"
+        f"  apps on the device use {python} and the socket {status.socket}"
     )

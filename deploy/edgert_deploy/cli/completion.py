@@ -19,5 +19,5 @@ def completion(shell: str) -> None:
     """
     root = click.get_current_context().find_root()
     completer = get_completion_class(shell)
-    assert completer is not None  # the shells above are click's own
+    assert completer is not None  # click has a class for each shell above
     click.echo(completer(root.command, {}, "edgert", "_EDGERT_COMPLETE").source())

@@ -35,7 +35,7 @@ def doctor(
     inventory: Inventory,
     as_json: bool,
 ) -> None:
-    """Check every precondition on this host and on devices.
+    """Find what is missing or wrong on this host and on devices.
 
     Each finding is ok, warn or fail; a finding that is not ok names the next step. The command changes nothing. A
     device that does not answer does not delay the other devices. Without SELECTOR, the command checks the devices of

@@ -56,7 +56,7 @@ def infer(
     """Send one request for MODEL to a running daemon and show the answer.
 
     Without SELECTOR, the request goes to this machine's daemon. With the SELECTOR of one device, the command sends the
-    file to this device, and returns an answer of up to 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the
+    file to this device; the answer has at most 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the
     device cannot be reached, 8 if the request fails.
 
     \b
@@ -76,7 +76,7 @@ def infer(
         if source is None:
             source = Path(folder) / "text.txt"
             source.write_bytes((text or "").encode(errors="surrogateescape"))
-        inputs = read_inputs(source)  # this reports an unreadable file before the command sends it
+        inputs = read_inputs(source)  # reports an unreadable file before the command sends the file
         if selector is not None:
             outputs, names = ask_device(inventory.device(selector), model, source)
         else:
@@ -101,7 +101,7 @@ def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays
     incoming = f"{device.state}/incoming"
     file_name = f"infer-{uuid.uuid4().hex}{'.txt' if source.suffix == '.txt' else ''}"
     try:
-        transport.put(source, f"{incoming}/{file_name}")  # the daemon may run as another user
+        transport.put(source, f"{incoming}/{file_name}")  # the daemon's user may differ from the login's user
         words = ("infer", model, "--input", f"{incoming}/{file_name}")
         answered = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
         outputs = {

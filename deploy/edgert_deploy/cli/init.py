@@ -29,18 +29,18 @@ PROJECT = """\
 # [broker]                             # the devices report to it; fleet, bootstrap and doctor use it
 # address = "10.0.0.1:8883"
 # tls = true
-# ca = "ca.pem"                        # the authority that signed its certificate, if not a public one
+# ca = "ca.pem"                        # the CA that signed its certificate, if no public CA did
 # username = "edge"
 # password_file = "~/.config/edgert/mqtt-password"
 
 # [registry]                           # of publish, publish-runtime, promote and channel
 # address = "oci://registry.example.org/plant/models"
 
-# [trial]                              # limits of a version on trial; a device rolls back when one breaks
+# [trial]                              # limits of a version on trial; a device rolls back a version that exceeds one
 # watch = "10m"
 # error_share = "0.1%"
 
-# [trial.digits]                       # the same for one model
+# [trial.digits]                       # the limits for one model
 # p99_ms = 8
 
 # [p99_target_ms]                      # 99 % of a model's requests should be answered within this time in ms
@@ -95,7 +95,7 @@ def init(folder: Path, as_json: bool) -> None:
     if lacking := [line for line in IGNORED if line not in lines]:
         say("", f"note: .gitignore existed; it lacks {', '.join(lacking)}")
     if private.exists():
-        say("", f"signing key: {private} (back it up: devices trust only what it signs)")
+        say("", f"signing key: {private} (back it up: devices trust only bundles that this key signs)")
     else:
         say("", f"signing key: {shared} is public; the private half of it is not on this host")
     say("", "next: edgert device add NAME USER@HOST, then edgert doctor")
@@ -108,7 +108,7 @@ def _write_new(path: Path, text: str) -> bool:
             file.write(text)
     except FileExistsError:
         return False
-    except OSError as error:  # an empty file would look like a file of the user
+    except OSError as error:  # an incomplete file would look like the user's own file
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error

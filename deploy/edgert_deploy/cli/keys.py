@@ -73,7 +73,7 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
 @inventory_option
 @json_option
 def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
-    """List this user's keys and the project's, or with SELECTOR the keys that devices trust.
+    """List the keys of this user and the project. With SELECTOR, list the keys that devices trust.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
     if selector is not None:
         _on_devices(selector, inventory, as_json, "list")
         return
-    by_key = {}  # by key and name: if user and project have the same key, the output shows the user's files
+    by_key = {}  # by id and name: if user and project have the same key, the list shows the user's files
     for public in public_keys():
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         key_id = read_public_key(public).key_id
@@ -103,10 +103,10 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
 @inventory_option
 @json_option
 def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
-    """Remove KEY (a key's id) from the keys that devices trust: they refuse new bundles that it signed.
+    """Remove KEY (the id of a key) from the keys that devices trust.
 
-    Installed versions stay and serve. The key's files on this host also stay. Pass another --key to later bootstraps;
-    otherwise a bootstrap installs the removed key again.
+    The devices then refuse new bundles that this key signed. Installed versions stay and serve. The key's files on this
+    host also stay. Pass another --key to later bootstraps; otherwise a bootstrap installs the removed key again.
 
     \b
     Example:

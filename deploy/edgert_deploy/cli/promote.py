@@ -26,9 +26,11 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 
 @click.command()
 @click.argument("model", type=ModelName())
-@click.option("--from", "source", type=ChannelName(), help="The channel that has the release [default: as --to].")
+@click.option(
+    "--from", "source", type=ChannelName(), help="The channel that has the release [default: the channel of --to]."
+)
 @click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets the release.")
-@entry_options("as it was; with --limit the project's, else 60s")
+@entry_options("as before; with --limit, the project's time, else 60s")
 @reach_options
 @signing_options
 @json_option
@@ -38,7 +40,8 @@ def promote(
     """Offer a channel's newest release of MODEL to another channel, or to more of its own devices.
 
     The registry has the release already, so the command sends no file. The release keeps its limits unless you give
-    other limits. Within one channel, the release also keeps its sites, profiles and tags. A higher --share only adds
+    other limits. Within one channel, the release also keeps its sites, profiles and tags, unless you give
+    one of these. A higher --share only adds
     devices. The command refuses to promote a halted release.
 
     \b
@@ -60,7 +63,7 @@ def promote(
         trial = chosen.trial(model) if chosen.limits or chosen.watch_s is not None else {}
         devices = chosen.devices()
         if name == target and not (chosen.sites or chosen.profiles or chosen.tags):
-            devices = {"share": chosen.share}  # more devices of the same
+            devices = {"share": chosen.share}  # more devices of the same sites, profiles and tags
         entry = replace(entry, **devices, **trial)
         tell_lower_scores(channels, target, entry)
         statement = channels.change(target, lambda entries: with_release(entries, entry), key, lasts_s=signing.lasts_s)

@@ -41,7 +41,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
     immutable: the command refuses the same number with other content.
 
     A channel is a statement that you sign. Devices verify the statement and fetch the release. They put the release on
-    trial with the limits, and keep it or roll it back by themselves. See docs/channels.md.
+    trial with its limits, and keep it or roll it back by themselves. See docs/channels.md.
 
     The command uses the login of docker, podman or skopeo (docker login HOST).
 
@@ -60,7 +60,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
         with upload_progress(str(client.repository)) as progress:
             release = put(client, bundle, progress, partial(say, ""))
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"
-        text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'its files were there'}"
+        text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'the registry had its files'}"
         value = {"ok": True, "release": release.as_json()}
         if channel and key is not None:
             value["channel"], line = offer_release(client, channel, release, chosen.devices() | trial, key, signing)

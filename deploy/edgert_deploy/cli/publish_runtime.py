@@ -67,8 +67,8 @@ def publish_runtime(
     """Put the runtime that this host would bootstrap into a registry as RELEASE, for each --profile.
 
     With --channel, the command offers the release to the devices of these profiles that follow the channel. A device
-    fetches the wheels that it lacks, makes the new runtime beside the old runtime, and tests the new runtime. The
-    device rolls back by itself unless every model answers correctly within --watch. The commands promote, channel halt
+    fetches the wheels that it lacks, makes the new runtime beside the old runtime, and tests the new runtime. If a
+    model does not answer correctly within --watch, the device rolls back by itself. The commands promote, channel halt
     and channel resume treat edgert.runtime like a model. If root installed the runtime, only edgert bootstrap --upgrade
     changes it.
 

@@ -23,15 +23,15 @@ from edgert_deploy.devices.transports import Transport
 @click.argument("model", type=ModelName())
 @selector_argument()
 @click.option(
-    "--force", is_flag=True, help="Also roll back a release that a rollback made live, and during a deployment."
+    "--force", is_flag=True, help="Also roll back during a deployment, or a release that a rollback made live."
 )
 @inventory_option
 @json_option
 def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Make the previous version of MODEL live again, or remove a version that is installed but not live.
 
-    A second rollback would restore the version that the first rollback replaced. The device refuses a second rollback
-    unless you give --force, and also a rollback during a deployment.
+    A second rollback would restore the version that the first rollback replaced. Without --force, the device refuses
+    a second rollback, and a rollback during a deployment.
 
     \b
     Examples:

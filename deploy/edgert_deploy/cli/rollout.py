@@ -164,7 +164,7 @@ def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
 
 
 def _state_text(rollout: Rollout) -> str:
-    """Return the state: `done` if the release is live on every device, else the other devices' results."""
+    """Return the state. If the rollout ended without some devices, return the results of these devices."""
     if rollout.state is not RolloutState.DONE or not rollout.left:
         return rollout.state.value
     results = Counter(rollout.result(device).value for device in rollout.left)
@@ -180,11 +180,11 @@ def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
         return replace(rollout, reason=f"as {rollout.by} last recorded it")
     if at_work:
         return rollout
-    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before it was done")
+    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before the rollout was done")
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
-    """If another host may still work on the rollout, ask the user. End the command if the user declines."""
+    """If another host may still work on the rollout, ask the user. End the command if the user refuses."""
     may_run = rollout.state in (RolloutState.RUNNING, RolloutState.PAUSED) and store.is_at_work(rollout.id) is None
     if yes or not may_run:
         return

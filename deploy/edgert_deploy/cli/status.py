@@ -24,9 +24,11 @@ from edgert_deploy.rollout.drift import Drift, ModelDrift, device_drifts, model_
 from edgert_deploy.rollout.rollout_record import Rollout
 
 EXIT_DRIFT = 12
-LACKS_RELEASE = frozenset(("behind", "missing", "rolled-back"))  # kinds of drift
+LACKS_RELEASE = frozenset(
+    ("behind", "missing", "rolled-back")
+)  # the kinds of drift of a device without the wanted release
 HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "ENGINE", "DRIFT")
-# The reason why a device gave no status, in two words; the error is below the table.
+# The column DRIFT shows these words if a device gave no status. The error is below the table.
 _NO_STATUS = {
     NotBootstrapped.code: "not bootstrapped",
     RuntimeBroken.code: "runtime broken",
@@ -36,7 +38,7 @@ _NO_STATUS = {
 
 @dataclass(frozen=True)
 class _DeviceReport:
-    """A device's status, whether the device `drifts`, the `drift` of the device itself, and its `models`."""
+    """A device's status and drift. `drift` is about the device itself, and `models` is about its models."""
 
     drifts: bool
     drift: tuple[Drift, ...]

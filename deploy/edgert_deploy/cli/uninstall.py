@@ -60,7 +60,7 @@ def _agreed(devices: list[Device], purge: bool) -> bool:
 
 
 def _next_step(names: list[str]) -> str:
-    """Return the next step for these devices; `edgert device remove` removes one at a time."""
+    """Return the next step for these devices; `edgert device remove` removes one device at a time."""
     if not names:
         return ""
     forget = f"edgert device remove {names[0]}" if len(names) == 1 else "edgert device remove NAME for each"

@@ -1,1 +1,1 @@
-"""The fleet by its reports: the live state, the store and its queries, exports, and the web page."""
+"""The fleet from its reports: the live state, the store and its queries, exports, and the web page."""

@@ -15,7 +15,7 @@ from typing import Any
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
 from edgert.versions.slots import SlotState
 
-STALE_MS = 15 * 60_000  # without a report for longer than this, a device is stale
+STALE_MS = 15 * 60_000  # a device is stale if its last report is older than this
 EVENTS_MS = 90 * 86_400_000  # older events are ignored
 FAILED_SHOWN_MAX = 200  # the maximum number of failed devices to list for a release
 _ACTIVE = "_active"  # suffix of the `deploy` field with a model's live release
@@ -26,9 +26,9 @@ class ReleaseState(Enum):
 
     KEPT = "kept"
     ON_TRIAL = "on_trial"
-    ROLLED_BACK = "rolled_back"  # or refused
-    WAITING = "waiting"  # the device does not have it yet
-    STALE = "stale"  # the device has not decided, and its reports are overdue
+    ROLLED_BACK = "rolled_back"  # the device rolled the release back or refused it
+    WAITING = "waiting"  # the device does not have the release yet
+    STALE = "stale"  # the device has neither kept nor rolled back the release, and its reports are overdue
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Progress:
 
     @property
     def done(self) -> bool:
-        """Whether every device that reports has kept the release or rolled it back."""
+        """Whether every device that is not stale has kept the release or rolled it back."""
         return not any(each.state in (ReleaseState.ON_TRIAL, ReleaseState.WAITING) for each in self.devices)
 
 
@@ -74,7 +74,7 @@ def progress_of(
 ) -> list[Progress]:
     """Return the progress of each entry.
 
-    `devices` and `events` (newest first) are results of the methods of FleetQuery with the same names.
+    `devices` is the result of FleetQuery.devices, and `events` (newest first) is the result of FleetQuery.failures.
     """
     failed = _newest_failures(events)
     found: dict[int, list[DeviceRelease]] = {i: [] for i in range(len(statement.entries))}
@@ -96,8 +96,8 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Return a row for each release that devices of a channel serve or rolled back.
 
-    `stale` counts the devices whose last report came while they tried the release. `failed` lists at most
-    FAILED_SHOWN_MAX devices.
+    `stale` counts the devices whose reports are overdue and whose last report came during the trial. `failed` lists at
+    most FAILED_SHOWN_MAX devices.
     """
     following = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
     failures = _newest_failures(events)
@@ -136,7 +136,7 @@ def _number(version: str) -> int:
 
 
 def _newest_failures(events: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], str]:
-    """Return the newest reason for each (site, device, model, release)."""
+    """Return the reason of the newest failure of each (site, device, model, release)."""
     keys = ("site", "device", "model", "release")
     return {tuple(event.get(key) for key in keys): str(event.get("reason", "")) for event in reversed(events)}
 
@@ -150,7 +150,7 @@ def _device_release(
 ) -> DeviceRelease:
     """Return the state of a version on a device.
 
-    `failed` is the reason why the device rolled the version back; None if it did not.
+    `failed` is the reason why the device rolled the version back; None if the device did not roll it back.
     """
     site, name = device["site"], device["device"]
     live = device["deploy"].get(f"{model}{_ACTIVE}") == version

@@ -1,8 +1,8 @@
 """Checks the fields of a message against the JSON Schema of its kind (edgert/telemetry/schemas).
 
 The schemas are flat, so one rule for each field is enough. The check of a message takes a few microseconds. A device
-may have another version of EdgeRT, so the check accepts a message that lacks a required field. The code that reads the
-field refuses the message.
+may have another version of EdgeRT, so the check accepts a message that lacks a required field. The code that needs
+this field then refuses the message.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, parse_repor
 from edgert_deploy.fleet.stream_limit import StreamLimit
 
 RETAINED = ("status", "info", "deploy")
-DESCRIBED_MAX = 60_000  # topics whose newest time is kept
+DESCRIBED_MAX = 60_000  # the maximum number of topics whose newest time is kept
 
 
 class FleetListener:
@@ -25,7 +25,7 @@ class FleetListener:
     `now` is monotonic seconds.
     """
 
-    decodes_hist = True  # with False, `on_hist` receives None, which saves most of the work
+    decodes_hist = True  # with False, `on_hist` receives None, which saves most of the decoding
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self.refused = 0

@@ -23,7 +23,7 @@ P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
 _ALARMS = "_alarms"  # suffix of the `deploy` field with a model's alarms
-_OWN_ALARMS = "alarms"  # the field with the device's own alarms
+_OWN_ALARMS = "alarms"  # the `deploy` field with the device's own alarms
 
 
 @dataclass(slots=True)
@@ -62,7 +62,10 @@ class ReportedModel:
         self.batch_mean, self.rss_bytes = metrics.reading("batch_mean"), int(metrics.number("rss_bytes"))
 
     def _note_p99(self, requests: int, metrics: MetricsMessage) -> None:
-        """Keep the p99 of this window if it has enough requests. A window without requests clears the list."""
+        """Keep the p99 of this window if it has enough requests.
+
+        A window without requests, or of another version, clears `p99s`.
+        """
         if metrics.model_version != self.version or requests <= 0:
             self.p99s = ()
         p99_ms = metrics.reading("lat_p99_ms")
@@ -93,12 +96,12 @@ class DeviceState:
     status: str = "unknown"
     heard_at: float | None = None
     window_s: float = WINDOW_S_DEFAULT
-    late_s: float = 0.0  # the age of its newest report on arrival
+    late_s: float = 0.0  # the age of the newest report when it arrived
     profile: str = PROFILE_UNKNOWN
     alarms_ms: int = 0
     models: dict[str, ReportedModel] = field(default_factory=dict)
     alarms: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # the newest `info`, `sys` and `deploy`, if kept
+    # the newest `info`, `sys` and `deploy`, if a subclass keeps them
     fields: dict[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
     @property
@@ -161,7 +164,7 @@ class Fleet(FleetListener):
         device.late_s = max(0.0, (wall_ms - metrics.ts_ms) / 1000) if synced else 0.0
 
     def device(self, topic: Topic, now: float) -> DeviceState:
-        """Return the device of a message. Raises ProtocolError if there are too many."""
+        """Return the device of a message. Raises ProtocolError if there are too many devices."""
         key = (topic.site, topic.device)
         state = self.devices.get(key)
         if state is None:
@@ -171,7 +174,7 @@ class Fleet(FleetListener):
         return state
 
     def model(self, topic: Topic, name: str, now: float) -> ReportedModel:
-        """Return a model of the device. Raises ProtocolError if there are too many."""
+        """Return a model of the device. Raises ProtocolError if the device has too many models."""
         models = self.device(topic, now).models
         state = models.get(name)
         if state is None:

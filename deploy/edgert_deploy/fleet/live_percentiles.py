@@ -30,7 +30,7 @@ PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The latencies of one window, packed, because ten minutes of a fleet have many windows.
+    """The latencies of one window. They are packed, because ten minutes of a fleet have many windows.
 
     `heard_at` is monotonic seconds.
     """
@@ -106,9 +106,9 @@ class Stream:
 class Row:
     """One line of the fleet's table: a model on a device, a device itself, or a model of the whole fleet.
 
-    `device` and `site` are None in a row of the whole fleet. `model` is None in a row about a device itself, which has
-    no models or an alarm of its own. Rates and percentiles cover the horizon. Counters start at 0 when the model's
-    worker starts.
+    `device` and `site` are None in a row of the whole fleet. `model` is None in a row about a device itself; a
+    device has such a row if it has no models, or if it has alarms of its own. Rates and percentiles cover the horizon.
+    Counters start at 0 when the model's worker starts.
     """
 
     site: str | None

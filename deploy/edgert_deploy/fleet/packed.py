@@ -60,7 +60,7 @@ def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
 
     A window has the form of its report (edgert.telemetry.stages). A merged row stores the same records byte by byte:
     the first bytes of all records, then the second bytes, and so on. In this order, zlib compresses the records faster,
-    and to two thirds of the size.
+    and the result has two thirds of the size.
     """
     records = zlib.decompress(blob) if blob else b""
     if form == WINDOW:
@@ -87,7 +87,7 @@ class StageCounts:
         self._counts[cells[0]] += cells[1]
 
     def packed(self) -> bytes:
-        (filled,) = (self._counts != 0).nonzero()  # the comparison halves the time
+        (filled,) = (self._counts != 0).nonzero()  # with the comparison, `nonzero` takes half the time
         records = np.empty(len(filled), _CELL)
         records["distance"], records["count"] = filled + 1, self._counts[filled]
         records["distance"][1:] -= filled[:-1].astype(np.uint16) + 1
@@ -105,7 +105,7 @@ class Pool:
 
     def __init__(self, groups: int) -> None:
         self._counts: NDArray[np.int64] = np.zeros((groups, _WIDTH), np.int64)
-        self._whole: NDArray[np.int64] = np.zeros((groups, 2), np.int64)  # zero, count
+        self._whole: NDArray[np.int64] = np.zeros((groups, 2), np.int64)  # the columns zero and count
         self._sum = np.zeros(groups)
         self._least, self._most = np.full(groups, np.inf), np.full(groups, -np.inf)
 
@@ -117,7 +117,7 @@ class Pool:
         np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
 
     def add_scalars(self, groups: Sequence[int], columns: Sequence[Sequence[float]]) -> None:
-        """Add the other figures of histograms, all at once.
+        """Add the figures of histograms besides the buckets, all at once.
 
         Args:
             groups: The group of each histogram.

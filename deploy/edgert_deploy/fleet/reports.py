@@ -1,7 +1,7 @@
 """Reports from the wire (`hist`, `metrics`, `event`), checked before they are stored or exported.
 
-Values that become a part of a key or a label must be ids or small numbers. If a database refused one report, it would
-block all other reports of the batch.
+Values that become a part of a key or a label must be ids or small numbers. If a database refused one report, that
+report would block all other reports of the batch.
 """
 
 from __future__ import annotations

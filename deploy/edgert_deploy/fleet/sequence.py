@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 BOOTS_KEPT_MAX = 16
 GAPS_MAX = 1_000  # the maximum number of gaps of a stream in memory; a message from an older gap is treated as repeated
-# A longer jump does not mean lost messages: the device lost its spool, and began a new one.
+# A longer jump does not mean lost messages. It means that the device lost its spool, and began a new spool.
 SEQ_JUMP_MAX = 2**31
 
 
@@ -17,7 +17,7 @@ def is_new_spool(seq: int, last: int) -> bool:
 
 
 def in_order(seqs: Sequence[int]) -> list[int]:
-    """Return the numbers in the order in which they were sent, each once.
+    """Return each number once, in the order in which the numbers were sent.
 
     The numbers of a spool ascend. The spools are in the order of their first numbers in `seqs`.
     """
@@ -43,12 +43,12 @@ class SeqTracker:
         self.restarts = self.missing = 0
         self.last: int | None = None
         self._before = before
-        # First and end of each gap, ascending. Most streams never have a gap, and an empty list takes memory.
+        # The first number and the end of each gap, in ascending order. It is None until the first gap, to save memory.
         self._gaps: list[tuple[int, int]] | None = None
 
     @property
     def lost_min(self) -> int:
-        """The minimum number of lost reports. A lost spool had an unknown number of reports; it adds one."""
+        """The minimum number of lost reports. A lost spool with an unknown number of reports counts as one."""
         return self.missing + self.restarts
 
     def is_new(self, seq: int) -> bool:
@@ -98,14 +98,14 @@ class StreamTracker:
     It remembers the last BOOTS_KEPT_MAX boots.
 
     A boot continues the numbers of the previous boot, so a gap between two boots also means missing reports. After a
-    power cut, a boot may use the last numbers again.
+    power cut, a boot may use the last numbers of the previous boot again.
     """
 
     __slots__ = ("_lost", "_trackers")
 
     def __init__(self) -> None:
         self._trackers: dict[str, SeqTracker] = {}
-        self._lost = 0  # reports of boots that are no longer remembered
+        self._lost = 0  # the lost reports of boots that are no longer remembered
 
     @property
     def lost_min(self) -> int:

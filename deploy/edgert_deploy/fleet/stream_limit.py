@@ -1,4 +1,4 @@
-"""A limit on the streams of a device. So invented names cannot fill memory, disk or Prometheus."""
+"""A limit on the streams of a device, because invented names could fill memory, disk or Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW_S = 3600.0
 
 
 class StreamLimit:
-    """Counts the streams of each device within the hour. `now` is monotonic seconds."""
+    """Counts the streams of each device within an hour. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str], set[tuple[str, ...]]] = {}

@@ -15,7 +15,7 @@ RETRY_PAUSES_S = doubling(1.0, 15.0)
 STABLE_AFTER_S = 10.0
 CONNECTED_AGAIN = "connected again"
 QUIET_S = 0.02
-PUMP_S_MAX = 60.0  # a system call accepts no wait of centuries
+PUMP_S_MAX = 60.0  # a system call refuses very long waits
 
 
 class Listener(Protocol):
@@ -49,7 +49,7 @@ class FleetSubscriber:
             site: The site whose messages are received; None for every site.
             client_id: The client's name at the broker; "" lets the broker choose.
             session_s: The time for which the broker keeps messages after a lost connection; None for no session.
-            settled: Returns the number of messages, from the first on, that the broker may drop.
+            settled: Returns how many messages, counted from the first, the broker may drop.
             log: Receives a line about each loss and each new connection.
         """
         self._listeners = listeners

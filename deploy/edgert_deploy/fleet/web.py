@@ -14,7 +14,7 @@ from edgert.http.messages import HttpRequest, HttpResponse
 from edgert.http.server import HttpServer
 
 GZIP_ABOVE_BYTES = 2048
-LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
+LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET or a HEAD, without a body
 
 
 class WebServer:
@@ -34,7 +34,7 @@ class WebServer:
         try:
             listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
-            # Python appends this note to the message
+            # Python appends a note to the message: ` (while ...)`
             reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")
             raise ConfigInvalid(f"{option} cannot be used: {reason}; choose another address or port") from error
         listener.setblocking(False)

@@ -47,7 +47,7 @@ def test_build_inspect_and_verify(shell_here: Shell) -> None:
     assert "building" in done.stderr
     assert shell_here.files() == {"digits.edgert"}
 
-    assert "every byte as signed" in shell_here("bundle", "verify", "digits.edgert").stdout
+    assert "every byte is as signed" in shell_here("bundle", "verify", "digits.edgert").stdout
     shown = shell_here("bundle", "inspect", "digits.edgert").stdout
     for words in (
         "digits, release 1",
@@ -251,7 +251,10 @@ def test_a_gate_that_knows_only_similarity_says_so_in_the_table(shell_here: Shel
     words = ("--precision", "fp32", "--allow-overlap")
     done = shell_here.build(*words, model="plain.onnx", calibration="plain.npz", holdout="plain.npz")
     assert done.returncode == 0, done.stderr
-    assert "  similarity only: give labels in the hold-out, or --metric" in done.stdout.splitlines()
+    assert (
+        "  this figure is only the similarity to FP32: give labels in the hold-out, or --metric"
+        in done.stdout.splitlines()
+    )
 
 
 def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell) -> None:

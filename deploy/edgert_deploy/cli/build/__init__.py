@@ -23,7 +23,7 @@ from edgert_deploy.packager.sources.source_model import load_source
 
 
 def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:
-    """Make the keys of a model file the defaults of the options. Return the model that the file names."""
+    """Return the path of the model. The keys of a model file become the defaults of the options."""
     if ctx.resilient_parsing:
         return path
     if not path.exists():
@@ -57,9 +57,9 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
     file. Or MODEL is the model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch
     (.pt2 of torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
-    Exits with 3 and writes no bundle if an artifact loses more accuracy than --max-drop. 4: the model, the samples or
-    an option cannot be used. 10: an engine does not support the model. 11: a builder's tool failed, or an engine
-    crashed.
+    Exits with 3 and writes no bundle if an artifact loses more accuracy than --max-drop. Exits with 4 if the model,
+    the samples or an option cannot be used, with 10 if an engine does not support the model, and with 11 if a tool of
+    the build failed or an engine crashed.
 
     \b
     Examples:
@@ -72,16 +72,16 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
 
     \b
     The figures of the accuracy gate (--metric):
-      auto    the first that fits the hold-out and the model: map, cer, top1, decisions.
+      auto    the first of map, cer, top1 and decisions that fits the hold-out and the model.
       top1    top-1 accuracy with labels; without labels, how often artifact and FP32 name the same class.
       top5    how often the right class is among the first five; needs labels.
       map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
       wer     1 - the word error rate; needs --postprocess with [ctc], and texts in the hold-out.
       cer     1 - the character error rate; needs the same as wer.
       window_f1, event_f1   F1 of the answered classes, by window or by event; needs labels and [classify].
-      decisions  how far the classes, boxes, texts, ... that an app reads agree with FP32's, in the worst output.
+      decisions  how far the answers that an app reads (classes, boxes, ...) agree with FP32's, in the worst output.
       cosine  the mean cosine between the artifact's outputs and FP32's, in the worst output.
-      module:function   your own, called with (outputs, inputs, labels); higher is better.
+      module:function   your own function of (outputs, inputs, labels); a higher value is better.
 
     `edgert profiles` lists the targets.
     """
@@ -117,11 +117,11 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
 
 
 def _write_model_file(model: Path, options: BuildOptions, force: bool, as_json: bool) -> None:
-    """Write the model file for the given targets, else for the profiles of the inventory."""
+    """Write the model file. Without --target, its targets are the profiles of the inventory's devices."""
     kept = {"inputs": options.inputs, "buckets": options.buckets, "pads": options.pads}
     targets = options.targets or sorted({device.profile for device in options.inventory.devices()})
     with work_folder():
         path = write_model_file(load_source(model, options.conversion()), force, kept, targets)
-    # A team shares the model file, so the file does not contain this path, which exists only on this machine.
+    # A team shares the model file. The path of --convert-with exists only on this machine, so the file omits it.
     again = f" --convert-with {options.convert_with}" if options.convert_with else ""
     emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)

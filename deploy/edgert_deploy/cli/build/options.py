@@ -59,7 +59,7 @@ class BuildOptions(BuildSettings):
         return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets, kept)
 
     def check(self) -> None:
-        """Refuse a build without samples or targets. click cannot check this: the model file may name them."""
+        """Refuse a build without samples or targets. click cannot: the model file may name both."""
         samples = {"--calibration": self.calibration, "--holdout": self.holdout, "--target": self.targets or None}
         if missing := [name for name, value in samples.items() if value is None]:
             raise click.UsageError(
@@ -113,12 +113,12 @@ build_options = gathered(
             type=Number(0),
             default=0.01,
             show_default=True,
-            help="The largest loss against FP32 with which an artifact passes, in the metric's unit.",
+            help="An artifact passes if it loses at most this much against FP32, in the metric's unit.",
         ),
         click.option(
             "--max-class-drop",
             type=Number(0),
-            help="The largest loss of any class or slice with which an artifact passes.",
+            help="An artifact passes if no class or slice loses more than this.",
         ),
     ),
     *section(
@@ -128,12 +128,12 @@ build_options = gathered(
             "inputs",
             multiple=True,
             metavar="NAME=SHAPE",
-            help="The lengths of axes that the model leaves open, or other lengths: images=1,3,640,640, ids=int64:1,128.",
+            help="The shape of an input, if the model leaves axes open or you want other lengths: images=1,3,640,640, ids=int64:1,128.",
         ),
         click.option(
             "--buckets",
             metavar="AXIS=SIZES",
-            help="Keep one axis open, and build for some of its lengths: tokens=32,64,128. Devices pad to the next one.",
+            help="Keep one axis open, and build for some of its lengths: tokens=32,64,128. Devices pad to the next length.",
         ),
         click.option(
             "--pad",
@@ -143,7 +143,9 @@ build_options = gathered(
             help="With --buckets: the number that pads an input [default: 0].",
         ),
         click.option(
-            "--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch [default: this one]."
+            "--convert-with",
+            metavar="PYTHON",
+            help="The Python that has Keras or PyTorch [default: the Python that runs edgert].",
         ),
         click.option(
             "--preprocess",
@@ -158,7 +160,7 @@ build_options = gathered(
         click.option(
             "--postprocess", type=FILE, help="The rule that turns the model's outputs into answers: yolo or a .toml."
         ),
-        click.option("--labels", type=FILE, help="Names of the classes, one a line."),
+        click.option("--labels", type=FILE, help="File with the names of the classes, one on each line."),
     ),
     *section(
         "Targets and artifacts",
@@ -182,7 +184,7 @@ build_options = gathered(
             "--recipe",
             default="",
             metavar="NAME",
-            help="Quantize with this recipe only, in engines that have it: min-max, percentile, ... [default: try them in turn].",
+            help="Quantize only with this recipe, in engines that have it: min-max, percentile, ... [default: try all recipes in turn].",
         ),
         click.option(
             "--budget",
@@ -190,8 +192,8 @@ build_options = gathered(
             default=BUDGET,
             show_default=True,
             metavar="BUILDS",
-            help="If INT8 does not pass: build at most this many artifacts to find the smallest set of layers to leave in "
-            "float; 0: none.",
+            help="If INT8 does not pass, build at most this many artifacts to find the smallest set of layers to leave in "
+            "float. 0 turns this search off.",
         ),
         click.option(
             "--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with."
@@ -205,7 +207,7 @@ build_options = gathered(
     *section(
         "The bundle",
         click.option("--out", type=NewBundlePath(), help="The bundle to write [default: NAME.edgert]."),
-        click.option("--name", metavar="NAME", help="The model's name on devices [default: the file's]."),
+        click.option("--name", metavar="NAME", help="The model's name on devices [default: the name of its file]."),
         click.option(
             "--release",
             type=click.IntRange(1, 2**53 - 1),
@@ -217,7 +219,7 @@ build_options = gathered(
             "--downgrade-from",
             type=click.IntRange(2, 2**53 - 1),
             metavar="RELEASE",
-            help="Let devices replace releases up to RELEASE by this older one, for 30 days unless --expires is given.",
+            help="Let devices replace releases up to RELEASE by this older release. The bundle expires after 30 days, or at --expires.",
         ),
         click.option(
             "--expires",

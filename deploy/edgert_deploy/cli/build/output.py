@@ -28,7 +28,10 @@ HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip(
 
 
 def rows(choice: Choice, model_bytes: int) -> str:
-    """Return a target's rows with the other candidates of each engine. `model_bytes` is the FP32 size."""
+    """Return a row for each packed artifact of a target, and lines with the candidates that were tried.
+
+    `model_bytes` is the size of the FP32 model.
+    """
     lines = []
     for candidate in choice.packed:
         lines.append(_row(choice.profile.name, candidate, model_bytes))
@@ -36,7 +39,7 @@ def rows(choice: Choice, model_bytes: int) -> str:
             best = f"takes {candidate.how}; " if candidate.passed else ""
             lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
     if choice.packed[0].result.similarity_only:
-        lines.append("  similarity only: give labels in the hold-out, or --metric")
+        lines.append("  this figure is only the similarity to FP32: give labels in the hold-out, or --metric")
     return "\n".join(lines)
 
 

@@ -97,7 +97,7 @@ class _Bars:
             self._progress.update(task, stage=shown[:SHOWN_LETTERS_MAX], refresh=True)
 
     def _enter(self, target: str, line: str) -> None:
-        """Start a stage, which ends the previous stage. A line that a parallel build repeats has no effect."""
+        """Start a stage, which ends the previous stage. A line that a parallel build repeats ends no stage."""
         self._progress.start_task(self._tasks[target])
         if line not in self._seen and self._current is not None:
             self._progress.advance(self._tasks[self._current])

@@ -28,7 +28,7 @@ from edgert_deploy.packager.samples.streams import read_state
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 TEXT_LETTERS_MAX = 10_000
-DOWNGRADE_EXPIRES = "30d"  # the default: an attacker could replay a downgrade that never expires
+DOWNGRADE_EXPIRES = "30d"  # by default, because an attacker could replay a downgrade that never expires
 
 
 def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:
@@ -38,7 +38,7 @@ def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options
     for option, text in (("--licence", options.licence), ("--notes", options.notes)):
         if len(text) > TEXT_LETTERS_MAX:
             raise ConfigInvalid(f"{option} has {len(text)} letters; at most {TEXT_LETTERS_MAX}: shorten it")
-    assert options.calibration is not None  # by BuildOptions.check
+    assert options.calibration is not None  # BuildOptions.check refuses a build without samples
     assert options.holdout is not None
     reading = partial(
         load_samples,
@@ -71,7 +71,7 @@ def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options
 
 
 def _input_rule(source: SourceModel, options: BuildOptions) -> tuple[SourceModel, InputRule | None, str]:
-    """Return the model with its state and folded preprocessing, the rule for its input, and `state_id`."""
+    """Return the model (with state and folded preprocessing), the rule for its input, and `state_id`."""
     before, state_id = None, ""
     if options.preprocess is not None:
         state, state_id = read_state(options.preprocess, source)

@@ -27,7 +27,7 @@ _RECEIPT = re.compile(
     r"licence|notes|gate\..*|targets\.[^.]+\.(artifacts|left_out|warnings)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
 )
 _CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices|buckets)\..+\.artifact")
-# The fields that have their own lines or are in the lines of artifacts.
+# Other lines already show the changes of these fields.
 SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels", "ctc.labels")
 
 
@@ -57,7 +57,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 def _lines(before: Manifest, after: Manifest, comparison: Comparison) -> Iterator[str]:
     lower = " (lower: devices accept it only if signed as a downgrade)" if after.release < before.release else ""
     same = (
-        " (the same: a release is immutable, devices that have BEFORE refuse AFTER)"
+        " (the same: a release is immutable, so devices that have BEFORE refuse AFTER)"
         if after.release == before.release
         else ""
     )
@@ -79,7 +79,7 @@ def _lines(before: Manifest, after: Manifest, comparison: Comparison) -> Iterato
 
 
 def _receipts(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield the most important changes between two builds, and the number of other changes."""
+    """Yield lines about the most important changes between two builds, and the number of other changes."""
     shown = [change for change in changes if _RECEIPT.fullmatch(change.field)]
     classes = [(change, _drop(change)) for change in changes if _CLASS.fullmatch(change.field)]
     worst = sorted((pair for pair in classes if pair[1] > 0), key=lambda pair: -pair[1])[:CLASSES_SHOWN_MAX]
@@ -109,7 +109,7 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
     if sizes[0] != sizes[1]:
         yield f"          {size_text(sizes[0])} -> {size_text(sizes[1])} ({sizes[1] - sizes[0]:+,} bytes)"
     if a != b:
-        same_metric = a.metric == b.metric  # the difference between two metrics has no meaning
+        same_metric = a.metric == b.metric  # the difference between values of two metrics has no meaning
         after_text = (
             f"{b.artifact:.4f} ({difference_text(b.artifact - a.artifact)})"
             if same_metric

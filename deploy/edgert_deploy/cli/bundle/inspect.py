@@ -18,7 +18,7 @@ from edgert_deploy.common.quantities import difference_text, share_text, size_te
 from edgert_deploy.packager.report import Report, gather
 from edgert_deploy.packager.report.meaning import meaning
 
-WORST_SHOWN_MAX = 5  # the maximum number of classes or layers
+WORST_SHOWN_MAX = 5  # the maximum number of classes or layers in one line
 
 
 @click.command()
@@ -99,7 +99,7 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
 
 
 def _receipt(report: Report) -> Iterator[str]:
-    """Yield the receipt's other results of the build."""
+    """Yield lines about unpacked candidates, times, harmful layers and golden answers."""
     for candidate in report.candidates():
         if not candidate["packed"]:
             accuracy = candidate["accuracy"]
@@ -120,7 +120,7 @@ def _receipt(report: Report) -> Iterator[str]:
     for pair in report.goldens:
         yield (
             f"golden    {pair.artifact} and {pair.other} differ by at most {pair.difference:.3g} "
-            f"(a device may by {pair.tolerance:.3g})"
+            f"(a device may differ by {pair.tolerance:.3g})"
         )
 
 

@@ -34,7 +34,7 @@ def verify(bundle: Path, key_names: tuple[str, ...], as_json: bool) -> None:
     trusted = trusted_keys(key_names or (DEFAULT,))
     with open_bundle(bundle, trusted) as opened:
         opened.verify_files()
-        assert opened.signed_by is not None  # open_bundle raises if no trusted key signed
+        assert opened.signed_by is not None  # open_bundle raises if no trusted key signed the bundle
         model, release, key_id = opened.manifest.model, opened.manifest.release, opened.signed_by.key_id
         value = {"model": model, "release": release, "digest": opened.digest, "key_id": key_id}
-        emit(value, f"{bundle}: {model} release {release}, signed by {key_id}, every byte as signed", as_json)
+        emit(value, f"{bundle}: {model} release {release}, signed by {key_id}; every byte is as signed", as_json)

@@ -7,7 +7,7 @@ import click
 from edgert.cli.command import LazyGroup
 
 COMMANDS = {
-    "show": ("edgert_deploy.cli.channel.show:show", "Show a channel's statement; with --fleet its progress."),
+    "show": ("edgert_deploy.cli.channel.show:show", "Show a channel's statement; --fleet adds the channel's progress."),
     "watch": (
         "edgert_deploy.cli.channel.watch:watch",
         "Follow a release, and halt it if too many devices roll it back.",

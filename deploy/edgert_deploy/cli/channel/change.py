@@ -1,4 +1,4 @@
-"""`edgert channel halt`, `resume`, `renew` and `remove`: the next statement of a channel."""
+"""`edgert channel halt`, `resume`, `renew` and `remove`: sign the next statement of a channel."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _change(
     as_json: bool,
     revoked: tuple[str, ...] = (),
 ) -> None:
-    """Change an existing channel and print its next statement."""
+    """Change an existing channel and print its new statement."""
     key = signing.key()
     with reach.opened() as client:
         channels, lasts_s = channels_of(client), signing.lasts_s

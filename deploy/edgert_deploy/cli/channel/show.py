@@ -24,7 +24,7 @@ def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) ->
     """Verify the statement of channel NAME and show it. --fleet adds the progress of the channel.
 
     The progress counts the devices that kept a release, have the release on trial, rolled it back, refused it, or wait.
-    A device is stale if it has not decided and has sent no report for 15 minutes.
+    A device is stale if it has neither kept nor rolled back the release, and has sent no report for 15 minutes.
 
     \b
     Examples:

@@ -44,7 +44,8 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt when more devices rolled back than this number (3), or share (5%) of the devices that tried the release.",
+    help="Halt a release when more devices rolled it back than this number (3), or than this share (5%) of the devices "
+    "that tried it.",
 )
 @click.option(
     "--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="Time between two checks."
@@ -65,13 +66,14 @@ def watch(
     signing: Signing,
     as_json: bool,
 ) -> None:
-    """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices roll it back.
+    """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
 
-    Devices report their progress, and `edgert fleet record` writes the reports to the store. The limit includes every
-    device that rolled a release back at any time. The command ends when each device has decided, or after --for. The
-    command does not wait for a stale device, which sent no report for 15 minutes.
+    Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the
+    reports to the store. The limit counts every device that rolled a release back at any time. The command ends when
+    each device has kept the release or rolled it back, or after --for. The command does not wait for a stale device,
+    which sent no report for 15 minutes.
 
-    Exits with 0 when no release was halted, else with 9.
+    Exits with 9 if the command halted a release, with 130 after Ctrl-C without --for, else with 0.
 
     \b
     Examples:
@@ -92,7 +94,7 @@ def watch(
 
 
 class _Watching:
-    """One watch. `found` is the last progress of the releases; `halted` names the halted models."""
+    """One run of the command. `found` is the last progress of the releases, `halted` the halted models."""
 
     def __init__(
         self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
@@ -109,7 +111,7 @@ class _Watching:
         self._lines: list[str] = []
 
     def check(self) -> bool:
-        """Check once, and halt releases with too many failures; return whether nothing is left to watch."""
+        """Check once, and halt releases with too many failures. Return whether no release is left to watch."""
         statement = self._channels.read(self._name)
         releases = [
             release for release in read_progress(statement, self._store) if self._model in ("", release.entry.model)
@@ -142,8 +144,8 @@ class _Watching:
 
 
 def read_progress(statement: Statement, store_url: str) -> list[Progress]:
-    """Return the progress of each entry, from the store. Raises ConfigInvalid or StoreFailed."""
-    from edgert_deploy.fleet.store.query import FleetQuery  # the other commands need no database
+    """Read the progress of each entry of a statement from the store. Raises ConfigInvalid or StoreFailed."""
+    from edgert_deploy.fleet.store.query import FleetQuery  # imported here, because the other commands need no database
 
     now_ms = wall_ms()
     with closing(FleetQuery(store_url)) as fleet:
@@ -194,7 +196,7 @@ def _line(release: Progress) -> str:
 
 
 def _pause(seconds: float, stopped: Callable[[], bool]) -> bool:
-    """Wait; return whether the user or --for ends the command."""
+    """Wait for `seconds`, or until the user or --for ends the command. Return whether it ends."""
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s and not stopped():
         time.sleep(STOP_S)

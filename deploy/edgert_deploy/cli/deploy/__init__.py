@@ -68,16 +68,16 @@ def deploy(
     of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the devices of the
     project's `selector`.
 
-    With --limit and --watch the device measures the version on trial. The device rolls back by itself, with the reason,
-    when a limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table
-    [trial].
+    With --limit and --watch, the device measures the version on trial. If the version exceeds a limit, or if this host
+    does not confirm the version, the device rolls it back by itself and reports the reason. Limits may also be in
+    edgert.toml, table [trial].
 
     A rollout over a fleet can have steps: some devices first (--canary), then waves with a pause between them. The
     rollout stops when too many devices fail. The project records the progress: after Ctrl-C, a stop or a crash of this
     host, `edgert rollout resume` continues the rollout, on this or another host of the team.
 
     For many devices, a terminal shows a table of the devices in progress. Without a terminal, the command prints a line
-    for each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a
+    after each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a
     summary, with one line for each cause of failure.
 
     A device gets only the files that it lacks, as patches if the device has an older version. An interrupted transfer
@@ -137,7 +137,7 @@ def _new_rollout(request: DeployRequest, strategy: Strategy, devices: list[Devic
 def request_for(
     bundle: Path, offer: Offer, trial_s: float, bytes_per_s: float, limits: TrialLimits | None, dry_run: bool = False
 ) -> DeployRequest:
-    """Return the request; a local device without EdgeRT is bootstrapped first."""
+    """Return the request. The deployment first bootstraps a local device that has no EdgeRT."""
     to = (open_transport, _make_ready)
     return DeployRequest(bundle, offer, trial_s, *to, dry_run, bytes_per_s=bytes_per_s, limits=limits)
 
@@ -182,10 +182,10 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
 
 
 def _make_ready(device: Device, transport: Transport, progress: LineSink) -> None:
-    """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
+    """Bootstrap a local device with the default key. Raises NotBootstrapped for other devices."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
-    # The import is here, because the code of a bootstrap takes as long to import as the rest of a deployment.
+    # The imports are here, because the code of a bootstrap takes as long to import as the rest of a deployment.
     from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
     from edgert_deploy.bootstrap.plan import BootstrapOptions
     from edgert_deploy.cli.shared.bootstrap_options import trusted_keys

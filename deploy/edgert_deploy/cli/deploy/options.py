@@ -23,7 +23,7 @@ BYTES_PER_S_MIN = 1000.0
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """The length of a trial, and the limits that the version must hold."""
+    """The length of a trial, and the limits that the version must not exceed."""
 
     trial_s: float
     limits: tuple[str, ...]
@@ -83,7 +83,7 @@ trial_options = gathered(
         click.option(
             "--unattended/--attended",
             default=None,
-            help="Let the device mark the version good without this host once all limits held [default: only this host does].",
+            help="Let the device mark the version good without this host if it exceeds no limit [default: only this host does].",
         ),
     ),
 )
@@ -108,14 +108,14 @@ wave_options = gathered(
         click.option(
             "--max-failures",
             metavar="SHARE",
-            help="Stop when more devices failed than this number (3) or share (5%) of the started waves "
+            help="Stop when more devices failed than this number (3), or than this share (5%) of the started waves "
             "[default: 0 with --canary or --wave, else never].",
         ),
         click.option("--pause", "pause_s", type=Duration(), default="0s", help="Wait between two waves."),
         click.option(
             "--parallel",
             type=click.IntRange(1, PARALLEL_MAX),
-            help="Devices at a time [default: by this host's cores and its limit of open files].",
+            help="Devices at a time [default: this depends on this host's cores and its limit of open files].",
         ),
     ),
 )
@@ -138,7 +138,7 @@ transfer_options = gathered(
             type=BundlePath(),
             multiple=True,
             metavar="OLD.edgert",
-            help="An older bundle that another host sent to the devices: only differences are then sent. May be repeated.",
+            help="An older bundle that another host sent to the devices; the command then sends only differences. May be repeated.",
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """The progress of a deployment to devices, on stderr.
 
-For one device, or with --verbose, the progress is a line for each step. For many devices, it is a live table of the
-devices in progress on a terminal, else a line for each tenth of the devices.
+For one device, or with --verbose, the progress is a line for each step. For many devices, a terminal shows a live table
+of the devices in progress. Without a terminal, the progress is a line after each tenth of the devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST = "stopping: unfinished devices keep or return to their old version. Ctrl-
 SECOND = "detached: a device in progress rolls back on its own when the trial ends"
 STEPS = frozenset(step.value for step in Step)
 DRAWN_PER_S = 4
-LINES_KEPT = 8  # lines for the headings, for the last lines, and for the user's output above the table
+LINES_KEPT = 8  # lines of the terminal for the headings, the last lines, and the user's output above the table
 ROWS_MIN = 3
 
 
@@ -64,7 +64,7 @@ class RolloutProgress:
                 get_renderable=self._table,
                 refresh_per_second=DRAWN_PER_S,
                 transient=True,
-                redirect_stdout=False,  # lines on stderr appear above the table
+                redirect_stdout=False,  # only lines on stderr appear above the table
             )
             self._live.start()
         # The table itself shows the effect of Ctrl-C: a line written over the table would break it.

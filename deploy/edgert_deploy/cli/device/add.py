@@ -49,7 +49,7 @@ from edgert_deploy.devices.transports import open_transport
             "--profile",
             "profile_name",
             type=ProfileName(),
-            help="A device profile [default: the one that fits the device].",
+            help="A device profile [default: the profile that fits the device].",
         ),
         click.option(
             "--site",
@@ -111,8 +111,8 @@ def add(
 
     The command shows the device's SSH host key. After you agree to this key, EdgeRT accepts no other key from the
     device. Scripts pass --fingerprint with the expected key; no option accepts every key. With --jump, the command pins
-    the jump host's key in the same way. The address may be a Host of ~/.ssh/config, which may also set user and port.
-    The command reads the device's facts, and installs nothing.
+    the jump host's key in the same way. The address may be a Host of ~/.ssh/config; that file may also set user and
+    port. The command reads the device's facts, and installs nothing.
 
     \b
     Examples:
@@ -158,7 +158,7 @@ def _local(name: str, folder: Path) -> Device:
 def _completed(
     draft: Device, profile_name: str | None, home: str | None, profiles_dir: Path | None
 ) -> tuple[Device, str]:
-    """Return the device with profile and folders from its facts, and the facts in one line."""
+    """Read the device's facts. Return the device with its profile and folders, and a line about the facts."""
     with closing(open_transport(draft)) as transport:
         facts = probe(transport, draft.name)
     if local := not draft.kind.needs_runtime:

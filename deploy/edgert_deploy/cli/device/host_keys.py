@@ -1,4 +1,4 @@
-"""Confirm host keys: by the user, or by a fingerprint that a script passes."""
+"""Let the user confirm host keys, or compare them with the fingerprints that a script passes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def pinned(device: Device, wanted: str | None, jump_wanted: str | None) -> Devic
 def agreed_host_key(address: str, wanted: str | None, option: str, behind: Device | None = None) -> str:
     """Return the host key that `address` shows, once the user or the fingerprint `wanted` confirms it.
 
-    Raises DeviceUnreachable, HostKeyMismatch, and ConfigInvalid if nobody confirmed the key.
+    Raises DeviceUnreachable and HostKeyMismatch; also ConfigInvalid if nobody confirmed the key.
 
     Args:
         address: The address of a device or a jump host.
         wanted: The expected fingerprint; None to ask the user.
         option: The name of the option for `wanted`, for messages.
-        behind: The device at `address`, whose jump host is used; None for the address of a jump host.
+        behind: The device at `address`, to use its jump host; None if `address` is a jump host itself.
     """
     from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
 
@@ -43,9 +43,14 @@ def agreed_host_key(address: str, wanted: str | None, option: str, behind: Devic
     say("", shown)
     if wanted is not None:
         return key
-    say("", "compare it on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    say(
+        "",
+        "compare this key with the key on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+    )
     if not sys.stdin.isatty():
-        raise ConfigInvalid(f"{shown}; not a terminal, so nobody can confirm it: check it, then pass {option}")
+        raise ConfigInvalid(
+            f"{shown}; not a terminal, so nobody can confirm the key: check the key, then pass {option}"
+        )
     what = "the jump host's" if option == JUMP_KEY else "this device's"
     if not click.confirm(f"Is it {what}?", default=False, err=True):
         raise ConfigInvalid("you did not agree to the host key: nothing was recorded")
@@ -53,7 +58,7 @@ def agreed_host_key(address: str, wanted: str | None, option: str, behind: Devic
 
 
 def identity_path(file: Path | None) -> str:
-    """Return a private key's path for the inventory, "" for none. Raises ConfigInvalid if it is missing."""
+    """Return a private key's path for the inventory; "" for None. Raises ConfigInvalid for a missing file."""
     if file is None:
         return ""
     if not file.expanduser().is_file():

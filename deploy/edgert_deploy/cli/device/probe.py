@@ -32,7 +32,10 @@ class _Misses:
 
 @dataclass(frozen=True)
 class _Found:
-    """A machine, the profile that fits (or None and the `reason`), and the misses of all profiles."""
+    """A machine's facts, and the profile that fits it, else the `reason` why no profile was chosen.
+
+    `profiles` has the misses of every profile.
+    """
 
     facts: MachineFacts
     profile: str | None
@@ -43,7 +46,7 @@ class _Found:
 
 @click.command("probe")
 @click.argument("selector", type=Selector(), metavar="SELECTOR|ADDRESS")
-@click.option("--save", is_flag=True, help="Record the profiles found in the inventory.")
+@click.option("--save", is_flag=True, help="Record the fitting profiles in the inventory.")
 @click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept, for an ADDRESS.")
 @click.option("--identity", type=FILE, help="Private SSH key, for an ADDRESS.")
 @click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to an ADDRESS.")
@@ -65,7 +68,7 @@ def probe_(
     """Show the facts and the fitting profile of devices in the inventory, or of the machine at ADDRESS.
 
     The command installs nothing, and changes the inventory only with --save. An ADDRESS contains `@`, `.` or `[`. Exits
-    with the code of the first device that cannot be reached, with 4 if no profile fits a device.
+    with the code of the first device that cannot be reached, else with 4 if a device has no fitting profile or several.
 
     \b
     Examples:
@@ -78,7 +81,7 @@ def probe_(
         raise click.UsageError("--save needs a device of the inventory; add this one with: edgert device add")
     if is_address:
         draft = Device(selector, "ssh", selector, "", "/", home="/", identity=identity_path(identity), jump=jump)
-        devices = [pinned(draft, wanted, jump_fingerprint)]  # not in the inventory
+        devices = [pinned(draft, wanted, jump_fingerprint)]  # a device that is not in the inventory
     else:
         devices = inventory.select(selector)
     profiles = list_profiles(profiles_dir)
@@ -109,7 +112,7 @@ def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) ->
         profile = pick_profile(profiles, facts, local=local).name
     except ConfigInvalid as error:
         fitting = [name for name, reasons in misses.items() if not reasons]
-        several = f"several fit: {', '.join(fitting)}; choose one with --profile"
+        several = f"several profiles fit: {', '.join(fitting)}; choose one with --profile of edgert device add or set"
         reason = error.message if not misses else several if fitting else "none fits"
     profiles_missed = tuple(_Misses(name, reasons) for name, reasons in misses.items())
     return _Found(facts, profile, reason, device.profile or None, profiles_missed)

@@ -37,7 +37,7 @@ class LoginChange:
         return self.repin or self.fingerprint is not None
 
     def check(self, selector: str, devices: Sequence[Device]) -> None:
-        """Refuse changes that are for one device, or for devices over SSH, if others are selected."""
+        """Refuse changes for one device if several are selected, and SSH changes for devices without SSH."""
         if self.no_jump and self.jump:
             raise click.UsageError("--jump and --no-jump exclude each other: choose one")
         of_one = self.address is not None or self.repins
@@ -52,7 +52,7 @@ class LoginChange:
             )
 
     def fields(self, device: Device) -> dict[str, Any]:
-        """Return the new fields; show a new host key, and pin it once the user agrees."""
+        """Return the fields to change. The user, or the expected fingerprint, confirms a new host key."""
         changes: dict[str, Any] = {}
         if self.address is not None:
             changes["address"] = self.address
@@ -88,7 +88,7 @@ class PlaceChange:
         return changes
 
     def listed(self, device: Device) -> Device:
-        """Return the device with groups and tags added and removed."""
+        """Add and remove groups and tags. Return the changed device."""
         stay = [group for group in device.groups if group not in self.ungroup]
         replaced = {_key(tag) for tag in (*self.tags, *self.untag)}
         return replace(
@@ -196,7 +196,7 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
         say("", f"next: edgert bootstrap {','.join(due)} configures the devices")
     for name in moved:
         site = before[name].site
-        # Without the empty --store, a project's store would lose the history of the former site.
+        # Without the empty --store, the command would also remove the former site's history from a project's store.
         forget = f"edgert fleet forget {name} --site {site} --store ''"
         say("", f"then: {forget} clears the messages that the broker retains for its former site")
 

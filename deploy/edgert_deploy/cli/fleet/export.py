@@ -43,7 +43,7 @@ Examples:
   edgert fleet export --broker broker.local --remote-write http://prometheus:9090
 
 \b
-Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
+Prometheus 2.40 or newer reads the histograms as native histograms (start it with --enable-feature=native-histograms):
   histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
 A scraper that requests text gets classic histograms with one bucket for each octave. Several exporters divide a large
 fleet by --site; sum over all exporters. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
@@ -106,7 +106,7 @@ def export(
         address = http_address("--remote-write", write_url, WRITE_PATH, "http://HOST:9090")
         writer = RemoteWriter(address, wall_clock=time.time)
         listeners.append(writer)
-        consequence = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
+        consequence = f"up to {WAITING_MAX} points wait for the next push; points that the server refuses are dropped"
         pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, consequence))
     subscriber = FleetSubscriber(
         settings,
@@ -136,7 +136,7 @@ def export(
 class _Pushes:
     """Calls `push` every `every_s`; prints a line when pushes start to fail, and when they work again.
 
-    The report of a failure ends with the `consequence` of the failure.
+    The line about a failure ends with the `consequence` of the failure.
     """
 
     def __init__(self, push: Callable[[], None], every_s: float, consequence: str) -> None:

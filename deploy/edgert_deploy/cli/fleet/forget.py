@@ -47,11 +47,11 @@ Exit codes: 0 done (even if nothing was left), 4 refused or misconfigured, 6 the
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @click.argument("device")
 @broker_options
-@store_option_of("Also remove its rows from this store", "none")
+@store_option_of("Also remove the device's rows from this store", "none")
 @click.option(
     "--force",
     is_flag=True,
-    help="Forget the device even if its status is online: the status is outdated if device and broker failed together.",
+    help="Forget the device even if its status is online: the status is outdated if device and broker failed at the same time.",
 )
 @json_option
 def forget(
@@ -62,7 +62,7 @@ def forget(
     # The command detects a wrong store before it clears anything, and it creates no store.
     stored = _stored_sites(store_url, device) if store_url else []
     retained = _retained(settings, site, device)
-    sites = _sites(retained, site) or stored  # after an uninstall, the broker retains no messages
+    sites = _sites(retained, site) or stored  # after an uninstall, only the store knows the site
     if len(sites) > 1:
         raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
     if any(payload == b"online" for payload in retained.values()) and not force:
@@ -74,8 +74,8 @@ def forget(
         retain(settings, dict.fromkeys(retained, b""))
         if still_retained := _retained(settings, site, device):
             raise BrokerRefused(
-                f"the broker {settings.address} still retains {', '.join(still_retained)}: it does not let this user write them "
-                "(an access list: docs/telemetry.md), or the device publishes again"
+                f"the broker {settings.address} still retains {', '.join(still_retained)}: its access list does not let this user "
+                "write these topics (docs/telemetry.md), or the device publishes again"
             )
     rows = _rows_removed(store_url, sites, device) if store_url else 0
     text = f"{device}: {counted(len(retained), 'retained message')} cleared" + (
@@ -85,7 +85,7 @@ def forget(
 
 
 def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
-    """Return the device's retained messages by topic: at any site if `site` is None."""
+    """Return the device's retained messages by topic. If `site` is None, include every site."""
     retained_by_topic: dict[str, bytes] = {}
     last_message_at = time.monotonic()
 
@@ -110,7 +110,7 @@ def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str
 
 
 def _sites(topics: Iterable[str], site: str | None) -> list[str]:
-    """Return the requested site, and the sites in the topics of devices."""
+    """Return the sites in the topics of devices, and `site` if it is not None."""
     named = {messages.parse_topic(topic).site for topic in topics if topic.startswith(f"{messages.ROOT}/")}
     return sorted(named | ({site} if site else set()))
 

@@ -42,9 +42,9 @@ Examples:
 
 \b
 --by accepts any of {", ".join(DIMENSIONS)}. Percentiles cover all requests of a group (error at most 1.09 %); they are
-never means of percentiles. A window belongs to the minute in which the window ended. Periods of more than two days ago
-begin and end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts sent reports
-that never arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
+never means of percentiles. A window belongs to the minute in which the window ended. Periods that begin more than two
+days ago begin and end at whole hours. Errors, shed and cache hits show how much the counters grew. `missing` counts sent
+reports that never arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
 
 \b
 --stages shows the time of each stage: a line for each stage of a group, with its requests, its share of the time, and
@@ -70,7 +70,11 @@ Exit codes: 0 done (even if there are no reports), 4 an option cannot be used, 6
 )
 @click.option("--step", "step_s", type=Duration(60), help="Split the window into steps of this length.")
 @click.option(
-    "--by", default="model,version", show_default=True, metavar="WORDS", help="Group by these; '' for one group."
+    "--by",
+    default="model,version",
+    show_default=True,
+    metavar="WORDS",
+    help="Group by these dimensions; '' makes one group.",
 )
 @click.option(
     "--percentiles", default=PERCENTILES_DEFAULT, show_default=True, metavar="NUMBERS", help="The percentiles to show."
@@ -147,7 +151,7 @@ def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
             f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"
         )
     if unsynced:
-        yield f"times of receipt, because the clock is not synchronized: {some_of(unsynced, NAMED_MAX)}"
+        yield f"times are times of receipt for devices whose clock is not synchronized: {some_of(unsynced, NAMED_MAX)}"
     if newest_ms and now_ms - newest_ms > NEWEST_AGE_MS_MAX:
         yield (
             f"the newest report in the store is {(now_ms - newest_ms) // 60_000} min old: check that "

@@ -57,8 +57,8 @@ def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
 @store_option
 @session_option
 @_keep("--keep-windows", KEEP_WINDOWS_H, "Time to keep single windows.")
-@_keep("--keep-minutes", KEEP_MINUTES_H, "Time to keep a group's minutes.")
-@_keep("--keep-hours", KEEP_HOURS_H, "Time to keep hours and events.")
+@_keep("--keep-minutes", KEEP_MINUTES_H, "Time to keep the rows for each minute.")
+@_keep("--keep-hours", KEEP_HOURS_H, "Time to keep the rows for each hour, and events.")
 @click.option(
     "--size",
     "size_bytes",

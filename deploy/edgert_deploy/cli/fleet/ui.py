@@ -78,9 +78,11 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
 
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
-@store_option_of("The store of reports", "one of its own")
+@store_option_of("The store of reports", "a store of the page's own")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to listen on.")
-@click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: a free one.")
+@click.option(
+    "--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0 chooses a free port."
+)
 @click.option(
     "--name", "names", multiple=True, metavar="NAME", help="A name that browsers use for this machine. May be repeated."
 )
@@ -114,7 +116,7 @@ def ui(
     as_json: bool,
     for_s: float | None,
 ) -> None:
-    """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
+    """Show the fleet live as a web page: map, latency by version, stages, heat-map, alarms, rollouts."""
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)
     own = None if store_url else Store(path, _print_status)
@@ -162,13 +164,15 @@ def ui(
 
 
 def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
-    """Return the clients that may open the page. Raises ConfigInvalid."""
+    """Return the host names and the token that give access to the page. Raises ConfigInvalid."""
     token = None if is_loopback(host) and token_file is None else new_token()
     if token_file is not None:
         try:
             token = Path(token_file).read_text().splitlines()[0].strip()
         except (OSError, IndexError, UnicodeDecodeError) as error:
-            raise ConfigInvalid(f"--token-file {token_file} cannot be read: {error}. Write a line to it") from error
+            raise ConfigInvalid(
+                f"--token-file {token_file} cannot be read: {error}. Write a token to its first line"
+            ) from error
         if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
             raise ConfigInvalid(
                 f"--token-file {token_file}: a token has {TOKEN_CHARS_MIN} or more of A-Z a-z 0-9 - _; "
@@ -181,7 +185,7 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
 
 
 def own_store(settings: MqttSettings) -> str:
-    """Return the file for this broker's reports while a page is served. Raises ConfigInvalid."""
+    """Return the file of the page's own store for this broker's reports. Raises ConfigInvalid."""
     folder = state_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -204,7 +208,7 @@ def _warn_if_reachable(host: str) -> None:
 
 
 def _repeat_in_background(work: Callable[[], None], every_s: float) -> None:
-    """Do `work` every `every_s` until the process ends. If `work` fails, the page shows its present data."""
+    """Do `work` every `every_s` until the process ends. If `work` fails, the page keeps its present data."""
 
     def repeat() -> None:
         while True:

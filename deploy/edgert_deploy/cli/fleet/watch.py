@@ -41,7 +41,7 @@ COLUMNS = (
 )
 IN_FULL_ONLY = ("version", "p99.9", "p95 trend", "shed", "cache", "batch", "missing")
 BARS = "▁▂▃▄▅▆▇█"
-# The orders of the table: the highest value first, except for names.
+# The orders of the table. Numbers are in descending order, names in ascending order.
 SORTS: dict[str, Callable[[Row], Any]] = {
     "device": lambda row: (row.site, row.device, row.model or ""),
     "model": lambda row: (row.model or "", row.site, row.device),
@@ -57,7 +57,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
     "alarms": lambda row: (-len(row.alarms), row.site, row.device),
 }
 STATES = ("online", "offline", "lost", "stale", "unknown")
-LINES_KEPT = 6  # a terminal's lines for the heading, the fleet's lines and a note
+LINES_KEPT = 6  # lines of the terminal for the heading, the fleet's lines and a note
 
 EPILOG = """\b
 Examples:
@@ -82,7 +82,9 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
 @click.option("--model", type=ModelName(), help="Only this model.")
-@click.option("--device", metavar="PATTERN", help="Only devices whose name matches; * and ? match anything.")
+@click.option(
+    "--device", metavar="PATTERN", help="Only devices whose name matches; * matches any text, ? any character."
+)
 @click.option("--state", "states", metavar="WORDS", help=f"Only devices in these states: {', '.join(STATES)}.")
 @click.option("--alarms", "alarms_only", is_flag=True, help="Only lines with an alarm.")
 @click.option(
@@ -118,7 +120,7 @@ def watch(
 ) -> None:
     """Show every device's models: state, version, rate, percentiles, errors, cache, batching.
 
-    With --json, each line of the table is one JSON object, printed when it changes.
+    With --json, each line of the table is one JSON object. The command prints it again when it changes.
     """
     view = View(model, device, states_of(states), alarms_only, sort, lines)
     state = LivePercentiles()
@@ -130,7 +132,7 @@ def watch(
             show_once(state, view, as_json)
         else:
             show_until(state, view, subscriber, as_json, interval_s, for_s)
-    except KeyboardInterrupt:  # without --for, Ctrl-C ends the command
+    except KeyboardInterrupt:  # Ctrl-C is the usual end without --for
         pass
     finally:
         subscriber.close()
@@ -235,7 +237,9 @@ def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | 
         any_rows = state.rows(time.monotonic())
         table.add_row("(no line fits the options)" if any_rows else "(no message received yet)")
     elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
-        table.caption = f"{len(waiting)} online, no report yet: the first comes within a window (60 s by default)"
+        table.caption = (
+            f"{len(waiting)} online without a report: the first report comes within a window (60 s by default)"
+        )
     if left_out:
         table.caption = f"{counted(left_out, 'more line')}; choose by --model, --device, --state, --alarms or --sort"
     if state.refused:
@@ -269,7 +273,7 @@ def _cells(row: Row) -> list[Text]:
 
 
 def _text(cell: str) -> Text:
-    """Return a device's text so that it has no effect as rich's markup or as control characters."""
+    """Return a device's text without control characters. rich does not interpret markup in it."""
     return Text(printable(cell, CELL_CHARS_MAX, newlines=False))
 
 

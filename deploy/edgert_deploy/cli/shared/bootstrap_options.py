@@ -28,7 +28,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
 _FORM = "give SECTION.KEY=VALUE with a TOML value"
-_SHOWN_CHARS_MAX = 200  # the part of a setting that a message shows
+_SHOWN_CHARS_MAX = 200  # a message shows at most this much of a setting
 _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
 
 
@@ -88,7 +88,7 @@ class ReportOptions:
         """Return the broker; only the project's own broker receives the project's login.
 
         A login from the command line replaces a device's own login; the project's login does not replace it. Raises
-        ConfigInvalid, and UsageError for a login without a broker.
+        ConfigInvalid; also UsageError for a login without a broker.
         """
         if self.broker is None:
             if lone := given_option(*_LOGIN_DEFAULTS):
@@ -118,9 +118,9 @@ class ChannelOptions:
     registry_login: Path | None
 
     def following(self) -> Following | None:
-        """Return the channel; None if no registry is given. The project's CA is for the project's host only.
+        """Return the channel, or None without a registry. The project's CA is for its own registry's host.
 
-        Raises ConfigInvalid, and UsageError for options that need a registry.
+        Raises ConfigInvalid; also UsageError for options that need a registry.
         """
         if self.registry is None:
             if lone := given_option("channel", "registry_ca", "registry_login"):
@@ -145,7 +145,7 @@ def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _toml(text: str) -> dict[str, Any]:
-    """Return the settings of a line; {} for a line without settings or without TOML."""
+    """Return the settings of a line; {} if the line has no settings or is not TOML."""
     try:
         return tomlkit.parse(text).unwrap()
     except TOMLKitError:
@@ -153,7 +153,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _quoted_hint(line: str) -> str:
-    """Return a hint with the line quoted for a shell if its value is text; "" if quotes do not help."""
+    """Return a hint that shows the line with its value as a quoted text; "" if quotes do not help."""
     key, equals, value = line.partition("=")
     quoted = f"{key}={json.dumps(value.strip(), ensure_ascii=False)}"
     helps = equals and len(line) <= _SHOWN_CHARS_MAX and _toml(quoted)
@@ -166,7 +166,7 @@ def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
 
 
 def _registry_host(address: str) -> str:
-    """Return the host of a registry's address, "" for none. Raises ConfigInvalid."""
+    """Return the host in a registry's address; "" if the address is "". Raises ConfigInvalid."""
     return parse_repository(address).host.lower() if address else ""
 
 
@@ -182,7 +182,7 @@ engines_option = click.option(
     default=ALL_ENGINES,
     show_default=True,
     metavar="all|first|NAME,...",
-    help="Engines to install: all of the profile's that fit the device, the first of them, or the named ones.",
+    help="Engines to install: all engines of the profile that fit the device, only the first, or named engines.",
 )
 
 extras_option = click.option(
@@ -214,7 +214,7 @@ runtime_options = gathered(
             type=Duration(10, TRIAL_S_MAX),
             default=duration_text(TRIAL_S),
             show_default=True,
-            help="Time on trial after which the device restores the old runtime if the new one does not work.",
+            help="Time on trial after which the device restores the old runtime if the new runtime does not work.",
         ),
     ),
 )
@@ -237,7 +237,8 @@ daemon_options = gathered(
             type=click.Choice(["auto", "systemd", "monitor"]),
             default="auto",
             show_default=True,
-            help="The program that restarts the daemon: systemd (auto: if it runs there and the monitor does not), or edgertd's own monitor.",
+            help="The program that restarts the daemon: systemd, or edgertd's own monitor. auto chooses systemd if systemd runs "
+            "on the device and the monitor does not.",
         ),
         click.option(
             "--set",

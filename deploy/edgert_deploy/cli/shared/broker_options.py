@@ -98,12 +98,12 @@ session_option = click.option(
     "--session",
     "session_name",
     metavar="NAME",
-    help="Let the broker keep messages for a day while this process does not run. One process for each NAME.",
+    help="Let the broker keep messages for a day while this process does not run. Only one process may use a NAME.",
 )
 
 
 def named_session(role: str, name: str | None) -> tuple[str, int | None]:
-    """Return the client id and the session's seconds; "" and None if the name is "". Raises ConfigInvalid."""
+    """Return a client id and its session's seconds; "" and None without a name. Raises ConfigInvalid."""
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", SESSION_KEPT_S

@@ -66,7 +66,7 @@ class Signing:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The devices of a release, and the settings of their trial."""
+    """The devices that a release is for, and the settings of its trial."""
 
     share: float
     sites: tuple[str, ...]
@@ -85,7 +85,7 @@ class Chosen:
         return {"share": self.share, "sites": self.sites, "profiles": self.profiles, "tags": self.tags}
 
     def trial(self, model: str) -> dict[str, Any]:
-        """Return the fields of an entry with the trial of the release, including the project's limits."""
+        """Return the fields of an entry that describe the trial, including the project's limits."""
         if model == RUNTIME:
             if self.limits:
                 raise ConfigInvalid("a runtime has no trial limits, only a time on trial: give --watch, not --limit")
@@ -138,7 +138,9 @@ signing_options = gathered(
     ),
 )
 
-channel_option = click.option("--channel", type=ChannelName(), help="Offer it to the devices that follow this channel.")
+channel_option = click.option(
+    "--channel", type=ChannelName(), help="Offer the release to the devices that follow this channel."
+)
 
 _DEVICES = (
     click.option(
@@ -161,13 +163,13 @@ _DEVICES = (
         "tags",
         multiple=True,
         metavar="KEY[=VALUE]",
-        help="Only devices with this tag, or key of a tag. May be repeated.",
+        help="Only devices with this tag, or with a tag of this key. May be repeated.",
     ),
 )
 
 
 def entry_options(watch_default: str, *, limits: bool = True) -> Callable[[F], F]:
-    """Add the options for a release's devices and their trial, given as `chosen`."""
+    """Add the options for a release's devices and trial; the command receives them as `chosen`."""
     return gathered("chosen", Chosen, *_DEVICES, *((limit_option,) if limits else ()), _watch_option(watch_default))
 
 
@@ -181,7 +183,7 @@ def _watch_option(default: str) -> Callable[[F], F]:
 
 
 def check_offered(channel: str | None, *others: str) -> None:
-    """Raise UsageError if an option of an offer, or of the parameters `others`, lacks a channel."""
+    """Raise UsageError if an option of an offer, or one of `others`, is given without a channel."""
     if channel is None and (lone := given_option(*_OF_OFFER, *others)):
         raise click.UsageError(f"{lone} needs a channel: give --channel NAME, too")
 

@@ -1,4 +1,7 @@
-"""The same work on several devices at a time. A failure does not delay other devices. Ctrl-C ends all."""
+"""The same work on several devices at a time. A failure on one device does not delay the others.
+
+After Ctrl-C, the work does not start on further devices.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from edgert_deploy.devices.transports import Transport, open_transport
 
 FIRST = "stopping: devices in progress finish, other devices do not change (Ctrl-C again detaches)"
 SECOND = "detached: devices in progress finish or roll back on their own"
-# After one of these errors on the first device, the other devices would fail in the same way.
+# If one device fails with one of these errors, the other devices would fail in the same way.
 _TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
 
 T = TypeVar("T")  # the work's result: a dataclass or a dict that `to_json` accepts
@@ -27,7 +30,7 @@ T = TypeVar("T")  # the work's result: a dataclass or a dict that `to_json` acce
 
 @dataclass(frozen=True)
 class Results(Generic[T]):
-    """The results of the work, in the order of the devices: the name of each, and its answer or error."""
+    """The name of each device with its answer or error, in the order of the devices."""
 
     answers: list[tuple[str, T | EdgeRTError]]
 
@@ -50,7 +53,7 @@ class Results(Generic[T]):
         failed_also: Mapping[str, Any] | None = None,
         **also: Any,
     ) -> None:
-        """Print JSON, or `text`, errors and `below`; exit with the errors' code, else with `code`.
+        """Print JSON, or else `text`, the errors and `below`. Exit with the code of the errors or with `code`.
 
         Args:
             text: The result for people.
@@ -81,8 +84,8 @@ def run_on_each(
 ) -> Results[T]:
     """Do `work` on each device; return its answers in the order of `devices`.
 
-    With `one_first`, the other devices wait until the work succeeds on one device. If the first device fails with an
-    error of `_TELLING`, the command does not change the other devices.
+    With `one_first`, the other devices wait until the work succeeds on one device. If a device fails with an error of
+    `_TELLING` before that, the command does not change the remaining devices.
     """
     answers = _answers(devices, work, one_first)
     return Results([(device.name, answer) for device, answer in zip(devices, answers, strict=True)])
@@ -96,7 +99,7 @@ def _answers(
 
     def one(device: Device) -> T | EdgeRTError:
         if stop.asked:
-            return Interrupted(f"{device.name}: interrupted before the start: left as it is")
+            return Interrupted(f"{device.name}: interrupted before the work began: this device did not change")
         with closing(open_transport(device)) as transport:
             try:
                 return work(device, transport)
@@ -111,7 +114,10 @@ def _answers(
             if isinstance(answer, _TELLING):
                 name = devices[len(answers) - 1].name
                 left = devices[len(answers) :]
-                answers += [type(answer)(f"{device.name}: left as it is, since it failed on {name}") for device in left]
+                answers += [
+                    type(answer)(f"{device.name}: not changed, because the same work failed on {name}")
+                    for device in left
+                ]
             proven = not isinstance(answer, EdgeRTError)
         answers += for_each(devices[len(answers) :], one, stop)
     return [Interrupted("detached before the end: check with edgert status") if a is None else a for a in answers]

@@ -15,12 +15,12 @@ _OTHERS = "Options"
 
 
 def section(title: str, *options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
-    """Return the decorators of options whose heading in the help of a `SectionedCommand` is `title`."""
+    """Return the options with `title` as their heading in the help of a `SectionedCommand`."""
     return tuple(_titled(title, option) for option in options)
 
 
 def gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds the options and passes their values as one `cls`, called `name`.
+    """Return a decorator that adds the options. The command receives their values as `name`, a `cls`.
 
     Fields of `cls` without an option keep their defaults.
     """
@@ -65,7 +65,7 @@ class SectionedCommand(click.Command):
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
                 sections.setdefault(getattr(option, "section", _OTHERS), []).append(record)
-        others = sections.pop(_OTHERS)  # at least --help
+        others = sections.pop(_OTHERS)  # this section has at least --help
         for title, records in {**sections, _OTHERS: others}.items():
             with formatter.section(title):
                 formatter.write_dl(records)

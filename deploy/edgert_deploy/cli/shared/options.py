@@ -31,7 +31,7 @@ inventory_option = click.option(
     "--inventory",
     type=FILE,
     callback=_inventory,
-    is_eager=True,  # a shell completes SELECTOR from the inventory
+    is_eager=True,  # click reads it first: a shell completes SELECTOR from the inventory
     help="The inventory file, which lists the devices [default: the project's].",
 )
 
@@ -39,12 +39,12 @@ profiles_option = click.option(
     "--profiles",
     "profiles_dir",
     type=click.Path(path_type=Path),
-    is_eager=True,  # a shell completes --profile from this folder
-    help="Folder with device profiles of your own, besides ./profiles and the profiles that ship.",
+    is_eager=True,  # click reads it first: a shell completes --profile from this folder
+    help="Folder with device profiles of your own, besides ./profiles and the profiles that ship with edgert.",
 )
 
 same_machine_option = click.option(
-    "--same-machine", is_flag=True, help="Allow a device with the host key of another one in the inventory."
+    "--same-machine", is_flag=True, help="Allow a device with the host key of another device in the inventory."
 )
 
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print each step and each result of every device.")
@@ -70,7 +70,7 @@ def store_option_of(purpose: str, without: str, default: str | None = None) -> C
         metavar="URL",
         envvar="EDGERT_STORE",
         default=default,
-        help=f"{purpose}: a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE, its password in ~/.pgpass "
+        help=f"{purpose}: a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE with its password in ~/.pgpass "
         f"[default: $EDGERT_STORE, else the project's, else {without}].",
     )
 
@@ -86,5 +86,5 @@ def selector_argument(default: str | None = None, *, required: bool = True) -> C
 
 
 def device_argument(*, required: bool = True) -> Callable[[F], F]:
-    """Add SELECTOR of one device; the command receives it as `selector`."""
+    """Add the SELECTOR of one device; the command receives it as `selector`."""
     return click.argument("selector", type=OneDevice(), required=required)

@@ -15,7 +15,7 @@ import click
 from edgert.printable import counted, printable, some_of
 
 CELL_CHARS_MAX = 300
-NAMES_MAX = 5  # the number of devices that are named for one cause of failure
+NAMES_MAX = 5  # at most this many devices are named for one cause of failure
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _LINE = threading.Lock()
 
@@ -39,7 +39,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
     """Return a line for each error, to print below a table: device, code, message."""
-    # Most messages already start with the device's name.
+    # Most messages already start with the device's name, which a line needs only once.
     return "".join(f"{name} [{code}]: {message.removeprefix(f'{name}: ')}\n" for name, code, message in errors)
 
 

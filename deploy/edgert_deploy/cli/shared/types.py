@@ -32,7 +32,7 @@ class FilePath(click.Path):
 
 def refuse_pipe(path: Path) -> None:
     """Raise ConfigInvalid for a named pipe or a device."""
-    named = Path(os.path.realpath(path))  # the path of `<(command)` may not exist
+    named = Path(os.path.realpath(path))  # the real path of `<(command)` may not exist
     if named.exists() and not (named.is_file() or named.is_dir()):
         raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and pass that file")
 
@@ -173,7 +173,7 @@ class BundlePath(click.Path):
 
 
 class NewBundlePath(BundlePath):
-    """A bundle to write. A name without a path is put into the project's bundle folder, if it has one."""
+    """A bundle to write. A name without a path is put into the project's bundle folder, if there is one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(click.Path.convert(self, value, param, ctx)))
@@ -189,7 +189,7 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 
 def _selectable(ctx: click.Context) -> list[str]:
-    """Return every word that selects devices; nothing if the inventory is invalid."""
+    """Return every word that selects devices, or no word if the inventory is invalid."""
     from edgert_deploy.devices.selector import ALL
 
     inventory = ctx.params.get("inventory")

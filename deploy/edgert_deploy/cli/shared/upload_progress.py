@@ -16,9 +16,9 @@ SMALL_BYTES_MAX = 10_000_000
 
 @contextmanager
 def upload_progress(where: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows (sent, total) bytes: a bar on a terminal, else a line for each tenth.
+    """Yield a function that shows (sent, total) bytes: a bar on a terminal, else a line after each tenth.
 
-    A small upload has one line.
+    Without a terminal, a small upload has only one line.
     """
     console, tenths = Console(stderr=True), 0
 

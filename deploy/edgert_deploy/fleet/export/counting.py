@@ -65,7 +65,10 @@ class Counting:
         return new
 
     def increase(self, topic: Topic, report: MetricsMessage) -> tuple[int, ...]:
-        """Return the increase of the counters by a new report: 0 for a late report, whose increase was added."""
+        """Return by how much a new report increases the counters.
+
+        The increase of a late report is 0, because a newer report has already included it.
+        """
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
         last = _get_or_create(self._counters, key, lambda: _Counted("", -1, ()))

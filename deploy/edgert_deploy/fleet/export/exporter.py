@@ -25,21 +25,21 @@ SERIES_MAX = 200_000
 DEVICES_MAX = 200_000
 FORGET_AFTER_S = 86_400.0
 
-# In the order of reports.COUNTER_FIELDS.
+# The counters are in the order of reports.COUNTER_FIELDS.
 COUNTERS = {
     "edgert_requests_total": "Requests, with any result.",
     "edgert_errors_total": "Requests answered with an error.",
     "edgert_shed_total": "Requests refused because of overload.",
     "edgert_cache_hits_total": "Requests answered from the cache.",
 }
-# The last values. They are exported only if series are by device.
+# The gauges have the values of the last report. They are exported only if `device` is a dimension of the series.
 GAUGES = {
     "edgert_resident_memory_bytes": ("rss_bytes", "Resident memory of the model's worker."),
     "edgert_temperature_celsius": ("temp_c", "The hottest thermal zone."),
     "edgert_throttled": ("throttled", "1 while voltage or heat throttles the board."),
     "edgert_batch_mean": ("batch_mean", "Mean items per engine run in the last window."),
-    "edgert_queue_p99_milliseconds": ("queue_p99_ms", "99th percentile of the wait for the engine, last window."),
-    "edgert_engine_p99_milliseconds": ("engine_p99_ms", "99th percentile of engine runs, last window."),
+    "edgert_queue_p99_milliseconds": ("queue_p99_ms", "99th percentile of the wait for the engine in the last window."),
+    "edgert_engine_p99_milliseconds": ("engine_p99_ms", "99th percentile of engine runs in the last window."),
     "edgert_shadow_agreement": ("shadow_agreement", "Share of the shadow's last 50 answers that agreed."),
 }
 
@@ -70,7 +70,7 @@ class Group:
 
     @property
     def stages(self) -> Mapping[str, Sketch]:
-        """The sketch of each stage. It is merged again if reports arrived since the last call."""
+        """The sketch of each stage. The sketches are made again if reports arrived since the last call."""
         if self.stage_counts is not None and not self._stages:
             self._stages = self.stage_counts.sketches()
         return self._stages
@@ -165,6 +165,6 @@ class Exporter(Fleet):
         return group
 
     def _forget(self, now: float) -> None:
-        """Remove groups whose last report is old, because a device was renamed or no device runs the version."""
+        """Remove groups whose last report is old: their device was renamed, or no device runs their version."""
         for labels in [key for key, group in self.groups.items() if now - group.changed_at > FORGET_AFTER_S]:
             del self.groups[labels]

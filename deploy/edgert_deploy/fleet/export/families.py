@@ -45,7 +45,7 @@ def histograms(exporter: Exporter) -> Iterator[Histograms]:
     groups = exporter.groups.items()
     text = "Latency of the requests answered without an error, measured in the daemon."
     yield Histograms(LATENCY, text, exporter.by, -4, [(key, group.latency, group.changed) for key, group in groups])
-    text = "Time of these requests in each stage; without series by device."
+    text = "Time of the requests in each stage; not exported for series by device."
     stages = [((*key, name), sketch, group.changed) for key, group in groups for name, sketch in group.stages.items()]
     yield Histograms("edgert_stage_milliseconds", text, (*exporter.by, "stage"), -10, stages)
 
@@ -71,10 +71,11 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in devices if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "Time of the device's last report.", "gauge", _DEVICE, heard)
-    # The sequence numbers of a removed device are kept, because it may come back; it has no row here.
+    # The exporter keeps the sequence numbers of a removed device, because the device may come back. A removed device
+    # has no row here.
     lacking = exporter.counting.missing_by_device().items()
     missing = [(key, float(count)) for key, count in lacking if key in exporter.devices]
-    text = "Histograms and events that the device sent and that never arrived; only for devices that lack some."
+    text = "Histograms and events that the device sent and that never arrived; only for devices with missing reports."
     yield Family("edgert_missing_reports", text, "gauge", _DEVICE, missing)
     alarms = [
         ((*key, model, alarm), 1.0)
@@ -82,7 +83,7 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
         for model, names in device.alarms.items()
         for alarm in names
     ]
-    text = "1 for each present alarm of a model, or of a device (no model)."
+    text = "1 for each present alarm of a model, or of a device (then `model` is empty)."
     yield Family("edgert_alarm", text, "gauge", (*_DEVICE, "model", "alarm"), alarms)
     info = [((*key, device.profile), 1.0) for key, device in devices]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)

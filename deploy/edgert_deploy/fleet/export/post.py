@@ -35,7 +35,7 @@ _opener = urllib.request.build_opener(_NoRedirection)
 def http_address(option: str, url: str, path: str, example: str) -> str:
     """Return the address for POST requests: `url`, with `path` if `url` has no path. Raises ConfigInvalid."""
     if not url.startswith(("http://", "https://")):
-        raise ConfigInvalid(f"{option} {url!r} is not an HTTP address: give one such as {example}")
+        raise ConfigInvalid(f"{option} {url!r} is not an HTTP address: give an address such as {example}")
     host_and_path = url.split("://", 1)[1].rstrip("/")
     return url if "/" in host_and_path else url.rstrip("/") + path
 
@@ -49,7 +49,9 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
         answer = error.read(_ANSWER_CHARS_MAX).decode(errors="replace").strip()
         elsewhere = error.headers.get("Location")
         detail = f", which leads to {elsewhere[:_ANSWER_CHARS_MAX]}" if elsewhere else f": {answer}" if answer else ""
-        failed = PushFailed(f"{url} answered {error.code} {error.reason}{detail}; check address and credentials")
+        failed = PushFailed(
+            f"{url} answered {error.code} {error.reason}{detail}; check the address and the credentials"
+        )
         ours = HTTPStatus.BAD_REQUEST <= error.code < HTTPStatus.INTERNAL_SERVER_ERROR
         failed.retryable = not ours or error.code == HTTPStatus.TOO_MANY_REQUESTS
         raise failed from error

@@ -2,10 +2,10 @@
 
 The protobuf format is a sequence of MetricFamily messages, each after its length
 (https://github.com/prometheus/client_model/blob/master/io/prometheus/client/metrics.proto). The message types are
-declared below, with the fields that are used. EdgeRT's buckets and the buckets of Prometheus' schema 5 are the same. An
-index of schema 5 stands for the bucket's upper bound, so it is one higher than EdgeRT's index. The text format has one
-classic bucket for each octave. The bounds of classic buckets are also bounds of EdgeRT's buckets, so their counts are
-exact.
+declared below, with the fields that EdgeRT uses. EdgeRT's buckets and the buckets of Prometheus' schema 5 are the same.
+An index of schema 5 stands for the bucket's upper bound, so it is one higher than EdgeRT's index. The text format has
+one classic bucket for each octave. The bounds of classic buckets are also bounds of EdgeRT's buckets, so their counts
+are exact.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from edgert_deploy.fleet.export.exporter import Exporter, Labels
 from edgert_deploy.fleet.export.families import Family, Histograms, families, histograms
 
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
-OCTAVES_END = 18  # the last classic bound: 2**17 ms, 131 s
+OCTAVES_END = 18  # the last classic bound is 2**17 ms (131 s)
 ZERO_THRESHOLD = math.pow(2, INDEX_MIN / PER_OCTAVE)
 _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
 
 class Exposition:
-    """Renders an exporter. A rendered histogram is cached until it changes: most histograms do not change."""
+    """Renders an exporter. Keeps each rendered histogram until it changes, because most do not change."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
@@ -77,14 +77,14 @@ def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
 
 
 def fill_native(histogram: Any, sketch: Sketch) -> None:
-    """Fill a Histogram or a WrittenHistogram."""
+    """Fill a Histogram or a WrittenHistogram with the counts of a sketch."""
     histogram.sample_count, histogram.sample_sum = sketch.count, sketch.sum
     histogram.schema, histogram.zero_threshold, histogram.zero_count = SCALE, ZERO_THRESHOLD, sketch.zero
     previous_index, previous_count, deltas = 0, 0, list[int]()
     for index, count in sorted(sketch.buckets.items()):
         upper = index + 1
         if not deltas or upper != previous_index + 1:
-            # The first offset is relative to 0, each other offset to the end of the previous span.
+            # The first offset is relative to 0. Each other offset is relative to the end of the previous span.
             offset = upper - (previous_index + 1) if deltas else upper
             span = histogram.positive_span.add(offset=offset, length=0)
         span.length += 1
@@ -128,7 +128,7 @@ def _family(name: str, text: str, kind: int) -> bytes:
 
 
 def _delimited(head: bytes, metrics: Iterator[bytes]) -> bytes:
-    """Return a family and its metrics, after their length; b"" if there are no metrics."""
+    """Return a length, then the family and its metrics of this length; b"" if there are no metrics."""
     parts = [part for metric in metrics for part in (_METRIC_TAG, varint(len(metric)), metric)]
     if not parts:
         return b""
@@ -145,7 +145,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-# --- the message types, with the fields that are used ---------------------------------------
+# --- the message types, with the fields that EdgeRT uses ------------------------------------
 
 _COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
 _F = descriptor_pb2.FieldDescriptorProto
@@ -170,7 +170,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
         "counter": (3, "Counter", False),
         "histogram": (7, "Histogram", False),
     },
-    # Of remote write (https://github.com/prometheus/prometheus/blob/main/prompb/types.proto).
+    # The next types are from remote write (https://github.com/prometheus/prometheus/blob/main/prompb/types.proto).
     "WrittenHistogram": {
         "sample_count": (1, _F.TYPE_UINT64, False),
         "sample_sum": (3, _F.TYPE_DOUBLE, False),
@@ -203,7 +203,7 @@ def message(name: str, /, **fields: Any) -> Any:
 
 
 def _declare() -> dict[str, Any]:
-    package = "edgert.prometheus"  # not the original name: another library may have declared it
+    package = "edgert.prometheus"  # not the original name, because another library may have declared that name
     file = descriptor_pb2.FileDescriptorProto(name="edgert_prometheus.proto", package=package, syntax="proto2")
     for name, declared in _MESSAGES.items():
         message_type = file.message_type.add(name=name)

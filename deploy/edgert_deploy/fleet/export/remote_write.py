@@ -38,7 +38,7 @@ _LITERAL_MAX = 65_536
 
 @dataclass(frozen=True)
 class _Point:
-    """A value of one series at `at_ms` since 1970: a counter, or a serialized histogram."""
+    """A value of one series at `at_ms` (ms since 1970): a counter, or a serialized histogram."""
 
     name: str
     labels: Labels
@@ -74,7 +74,10 @@ class RemoteWriter(Exporter):
                 self._add(name, labels, at_ms, metrics.window_s, value)
 
     def flush(self) -> None:
-        """Send the waiting points, oldest first. Raises PushFailed; points that can be sent later still wait."""
+        """Send the waiting points, the oldest first. Raises PushFailed.
+
+        If the server may accept the points later, they still wait. Points that the server refuses are dropped.
+        """
         for _ in range(BATCHES_MAX):
             with self.lock:
                 points = [self._points[i] for i in range(min(len(self._points), POINTS_AT_ONCE))]
@@ -83,7 +86,7 @@ class RemoteWriter(Exporter):
             self._refusal = None
             in_time = sorted(points, key=lambda point: point.at_ms)
             # One bad point makes a server refuse a whole request. Prometheus accepts late counters, but no late
-            # histograms.
+            # histograms. So counters and histograms are separate requests.
             histograms = [point for point in in_time if isinstance(point.value, bytes)]
             counters = [point for point in in_time if not isinstance(point.value, bytes)]
             refused = self._send(counters) + self._send(histograms)

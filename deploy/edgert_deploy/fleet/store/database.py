@@ -29,7 +29,7 @@ LINK_LIMITS = {
 
 
 class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable=True):
-    """The database failed: unreachable, read-only, full, or not a store."""
+    """The database failed: it is unreachable, read-only, full, or not a store."""
 
 
 class OpenStore:
@@ -89,7 +89,7 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
         version = connection.scalar(sa.select(schema.meta.c.version))
     if version != SCHEMA_VERSION:
         older = version and version < SCHEMA_VERSION
-        advice = "run `edgert fleet record` on it" if older else "update the program, or use another store"
+        advice = "run `edgert fleet record` on this store" if older else "update edgert, or use another store"
         raise ConfigInvalid(f"the store {shown(engine.url)} has schema {version}, not {SCHEMA_VERSION}: {advice}")
     return engine
 
@@ -139,12 +139,12 @@ def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) ->
     has_views = sa.inspect(connection).has_table(schema.bucket.name)
     schema.metadata.create_all(connection)
     if version is not None and version < SCHEMA_VERSION:
-        if connection.dialect.name == "postgresql":  # a migration of a large store takes longer than any query may
+        if connection.dialect.name == "postgresql":  # a migration of a large store may take longer than a query may
             connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         windows = connection.scalar(sa.select(sa.func.count()).select_from(schema.metrics_window)) or 0
         log(
-            f"updating the store {shown(connection.engine.url)} from schema {version} to {SCHEMA_VERSION} once, for its "
-            f"{counted(windows, 'window')}: a large one takes minutes. Let it finish; if it is stopped, nothing is lost"
+            f"updating the store {shown(connection.engine.url)} once, from schema {version} to {SCHEMA_VERSION}. It has "
+            f"{counted(windows, 'window')}; a large store takes minutes. Let the update finish; if you stop it, nothing is lost"
         )
     for migrate in MIGRATIONS[(version or SCHEMA_VERSION) - 1 :]:
         migrate(connection)
@@ -183,12 +183,13 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
         name = shown(url)
         return StoreFailed(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
     is_folder = url.get_backend_name() == "sqlite" and os.path.isdir(url.database or "")
-    is_other = "not a database" in reason or is_folder
-    advice = "it is not a store: give another file" if is_other else "check that it exists, is writable and has room"
+    advice = "check that the store exists, is writable and has free space"
+    if "not a database" in reason or is_folder:
+        advice = "it is not a store: give another file"
     if "statement timeout" in reason:
-        advice = f"it took longer than {STATEMENT_TIMEOUT_S} s: try again later, or ask for a shorter period"
+        advice = f"a statement took longer than {STATEMENT_TIMEOUT_S} s: try again later, or ask for a shorter period"
     if "malformed" in reason:
-        advice = "the file is damaged: move it away, and a new one begins; or restore a copy (docs/sql.md)"
+        advice = "the file is damaged: move it away to begin a new store, or restore a copy (docs/sql.md)"
     return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")
 
 
@@ -223,7 +224,7 @@ def _sqlite(url: sa.URL, writes: bool) -> sa.Engine:
         if writes:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA cache_size = -32768")  # KiB
+        connection.execute("PRAGMA cache_size = -32768")  # a negative number is a size in KiB
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:

@@ -39,7 +39,7 @@ class MergedRows:
                 row.counters[name] += value
 
     def group_hours(self) -> dict[int, int]:
-        """Return the groups that have rows here, and the last hour of each."""
+        """Return the last hour of each group that has rows in this batch."""
         hours: dict[int, int] = {}
         for minute, owner in self._minutes:
             hours[owner] = max(minute // HOUR_MIN, hours.get(owner, 0))
@@ -88,7 +88,7 @@ class MergedRows:
             for name, value in zip(COUNTERS, stored[-len(COUNTERS) :], strict=True):
                 row.counters[name] += value
             there.append((time_bin, owner))
-        # The transaction's lock prevents conflicts.
+        # The transaction's lock keeps other writers out, so these inserts have no conflicts.
         if new := [
             {"time_bin": time_bin, "owner": owner, **rows[time_bin, owner].values()}
             for time_bin, owner in rows.keys() - set(there)
@@ -157,7 +157,7 @@ class _Row:
 
 
 def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
-    # `setdefault` would create a row at each call.
+    # `setdefault` would create a new `_Row` at each call.
     row = rows.get(key)
     if row is None:
         row = rows[key] = _Row()

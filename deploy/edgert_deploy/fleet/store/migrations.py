@@ -39,7 +39,7 @@ def _from_1(connection: sa.Connection) -> None:
 
 
 def _from_2(connection: sa.Connection) -> None:
-    """Add histograms of stage times. Remove the payloads: their percentiles of stages cannot be merged."""
+    """Add histograms of stage times. Remove the payloads, because percentiles of stages cannot be merged."""
     binary = "BYTEA NOT NULL DEFAULT ''" if connection.dialect.name == "postgresql" else "BLOB NOT NULL DEFAULT x''"
     connection.execute(sa.text(f"ALTER TABLE edgert_hist_window ADD COLUMN stages {binary}"))
     connection.execute(sa.text("ALTER TABLE edgert_metrics_window DROP COLUMN fields"))

@@ -26,10 +26,10 @@ from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 
-FAILED = ("rolled_back", "refused")  # events of releases
+FAILED = ("rolled_back", "refused")  # the events of a device that did not keep a release
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-GROUPS_MAX = 100_000  # the maximum number of groups of an answer, over all steps: merging takes 8 KB for each
+GROUPS_MAX = 100_000  # the maximum number of groups of an answer, over all steps: merging takes 8 KB for each group
 STAGE_GROUPS_MAX = 12_500  # the same limit for an answer with stages, which take 54 KB more for each group
 _FETCHED_AT_ONCE = 20_000
 # A database searches once for each key. If there are more keys than this limit, filtering in Python is faster.
@@ -96,7 +96,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one table: the time bins from `first` to before `end`, of `minutes` each."""
+    """Rows of one table: the time bins from `first` to before `end`. A time bin has `minutes` minutes."""
 
     table: sa.Table
     time_bin: sa.Column[Any]
@@ -139,7 +139,7 @@ class FleetQuery:
             return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
 
     def minutes_from_ms(self, of_devices: bool) -> int | None:
-        """Return the time of the oldest rows of minutes of devices or groups; None if there are no such rows."""
+        """Return the time of the oldest rows of minutes, of devices or of groups; None without such rows."""
         column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.time_bin
         with self._database.transaction() as connection:
             oldest = connection.scalar(sa.select(sa.func.min(column)))
@@ -182,7 +182,7 @@ class FleetQuery:
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
         """Count the groups that match `where` and reported in this hour or the hour before.
 
-        This is about the number of rows that the store gets for each minute.
+        The store gets about this number of rows for each minute.
         """
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
         query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.time_bin >= hour - 1)
@@ -220,7 +220,7 @@ class FleetQuery:
 
 
 def _event(row: sa.Row[Any]) -> dict[str, Any]:
-    """Return an event with the fields that its device sent. They cannot replace the store's own fields."""
+    """Return an event with the fields that its device sent. These fields cannot replace the store's own."""
     origin = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
     return {**origin, **json.loads(row.fields), **origin}
 
@@ -249,7 +249,7 @@ class _AnswerBuilder:
         return number
 
     def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
-        """Add rows.
+        """Add rows of histograms.
 
         Args:
             groups: The group of each row.
@@ -323,7 +323,7 @@ def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int])
 
 
 def _minutes_of(question: Question, now_ms: int) -> tuple[int, int]:
-    """Return the first minute of the period, and the minute after its last."""
+    """Return the first minute of the period, and the minute after its last minute."""
     first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
     fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
     if first < fine_from:
@@ -400,7 +400,7 @@ def _read_gaps(connection: sa.Connection, question: Question, first: int, end: i
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:
-    """Return the group of the answer for each stream or group of rows that matches the question, by id."""
+    """Return the id of each stream or stored group that matches the question, with its values of `by`."""
     device, stream, group = schema.device.c, schema.stream.c, schema.group.c
     if per_stream:
         columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, schema.known_profile)

@@ -18,23 +18,23 @@ from edgert_deploy.fleet.store.store import Store
 REMOVED = "removed"  # the status of a device that was uninstalled or forgotten
 WAITING_MAX = 50_000
 PRUNE_EVERY_S = 600.0
-# The size of the payloads, which a device may enlarge with fields. All messages that a session may deliver fit.
+# A device may enlarge its payloads with fields. All messages that a session may deliver fit into this size.
 WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
 
 
 class Recorder(FleetListener):
     """Collects messages and writes them to the store. `wall_clock_ms` returns ms since 1970.
 
-    While the store fails, messages wait: at most WAITING_MAX messages, and at most WAITING_BYTES_MAX bytes. The
-    recorder drops and counts newer messages.
+    While the store fails, messages wait: at most WAITING_MAX messages, and at most WAITING_BYTES_MAX bytes. Above these
+    limits, the recorder drops and counts new messages.
     """
 
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int], retention: Retention | None = None) -> None:
         super().__init__(wall_clock_ms)
         self.recorded = self.duplicates = self.dropped = 0
-        self.settled = (
-            0  # the number of messages, from the first on, that the broker may drop: stored, refused or dropped here
-        )
+        # The number of messages, counted from the first, that the broker may drop. The recorder stored, refused or
+        # dropped them.
+        self.settled = 0
         self.failures = 0  # the number of consecutive flushes in which the store failed
         self._applied = self._bytes = 0
         self._store = store

@@ -41,7 +41,7 @@ class Retention:
 
 
 class LastHours:
-    """The last hour of each stream and group. The cache lets a writer store an hour only if it is later."""
+    """The last hour of each stream and group. The cache lets a writer store only hours that are later."""
 
     def __init__(self) -> None:
         self._stored: dict[tuple[str, int], int] = {}

@@ -58,7 +58,7 @@ class StoredRollouts:
             return
         try:
             file.parent.mkdir(exist_ok=True)
-            lock = locked(file, LOCK_S_MAX)  # `is_locked` also holds this lock, for an instant
+            lock = locked(file, LOCK_S_MAX)  # it waits, because `is_locked` also holds this lock for an instant
         except BlockingIOError:
             yield False
             return

@@ -4,7 +4,7 @@ Theory of operation: a report is one row in `hist_window` or `metrics_window`. T
 report harmless. The same transaction adds the report to three merged rows: the minute and the hour of its group (site,
 model, version, profile), and the hour of its stream, which identifies the device. A query reads the coarsest rows that
 its period allows. So the cost of a query grows with the hours of its period, not with the number of windows. Merging
-adds integers, so all rows give the same answer.
+adds integers, so rows of minutes and rows of hours give the same answer.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ STAGES = {table.name: _stages(f"{table.name}_stages") for table in (group_minute
 
 
 def _last_heard(name: str, owner: str) -> sa.Table:
-    """Return a table of last hours. `hour`, since 1970, is not before the hour of the owner's newest row."""
+    """Return a table of last hours.
+
+    `hour` counts from 1970; it is not before the hour of the owner's newest row.
+    """
     return sa.Table(
         name,
         metadata,
@@ -127,7 +130,7 @@ def _last_heard(name: str, owner: str) -> sa.Table:
 stream_heard = _last_heard("edgert_stream_heard", "edgert_stream")
 group_heard = _last_heard("edgert_group_heard", "edgert_group")
 
-# Changes whenever streams, groups or devices are deleted: the row ids that a writer has cached are then invalid.
+# `turns` changes whenever streams, groups or devices are deleted. The ids that a writer has cached are then invalid.
 forgotten = sa.Table("edgert_forgotten", metadata, sa.Column("turns", sa.BigInteger, nullable=False))
 
 # Reports that were sent and never arrived; see gaps.py.

@@ -25,7 +25,7 @@ from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_dev
 from edgert_deploy.fleet.store.row_ids import RowIds
 from edgert_deploy.fleet.store.schema import COUNTERS
 
-# Younger periods begin and end at whole minutes, older periods at whole hours; see query.py.
+# Periods younger than this begin and end at whole minutes, and older periods at whole hours; see query.py.
 FINE_HOURS = 48
 
 Key = tuple[int, int]  # the key of a window: its stream and its number
@@ -40,7 +40,7 @@ class Store:
         self._devices = RowIds(schema.device, "site", "device")
         self._streams = RowIds(schema.stream, "device_id", "boot", "model", "version")
         self._groups = RowIds(schema.group, "site", "model", "version", "profile")
-        self._profiles: dict[int, str] = {}  # by the id of the device
+        self._profiles: dict[int, str] = {}  # the profile of each device, by the device's id
         self._last_hours = LastHours()
         # The caches are valid while this pair stays the same: `openings` of the store, and `turns` of the table
         # `forgotten`.

@@ -82,7 +82,7 @@ DEFAULT_SHARES = shares_of(PERCENTILES_DEFAULT)
 
 
 def dimensions_of(by: str) -> tuple[str, ...]:
-    """Return the dimensions in a text such as `model,version`, each once."""
+    """Return each dimension in a text such as `model,version` once."""
     return tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
 
 
@@ -114,8 +114,8 @@ def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iter
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV with a heading. Rows may have different fields; a missing field is empty.
 
-    A spreadsheet runs text that begins like a formula, and devices can send such text. So an apostrophe is put in front
-    of it.
+    A spreadsheet runs text that begins like a formula, and devices can send such text. So this function puts an
+    apostrophe in front of such text.
     """
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))

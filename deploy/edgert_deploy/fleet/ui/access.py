@@ -27,7 +27,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """The clients that may open the page.
+    """The host names, the token and the cookie with which a request may open the page.
 
     Attributes:
         names: The values of `Host` that are accepted besides the names of loopback.

@@ -21,8 +21,11 @@ from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
-GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # the number of groups of each model in a breakdown
-COMPARED_MAX = 1000  # models on devices; with more, only a request compares devices: each model needs a stored row
+GROUPS_DEFAULT = 20  # the number of groups of each model in a breakdown
+GROUPS_MAX = 50_000  # the maximum number of groups of each model in a breakdown
+# With more models on devices than this, a breakdown compares sites, unless the request has `by`. A comparison of
+# devices reads a stored row for each model on a device.
+COMPARED_MAX = 1000
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
 SORTS: dict[str, Callable[[DeviceView], Any]] = {
@@ -124,7 +127,7 @@ class Answers:
         return {**comparison, "models": models}
 
     def stages(self, parameters: Parameters) -> dict[str, Any]:
-        """Return the stages of each model over time, and of each version."""
+        """Return the times of each model's stages, over time and by version."""
         return self.history.stages(Span.parse(parameters), self._where(parameters))
 
     def query(self, parameters: Parameters) -> dict[str, Any]:
@@ -167,7 +170,8 @@ class Answers:
         return {**_row(view), "late_s": round(view.device.late_s), "window_s": view.device.window_s, **fields}
 
     def _matching(self, parameters: Parameters) -> list[DeviceView]:
-        state, part, sort = parameters.get("state", ""), parameters.get("q", "")[:SEARCH_CHARS_MAX].lower(), parameters.get("sort", "state")  # fmt: skip
+        state, sort = parameters.get("state", ""), parameters.get("sort", "state")
+        part = parameters.get("q", "")[:SEARCH_CHARS_MAX].lower()
         if state not in ("", "attention", *STATES):
             raise ConfigInvalid(f"state={state[:20]!r} is not a state; known: attention, {', '.join(STATES)}")
         if sort not in SORTS:

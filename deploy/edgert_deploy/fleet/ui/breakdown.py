@@ -1,8 +1,8 @@
 """A model by device, profile or site: each group is compared with the other groups of its model. Pure.
 
 Theory of operation: histograms are merged by adding counts. So the histogram of the other groups is the model's
-histogram minus the group's. The distance of a group is its p99 divided by the p99 of the other groups. The slowest
-group comes first.
+histogram minus the group's histogram. The distance of a group is its p99 divided by the p99 of the other groups. The
+slowest group comes first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def share_within(latency: Sketch, limit_ms: float) -> float | None:
         return None
     if limit_ms >= latency.max:
         return 1.0
-    # A bucket is within the limit if its middle is within it, because percentiles also use the middle.
+    # A bucket is within the limit if its middle is within the limit, because percentiles also use the middle.
     within = sum(count for index, count in latency.buckets.items() if middle_ms(index) <= limit_ms)
     return round((latency.zero + within) / latency.count, 6)
 

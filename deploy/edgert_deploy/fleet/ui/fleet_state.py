@@ -21,9 +21,9 @@ from edgert_deploy.fleet.ui.slow_devices import SlowDevices
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
-GONE_AFTER_WINDOWS = 10  # a model that misses more windows on a reporting device is treated as removed
+GONE_AFTER_WINDOWS = 10  # a model that misses more windows than this on a reporting device is treated as removed
 LATE_S = 300.0  # a report that arrives later than this was in the device's spool
-# Worst first: a device is in the first state that applies.
+# The worst state comes first. A device has the first state that applies.
 STATES = ("lost", "offline", "stale", "alarmed", "slow", "behind", "online")
 LETTERS = {"lost": "l", "offline": "f", "stale": "s", "alarmed": "a", "slow": "w", "behind": "b", "online": "o"}
 ATTENTION = STATES[:-1]

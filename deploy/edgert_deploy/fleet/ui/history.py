@@ -30,7 +30,7 @@ from edgert_deploy.fleet.ui.stages import stages_of
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MODELS_MAX = 6
 VERSIONS_MAX = 6
-INDICES_A_ROW = 8  # buckets in a row of the heat-map: a quarter of an octave, 19 %
+INDICES_A_ROW = 8  # the number of buckets in a row of the heat-map; a row is a quarter of an octave (19 %)
 CACHED_MAX = 128
 NEWEST_FRESH_S = 5.0
 BREAKDOWN_FRESH_S = 20.0
@@ -41,9 +41,10 @@ EVENTS_EXPORTED_MAX = 10_000
 BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
 BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
-ROWS_MAX = 60_000  # the maximum number of rows of minutes for one answer (about a second, with or without stages)
+ROWS_MAX = 60_000  # the maximum number of rows of minutes for one answer, which then takes about a second
 QUERIES_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
-STREAM_ROWS_MAX = 400_000  # the maximum number of rows of streams for one answer (8 s, with stages 14 s)
+# The maximum number of rows of streams for one answer, which then takes 8 s, or 14 s with stages.
+STREAM_ROWS_MAX = 400_000
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ class History:
         return self._cached(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return the stages of the busiest models: of each step and of each version."""
+        """Return the times of the busiest models' stages, by step and by version."""
         step_min = self._step_min(span, where)
 
         def compute() -> dict[str, Any]:
@@ -207,7 +208,7 @@ class History:
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
         """Extend a period to whole hours, which have rows of their own.
 
-        Raises ConfigInvalid if it is too long.
+        Raises ConfigInvalid if it is too long for this number of devices.
         """
         hour_ms = HOUR_MIN * MINUTE_MS
         first, end = since_ms // hour_ms, -(-until_ms // hour_ms)
@@ -306,7 +307,7 @@ def _model(
         **_summary(everything),
         "versions": [_version(version, versions[version], since_ms, step_ms, steps) for version in shown],
         "left_out": [version for version in sorted(versions, key=release) if version not in shown],
-        # The version of the model's first report is not marked: it was deployed before this period.
+        # The version of the first report in this period has no mark, because it was deployed before.
         "marks": [{"version": version, "at_ms": begins[version]} for version in shown if begins[version] > first_ms],
         **_missing(everything, since_ms, step_ms, steps),
         "heat": _heat(everything, since_ms, step_ms),

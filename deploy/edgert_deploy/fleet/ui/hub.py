@@ -92,7 +92,7 @@ class Hub:
         self._ticked = threading.Condition()
         self._number = 0
         self._closed = False
-        self._reports = (0, 0)  # at the last tick and at the tick before it
+        self._reports = (0, 0)  # the numbers of reports at the last tick and at the tick before
         self._views: dict[Filter, View] = {}
         self._drawing = threading.Lock()
 

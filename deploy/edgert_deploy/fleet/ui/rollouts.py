@@ -29,7 +29,7 @@ class Rollouts:
         self.shown: list[dict[str, Any]] = []
 
     def look(self, devices: Set[str]) -> None:
-        """Read the changed files; show the rollouts to any of `devices`.
+        """Read the changed files. Put the newest rollouts that deploy to any of `devices` into `shown`.
 
         A change of `shown` increases `revision`.
         """
@@ -51,7 +51,7 @@ class Rollouts:
 
     def _state(self, stamp: Stamp, rollout: Rollout) -> str:
         """Return the state. A rollout that is recorded as running, but has no process, was cut off."""
-        # Without the right to lock it, only the recorded state is known.
+        # Without the permission to lock the rollout, only the recorded state is known.
         with contextlib.suppress(OSError, ConfigInvalid):
             over = rollout.state is RolloutState.RUNNING and self._store.is_at_work(rollout.id) is False
             if over and self._store.stamp(rollout.id) == stamp:

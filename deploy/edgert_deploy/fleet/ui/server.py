@@ -32,7 +32,8 @@ TYPES = {
     ".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml", ".json": "application/json"
 }  # fmt: skip
 DESCRIPTION = "openapi.json"
-PAGES = ("", "devices", "events", "rollouts", "device")  # all have one file; its script shows the page
+# All these pages have one file. Its script shows the right page.
+PAGES = ("", "devices", "events", "rollouts", "device")
 STREAMS_MAX = 32
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 2000

@@ -68,7 +68,7 @@ def test_missing_old_and_unsynchronized_reports_are_reported_with_the_answer(
     assert [line.split()[2:4] for line in said.stdout.splitlines()] == [["windows", "missing"], ["5", "2"]]
     for words in (
         "2 of 7 reports (28.6%) missing, from plant-a/pi-1 (2)",
-        "times of receipt, because the clock is not synchronized: plant-a/pi-2",
+        "times are times of receipt for devices whose clock is not synchronized: plant-a/pi-2",
         "the newest report in the store is 10 min old",
     ):
         assert words in said.stderr

@@ -129,8 +129,8 @@ def test_a_device_without_a_report_is_distinguished_from_one_with_and_shows_no_v
     sender = Sender("pi-07")
     info = messages.dump({"v": 1, "edgert": "9.8.7"})
     publish(broker, [(sender.topics.status, b"online"), (sender.topics.info, info)], retain=True)
-    result = watch_until(["the first comes within a window"], broker, "--once")
-    assert "the first comes within a window" in result.output
+    result = watch_until(["the first report comes within a window"], broker, "--once")
+    assert "the first report comes within a window" in result.output
     assert "9.8.7" not in result.output
 
 

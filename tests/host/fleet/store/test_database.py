@@ -58,7 +58,7 @@ def test_a_folder_with_the_name_of_a_database_does_not_change_the_advice(
     monkeypatch.chdir(tmp_path)
     error = cli("postgresql://ops@127.0.0.1:1/fleet").exception
     assert isinstance(error, EdgeRTError)
-    assert "check that it exists, is writable and has room" in error.message
+    assert "check that the store exists, is writable and has free space" in error.message
 
 
 def test_a_store_that_is_empty_or_newer_says_so(url: str, tmp_path: Path) -> None:
