@@ -6,7 +6,7 @@ A bootstrap replaces a runtime only on request, or if an engine or an extra is m
 remaining work.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
-    HOME/receipt             a list of the other files that bootstrap made, for `edgert uninstall`
+    HOME/receipt             the folders that bootstrap made, and whether it turned lingering on, for `edgert uninstall`
     STATE/config.toml        the device's configuration; lines that the user added stay
     STATE/keys/<id>.pem      the trusted public keys
 """
@@ -258,8 +258,8 @@ class _Work:
     def _write(self, files: list[DeviceFile], done: BootstrapResult) -> None:
         """Write the files.
 
-        If the daemon must read a file again, first write a marker. After an interruption, the next bootstrap finds the
-        marker and restarts the daemon.
+        If one of them needs a restart of the daemon, first write a marker. After an interruption, the next bootstrap
+        finds the marker and restarts the daemon.
         """
         # A trial may have written the unit already.
         files = [file for file in files if not holds(self.transport, file)]
