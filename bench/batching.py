@@ -122,7 +122,7 @@ def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seco
                 "p99_us": round(load.p99_us),
                 "batch_mean": round(requests / max(1, runs), 2),
                 "of_batch_1": round(statistics.median(a / b for a, b in zip(rates, first, strict=True)), 3),
-                # Noise favours the best of several equal settings: compare medians, not single rounds.
+                # Noise favours the best of several equal settings, so medians are compared, not single rounds.
                 "of_best": round(
                     statistics.median(rates)
                     / max(statistics.median(one.requests_per_s for one in loads[f]) for f in fixed),
@@ -144,7 +144,7 @@ def served(state: Path) -> dict[str, Any]:
 
 @contextmanager
 def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
-    """Run a daemon for each setting, serving `model`; yield their state folders, removed afterwards."""
+    """Run a daemon that serves `model` for each setting. Yield the state folders, which are removed afterwards."""
     with ExitStack() as stack:
         states = {name: stack.enter_context(state_folder()) for name in SETTINGS}
         key = new_key()
@@ -170,7 +170,7 @@ def sample(model: str) -> NDArray[Any]:
 
 
 def make_model(folder: Path, model: str, key: SigningKey) -> Path:
-    """Make a signed bundle of the model with golden answers computed here."""
+    """Make a signed bundle of the model. This process computes the golden answers."""
     import onnxruntime
 
     if model in ARCHITECTURES:

@@ -1,11 +1,12 @@
 """The cost of a large request's memory: new or kept buffers, and an input outside the caches.
 
-- **Buffers** (1 to 16 MB): processor time of a copy into a map that is kept or new, shared as Python maps by default or
-  private, with huge pages where the kernel has some.
-- **Inputs** (MobileNetV2 in FP32 on ONNX Runtime, one thread, 600 KB an item, 32 clients): processor time of a copy and
-  a run, if all share one buffer, if each has its own and it is copied just before the run, or while 31 others run.
+- **Buffers** (1 to 16 MB): processor time of a copy into a memory map. The map is kept or new. A new map is shared,
+  which is Python's default, or private, or private with huge pages if the kernel has some.
+- **Inputs** (MobileNetV2 in FP32 on ONNX Runtime, one thread, 600 KB for each item, 32 clients): processor time of a
+  copy and a run. All clients share one buffer, or each has its own buffer. The input is copied into an own buffer just
+  before its run, or 31 runs before it.
 
-No daemon takes part. Times are the median over the rounds, in which all cases take turns.
+No daemon takes part. Each time is the median over the rounds, in which all cases take turns.
 
     python -m bench.buffers
 """
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def buffers(size_mb: int) -> list[dict[str, Any]]:
-    """Return a row for each way to have a buffer of `size_mb` MiB."""
+    """Return a row for each kind of buffer of `size_mb` MiB."""
     body = memoryview(bytes(size_mb * 1024**2))
     kept = mmap.mmap(-1, len(body))
 
@@ -78,14 +79,14 @@ def inputs() -> list[dict[str, Any]]:
     cases = {
         "one buffer": run([shared] * CLIENTS, lambda i: i),
         "own buffers, copied late": run(own, lambda i: i),
-        "own buffers, copied early": run(own, lambda i: i - 1),  # and run 31 runs later
+        "own buffers, copied early": run(own, lambda i: i - 1),  # each copy is used 31 runs later
     }
     return _rows("input of 600 KB", cases, CLIENTS)
 
 
 def _rows(what: str, cases: Mapping[str, Callable[[], None]], requests: int) -> list[dict[str, Any]]:
     spent_us: dict[str, list[float]] = {case: [] for case in cases}
-    for _ in range(ROUNDS + 1):  # the first is not counted
+    for _ in range(ROUNDS + 1):  # the first round is not counted
         for case, ask in cases.items():
             before_s = time.process_time()
             ask()

@@ -1,12 +1,13 @@
 """The time that `edgert build` takes: digits for four kinds of target, and a model of MobileNetV2's size.
 
-Each figure is the whole command in its own process: Python's start, reading, probing, judging and packing. It also
-gives the processor time of all its processes. `cold` has an empty build cache, `warm` one with all artifacts. Rows of
-one name use the same model and samples; MobileNetV2 has random weights and 16 calibration samples.
+Each figure is for the whole command in its own process: Python's start, reading, probing, evaluating and packing.
+`cpu_s` is the processor time of all processes of the command. `cold` means an empty build cache, and `warm` means a
+build cache with all artifacts. Rows with the same model use the same samples. MobileNetV2 has random weights and 16
+calibration samples.
 
-`--peers` also times onnx2tf (TFLite) and Olive (ONNX Runtime) on the same model, each in its own environment, made at
-first use and kept. They convert for one target and judge nothing, so compare their rows with ours for that one
-target. A peer that does not install, or does not convert the model, is reported as such.
+`--peers` also times onnx2tf (TFLite) and Olive (ONNX Runtime) on the same model. Each peer has its own environment,
+which is made at the first use and kept. The peers convert for one target and evaluate nothing, so compare their rows
+with our row for that one target. If a peer cannot be installed or cannot convert the model, its row tells this.
 
     python -m bench.build                   # a table
     python -m bench.build --peers --json    # JSON lines
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     parser.add_argument("--peers", action="store_true", help="time onnx2tf and Olive, too")
     parser.add_argument("--envs", type=Path, default=default_folder(), help="folder of the peers' environments")
-    parser.add_argument("--models", default="digits,mobilenet_v2", help="of digits, mobilenet_v2")
+    parser.add_argument("--models", default="digits,mobilenet_v2", help="some of digits, mobilenet_v2")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="edgert-build-bench-") as name:
@@ -69,7 +70,7 @@ def ours(model: str, paths: tuple[Path, Path, Path], targets: tuple[str, ...], f
     words = ["build", source, "--calibration", calibration, "--holdout", holdout, "--engines", "first"]
     words += [word for target in targets for word in ("--target", target)]
     words += ["--key", str(folder / "keys/default.key.pem"), "--out", str(folder / "bundle.edgert")]
-    if model != "digits":  # random weights: the gate's result does not matter here
+    if model != "digits":  # with random weights, the result of the accuracy gate does not matter
         words += ["--max-drop", "1", "--metric", "cosine"]
     rows = []
     for cache in ("cold", "warm"):
@@ -121,7 +122,7 @@ def _peer(name: str, model: str, paths: tuple[Path, Path, Path], environments: P
 
 
 def _onnx2tf(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[str]:
-    """Return the INT8 command: the same samples, the batch fixed to 1, as its documentation advises."""
+    """Return the command for INT8 with the same samples and a batch of 1, as onnx2tf's documentation advises."""
     import onnx
 
     proto = onnx.load(paths[0])
@@ -152,7 +153,7 @@ def samples(data_dir, **rest):
 
 
 def _olive(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[str]:
-    """Return the command for static INT8 as Q/DQ, per channel, min-max, with the same samples."""
+    """Return the command for static INT8 (Q/DQ, for each channel, with min-max calibration) with the same samples."""
     (folder / "samples.py").write_text(OLIVE_SAMPLES)
     data = {
         "name": "samples",
@@ -181,7 +182,7 @@ def _olive(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[s
     return [str(python.parent / "olive"), "run", "--config", "olive.json"]
 
 
-# name -> (its target, its command line)
+# The name of a peer -> (its target, the function that returns its command line).
 PEERS: dict[str, tuple[str, Callable[[Path, tuple[Path, Path, Path], Path], list[str]]]] = {
     "onnx2tf": ("raspberry-pi-4", _onnx2tf),
     "olive": ("generic-x86-64", _olive),

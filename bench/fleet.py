@@ -1,11 +1,12 @@
 """The number of devices that one real mosquitto and one real `edgert fleet export` can handle.
 
 The devices are simulated. Every device has its own connection and reports once a minute, as in the field
-(`support/fleet_load.py`). `lost` are sent reports that no exporter had counted when none counted anything
-for GIVE_UP_S. `drained_s` is the time from the last sent report to the last counted one; more than LATE_S is late.
-`--find-max` sends ever faster, with one exporter, then with two and four of a site each, until reports are lost or
-late; a window of 30 s equals twice the devices. The load, the broker and the exporters share this machine's processors.
-The output has the share of each; the needs of 100,000 devices follow from these slopes.
+(`support/fleet_load.py`). A sent report is `lost` if no exporter has counted it, and if then no exporter counts any
+report for GIVE_UP_S. `drained_s` is the time from the last sent report to the last counted report. Reports are late if
+this time is more than LATE_S. `--find-max` sends faster and faster until reports are lost or late. It uses one exporter
+first, then two and four exporters, each for one site. A device with a window of 30 s counts as two devices. The load,
+the broker and the exporters share this machine's processors. The output has the share of each, and the needs of 100,000
+devices, which are calculated from these shares.
 
     python -m bench.fleet                                    # 10,000 devices, 2 models: three minutes
     python -m bench.fleet --devices 1000 --models 1 --json
@@ -38,11 +39,11 @@ from tests.support.servers.brokers import Broker
 
 WINDOW_S = 60.0
 LATE_S = 5.0
-GIVE_UP_S = 30.0  # on a busy machine an exporter may wait for long without a loss
+GIVE_UP_S = 30.0  # this time is long, because on a busy machine an exporter may pause without a loss
 MAX_WINDOWS = 2
-SENDING_S_MIN = 30.0  # a shorter burst could be late as a whole
-TRIES = 2  # another program may have used the processor
-POLL_S = 1.0  # a scrape costs the exporter more than many reports
+SENDING_S_MIN = 30.0  # with a shorter burst, all reports could be late
+TRIES = 2  # a second attempt is made, because another program may have used the processor during the first
+POLL_S = 1.0  # scrapes are rare, because a scrape costs the exporter more than many reports
 FASTER = 1.6
 STEPS_MAX = 12
 SHARES = (1, 2, 4)
@@ -53,9 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--models", type=int, default=2)
-    parser.add_argument("--windows", type=int, default=2, help="how many each device reports")
-    parser.add_argument("--exporters", type=int, default=1, help="how many; each has one site")
-    parser.add_argument("--by", default="site,model,version,profile", help="what the exporter keeps apart")
+    parser.add_argument("--windows", type=int, default=2, help="number of windows that each device reports")
+    parser.add_argument("--exporters", type=int, default=1, help="number of exporters; each has one site")
+    parser.add_argument("--by", default="site,model,version,profile", help="dimensions of the exporter's series")
     parser.add_argument("--recorder", action="store_true", help="run a recorder into SQLite beside the exporter")
     parser.add_argument("--find-max", action="store_true", help="send ever faster, with 1, 2 and 4 exporters")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def find_max(devices: int, models: int, exporters: int, by: str) -> dict[str, Any]:
-    """Return the highest rate without loss or delay, as devices with a window of a minute."""
+    """Return the highest rate without loss or delay, as the number of devices with a window of a minute."""
     held: dict[str, Any] = {}
     with a_fleet(devices, models, exporters, by, recorder=False) as fleet:
         window_s = WINDOW_S / 3
@@ -109,7 +110,7 @@ class Program:
 
 @dataclass
 class Fleet:
-    """The running broker, exporters, devices and, if asked, recorder."""
+    """The running broker, exporters and devices, and with --recorder, the recorder."""
 
     load: Load
     broker: Program
@@ -124,7 +125,7 @@ class Fleet:
         sent, drained_s = self.load.reports_sent, self._drained(before + self.load.reports_sent)
         cpu_s = [after - then for after, then in zip(self._cpu_s(), cpu_before, strict=True)]
         devices, used_mb = self.load.devices, [rss_mb(exporter.pid) for exporter in self.exporters]
-        messages_per_s = (sent + windows * devices) / took_s  # `sys` is a message, but no report
+        messages_per_s = (sent + windows * devices) / took_s  # a `sys` message is not a report
         per_device_kb = sum(now - then for now, then in zip(used_mb, self.empty_mb, strict=True)) * 1024 / devices
         exporter_s, broker_s = sum(cpu_s[1 : 1 + len(self.exporters)]), cpu_s[0]
         grown = CALCULATED / devices * window_s / WINDOW_S
@@ -167,7 +168,7 @@ class Fleet:
         return total
 
     def _drained(self, expected: float) -> float:
-        """Wait until all is counted, or nothing more arrives; return how long that took in seconds."""
+        """Wait until all reports are counted, or no more reports arrive. Return the seconds that this took."""
         began = last_change = time.perf_counter()
         counted = -1.0
         while time.perf_counter() - last_change < GIVE_UP_S and counted < expected:

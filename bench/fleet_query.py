@@ -1,10 +1,10 @@
 """The speed of the store: writing and answers for a day of 1,000 devices, 1.44 million windows.
 
-The windows of a device have a log-normal latency of its own and a few hundred requests each. The answers are checked
-against each other (every grouping adds up to the same sketch). Each is timed as a new process would see it,
-connection included. The ratio compares with reading every window of the period, as a store without merged rows must.
-The cost of a million reports is the cost of histograms written minute by minute. The cost of `metrics` is not included
-(bench.fleet --recorder).
+Each device has its own log-normal distribution of latency, and each of its windows has a few hundred requests. The
+answers are checked against each other: every grouping adds up to the same sketch. Each answer is timed as a new process
+would see it, including the connection. The ratio compares this time with the time to read every window of the period,
+which a store without merged rows needs. The cost of a million reports is the cost of histograms that are written minute
+by minute. It does not include the cost of `metrics` (bench.fleet --recorder).
 
     python -m bench.fleet_query                                        # SQLite in a temporary folder
     python -m bench.fleet_query --postgres                             # a PostgreSQL server of its own, without fsync
@@ -52,8 +52,8 @@ ASKED = {
 PROFILES = ("raspberry-pi-4", "raspberry-pi-5", "intel-nuc", "jetson-orin-nano")
 REPEATS = 5
 SHAPES = 200
-GROUPS = 60  # number of sites, versions and profiles
-AT_ONCE = 66  # an hour of so many devices is about one write batch of the store
+GROUPS = 60  # the number of combinations of site, version and profile
+AT_ONCE = 66  # an hour of this number of devices is about one write batch of the store
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--store", help="an empty store (default: a file in a temporary folder)")
-    parser.add_argument("--postgres", action="store_true", help="start a PostgreSQL for it")
+    parser.add_argument("--postgres", action="store_true", help="start a PostgreSQL server for the store")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -85,10 +85,10 @@ def main() -> None:
 
 
 def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
-    """Write the windows; return the rate per second in fleet order, own time for each, their number.
+    """Write the windows. Return how many are written per second, the processor time for each, and their number.
 
-    Only the last hour is written minute by minute. The hours before are written an hour of a few devices at a time,
-    which gives the same rows in a fraction of the time.
+    Only the last hour is written minute by minute, and only this hour is timed. The earlier hours are written in blocks
+    of one hour of a few devices, which gives the same rows in a fraction of the time.
     """
     store, dice = Store(url), np.random.default_rng(7)
     sketches = [a_sketch(dice) for _ in range(SHAPES)]
@@ -119,7 +119,7 @@ def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
 
 
 def sizes_of(url: str) -> dict[str, int]:
-    """Return the bytes of each grain, with its indexes."""
+    """Return the bytes of each table with its indexes."""
     grains = {"windows": schema.hist_window, "minutes": schema.group_minute, "hours of groups": schema.group_hour, "hours of devices": schema.stream_hour}  # fmt: skip
     grains |= {
         f"stages of {name}": schema.STAGES[table.name] for name, table in grains.items() if table.name in schema.STAGES

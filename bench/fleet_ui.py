@@ -1,8 +1,8 @@
 """The cost of `edgert fleet ui` for a large fleet: process, stream, and page in a real Chromium.
 
-It runs a real mosquitto, simulated devices with a connection each (`support/fleet_load.py`), the page's server with its
-own store, and one open page of 1280 px. `blocked_ms_max` is the longest time that the page's thread was busy (a user
-notices from about 100 ms on). `first_paint_s` is the time from opening the page until the map is drawn.
+The benchmark runs a real mosquitto, simulated devices with a connection each (`support/fleet_load.py`), the page's
+server with its own store, and one open page of 1280 px. `blocked_ms_max` is the longest time that the page's thread was
+busy; a user notices about 100 ms and more. `first_paint_s` is the time from opening the page until the map is drawn.
 
     python -m bench.fleet_ui                                  # 10,000 devices, 2 models: three minutes
     python -m bench.fleet_ui --devices 1000 --models 1 --json

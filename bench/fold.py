@@ -1,7 +1,8 @@
-"""Preprocessing by the device beside preprocessing folded into the model, by engine.
+"""A comparison of preprocessing by the device with preprocessing folded into the model, for each engine.
 
-A UINT8 frame of the model's size is normalized and run, FP32, one thread; both ways take turns, and a figure is the
-median. The network is little more than a first convolution, so the share of preprocessing is as large as possible.
+A UINT8 frame of the model's size is normalized, and an FP32 model runs on it with one thread. Both ways take turns, and
+a figure is the median. The network is little more than a first convolution, so the share of preprocessing is as large
+as possible.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
 - **A round** of the follower that finds no news: processor time and largest memory. Between two rounds, nothing runs.
-- **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
-  engine; with and without learned settings. Other work on the machine lengthens the times, not the processor time.
+- **Cold start**: the time from the start of the daemon's process to the first answer, with and without learned
+  settings, and the time of a Python that only imports the engine. Other work on the machine lengthens these times, but
+  not the processor time.
 
     python -m bench.footprint            # a table
     python -m bench.footprint --json     # JSON lines
@@ -68,13 +69,13 @@ from tests.support.servers.registries import RegistryServer
 COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0
 SETTLE_S = 5.0
-REQUESTS = 50  # to each of many models
+REQUESTS = 50  # the number of requests to each of many models
 SILENT_S = 15.0
 WATCH_STEP_S = 0.02
-RETURN_S = 10.0  # after the load, until the memory of learning is free
+RETURN_S = 10.0  # after the load, the memory of learning must be free within this time
 RETURNED_MB = 5.0
 
-# All processes stay until the end, so that all are measured at once.
+# Each process stays until the end, so that all processes are measured at once.
 WITH_NUMPY = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
 WITH_ENGINE = """
 import sys
@@ -140,7 +141,7 @@ def memory(state: Path, path: Path) -> list[dict[str, Any]]:
 
 
 def many_models(count: int) -> list[dict[str, Any]]:
-    """Measure a daemon that was started with the models beside a FastAPI process, once both have answered."""
+    """Start a daemon with the models, and a FastAPI process. Measure their memory after both have answered."""
     print(f"{count} models", file=sys.stderr)
     kinds = ("mlp", "cnn", "mobilenet_v2")
     with contextlib.ExitStack() as stack:
@@ -175,7 +176,7 @@ def many_models(count: int) -> list[dict[str, Any]]:
 
 
 def large_requests() -> list[dict[str, Any]]:
-    """Measure a worker whose clients send large requests and then none, and one request before and after."""
+    """Measure a worker whose clients send large requests and then none. Time one request before and after."""
     print("large requests", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
@@ -256,7 +257,7 @@ def learning(architecture: str) -> list[dict[str, Any]]:
 
 
 def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
-    """Start workers beside the serving worker, by turns as forks and as separate programs."""
+    """Start workers beside the serving worker. Forks and separate programs take turns."""
     print("further workers", file=sys.stderr)
     store = SlotStore(StateDir(state).models / "digits")
     slots = store.read()
@@ -266,7 +267,7 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
     starter = WorkerStarter()
     starts: dict[str, Callable[[socket.socket], Process]] = {"a fork": starter, "a program of its own": start_alone}
     took: dict[str, list[float]] = {how: [] for how in starts}
-    for _ in range(times + 1):  # the first fork waits for the fork server
+    for _ in range(times + 1):  # the first start is not counted, because its fork waits for the fork server
         for how, start_process in starts.items():
             began = time.monotonic()
             worker = WorkerProcess.start(order, version, began, start_process)
@@ -325,7 +326,7 @@ def rounds(state: Path, count: int) -> list[dict[str, Any]]:
         lines = {"registry": server.address, "ca": server.ca, "credentials": server.login_file}
         with (state / "config.toml").open("a") as config:
             config.write("[follow]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items()))
-        for _ in range(count + 1):  # the first one keeps the statement
+        for _ in range(count + 1):  # the first round is different, because it stores the statement
             words = [sys.executable, "-c", ROUND, "--state", str(state), "follow"]
             said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
             used.append(tuple(map(float, said.split())))

@@ -1,14 +1,14 @@
-"""The growth of the cost with the number of models, of connections, and with the size of a request.
+"""The growth of the cost with the number of models, the number of connections, and the size of a request.
 
 - **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime; each model has its own worker): memory
-  of all processes, the time from the daemon's start until the first model and until each has answered, and one client's
-  times.
-- **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
-- **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that
-  pass the same bytes (`support/echo.py`); `cpu_us` is the worker's processor time a request.
+  of all processes, the time from the daemon's start until the first model has answered and until each model has
+  answered, and the times of one client.
+- **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that sends requests.
+- **Bytes** (0.2 KB to 40 MB, a model that reads nothing): the times of one client, and the times of two bare Python
+  processes that pass the same bytes (`support/echo.py`). `cpu_us` is the worker's processor time per request.
 
-Times are microseconds: the median over the rounds, in which all sizes of an axis take turns where one daemon serves
-them. Look for a kink between two neighbours, because the figures of a noisy machine vary.
+Times are in microseconds. Each is the median over the rounds. If one daemon serves all sizes of an axis, these sizes
+take turns. Look for a kink between two neighbours, because the figures of a noisy machine vary.
 
     python -m bench.growth                       # a table
     python -m bench.growth --plot growth.svg     # and a page with a plot of each axis
@@ -55,7 +55,9 @@ ROUNDS, ROUND_S = 7, 0.3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
-    parser.add_argument("--axes", type=lambda text: text.split(","), default=list(AXES), help=f"of {', '.join(AXES)}")
+    parser.add_argument(
+        "--axes", type=lambda text: text.split(","), default=list(AXES), help=f"some of {', '.join(AXES)}"
+    )
     parser.add_argument("--most", type=int, default=10**9, help="leave out larger numbers of models and connections")
     parser.add_argument("--plot", type=Path, help="write an SVG with a plot of each axis")
     options = parser.parse_args()
@@ -99,7 +101,7 @@ def models(most: int) -> list[dict[str, Any]]:
 
 
 def connections(most: int) -> list[dict[str, Any]]:
-    """Return a row for each number of connections to one daemon, of which one asks."""
+    """Return a row for each number of connections to one daemon. Only one connection sends requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     item = np.zeros((1, 1000), np.uint8)
@@ -146,7 +148,7 @@ AXES: dict[str, Callable[[int], list[dict[str, Any]]]] = {"models": models, "con
 def _loads(
     makes: dict[Any, Callable[[int], Ask]], pids: Mapping[Any, Sequence[int]]
 ) -> tuple[dict[Any, list[Load]], dict[Any, float]]:
-    """Return each case's rounds, and its processes' time a request where `pids` names some."""
+    """Return the rounds of each case, and the processor time per request of its processes, if `pids` has any."""
     groups = {case: Clients(1, make) for case, make in makes.items()}
     loads: dict[Any, list[Load]] = {case: [] for case in groups}
     spent_us = dict.fromkeys(groups, 0.0)

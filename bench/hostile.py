@@ -1,11 +1,12 @@
-"""The cost of hostile clients for a good client: its p99 under each attack, divided by its quiet p99.
+"""The cost of hostile clients for a good client: its p99 during each attack, divided by its p99 without attacks.
 
 The good client sends requests to digits (INT8 on ONNX Runtime), the cache off. Each attack (`support/attacks.py`) runs
 in its own process at a low priority, on the same model. `strikes_per_s` shows how much an attack achieved on a loaded
 machine, and `us_a_strike` is the daemon's processor time per strike without other load. Quiet rounds and attacks
-alternate; figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is the growth of the
-daemon's memory (RssAnon) from before the first to after the last round, `descriptors_left` is the growth of its
-descriptors. A failed request of the good client ends the benchmark with exit status 1.
+alternate; each figure is the median over the rounds. `times_p99` is the median of the ratios of neighbouring rounds.
+`grew_mb` is the growth of the daemon's memory (RssAnon) from before the first round until after the last round, and
+`descriptors_left` is the growth of its number of open descriptors. A failed request of the good client ends the
+benchmark with exit status 1.
 
     python -m bench.hostile            # a table
     python -m bench.hostile --json     # JSON lines
@@ -114,14 +115,14 @@ def cost_us(attacker: Attacker, state: Path, seconds: float) -> float:
 
 
 def asking(path: Path) -> Ask:
-    """Send one request of the good client; a failure ends the benchmark."""
+    """Send one request of the good client. If it fails, end the benchmark."""
     image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
     client = Client(path)
     return lambda: client.infer("digits", image, cache=False)
 
 
 def held(state: Path) -> tuple[float, int]:
-    """Return the own memory in MB and descriptors of the supervisor and the workers."""
+    """Return the memory (RssAnon) in MB and the number of descriptors of the supervisor and the workers."""
     pids = daemon(state)
     with contextlib.suppress(OSError):
         return sum(own_mb(pid) for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)

@@ -1,7 +1,8 @@
 """The cost of HTTP on top of the local socket: `python -m bench.http`.
 
-One client, a model that only copies, Triton's binary tensors both ways. Rounds of both ways alternate, so that both
-see the same machine; once with everything pinned to one core and once free.
+One client sends requests to a model that only copies, over the socket and over HTTP with Triton's binary tensors. The
+rounds of both ways alternate, so that other work on the machine affects both. The benchmark runs once with all
+processes pinned to one core, and once without pinning.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""INT8 against FP32: time of one inference, size and accuracy, for each engine that runs here.
+"""INT8 against FP32: time of one inference, size and accuracy, for each engine that runs on this machine.
 
-Our own builders make both artifacts of an engine, and our own sessions run them, one sample at a time on one thread,
-in turn, so that noise affects both. A figure is the median of all runs. The usual published claim is shown beside: 2x
-to 4x faster, 4x smaller, under 1 % of accuracy lost.
+EdgeRT's builders make both artifacts of an engine, and EdgeRT's sessions run them with one sample and one thread. The
+two artifacts take turns, so that noise affects both. A figure is the median of all runs. The output also has the usual
+published claim: 2x to 4x faster, 4x smaller, a loss of accuracy under 1 %.
 
-Digits is a trained model; its accuracy is top-1 on held-out samples. The others have the usual architectures and random
-weights, so that no download is needed: times and sizes are real, but accuracy only shows how similar INT8 and FP32
-answer. Trained networks forgive more noise than networks that learnt nothing. `cosine` is the cosine of the answers
-without the mean answer (`support/architectures.py`).
+Digits is a trained model; its accuracy is top-1 on hold-out samples. The other models have the usual architectures and
+random weights, so that no download is needed. Their times and sizes are realistic, but their accuracy only shows how
+similar the answers of INT8 and FP32 are. Trained networks tolerate more noise than networks with random weights.
+`cosine` is the cosine of the answers after the mean answer is subtracted (`support/architectures.py`).
 
     python -m bench.int8                                  # a table
     python -m bench.int8 --models digits,encoder --json   # JSON lines
@@ -60,8 +60,8 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)}")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--engines", default=",".join(ENGINES), help=f"some of {', '.join(ENGINES)}")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long both artifacts of an engine run in turn")
     options = parser.parse_args()
     rows = []
@@ -79,7 +79,7 @@ def main() -> None:
                     }
                 )
     rows = [{**row, "published": PUBLISHED} for row in rows]
-    if not options.json:  # a tenth is too coarse for any of these
+    if not options.json:  # the table needs more decimals than one
         rows = [
             {name: f"{value:g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
         ]

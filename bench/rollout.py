@@ -2,9 +2,9 @@
 
 A stand-in is a folder behind one real sshd, whose `edgertd` is a shell script with ready answers. The host does all the
 work of a real deployment: login, host key, facts, claim, delta, upload with its hash, install, activate, check, mark
-good. Stand-ins and sshd share this machine with the host, so `wall s` is theirs, too. `cpu s` and `memory` are of the
-process `edgert deploy` alone. The growth compares each fleet with the previous fleet: it is the cost of one more
-device.
+good. Stand-ins and sshd share this machine with the host, so `wall_s` includes their work. `cpu_s` and `memory_mb` are
+those of the process `edgert deploy` alone. `more_*` compares each fleet with the previous fleet: it is the cost of one
+more device.
 
     python -m bench.rollout                                     # 10, 100 and 1,000 stand-ins: some minutes
     python -m bench.rollout --devices 10,200 --parallel 8 --json
@@ -43,7 +43,7 @@ PROFILE = "generic-x86-64"
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one `edgert deploy`; `more_*` is the cost per device beyond the previous fleet."""
+    """The cost of one `edgert deploy`. `more_*` is the cost of each device that the previous fleet did not have."""
 
     devices: int
     parallel: int
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measured(host: Host, devices: Sequence[Device], sizes: Sequence[int], parallel: int, profile: str) -> list[Cost]:
-    """Deploy release after release to ever more of `devices`."""
+    """For each size, deploy a new release to this number of `devices`."""
     costs: list[Cost] = []
     deploy(host, make_null_bundle(host.folder, host.key, release=1, profile=profile), devices[:1], 1)  # warm caches
     for release, size in enumerate(sizes, start=2):

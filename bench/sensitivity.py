@@ -1,9 +1,10 @@
 """A comparison of sensitivity measures, which find the layers to keep in float: `python -m bench.sensitivity [--json]`.
 
-Digits with outlier channels, which INT8 breaks. Each measure sorts the layers on the same calibration samples:
-"alone" (that layer in INT8, the others in float, as the packager does) and "all but one" (that layer in float, the
-others in INT8). Then the worst 1, 2, ... return to float until top-1 on the hold-out is within 0.01 of FP32's. Fewer
-is better; the time is the time of the measurement, divided by the time of the first measure.
+The model is digits with outlier channels, which INT8 breaks. Each measure sorts the layers on the same calibration
+samples. "alone" has one layer in INT8 and the others in float, like the packager. "all but one" has one layer in float
+and the others in INT8. Then the worst 1, 2, ... layers return to float until the top-1 accuracy on the hold-out samples
+is within 0.01 of the accuracy of FP32. A measure is better if fewer layers must return. The time is the time of the
+measurement, divided by the time of the first measure.
 """
 
 from __future__ import annotations

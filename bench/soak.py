@@ -48,12 +48,12 @@ from edgert.errors import EdgeRTError
 from tests.support.paths import DIGITS
 
 SWAP_EVERY_S = 7.0
-KILL_EVERY_S = 70.0  # long enough for the daemon to forget the crash before
+KILL_EVERY_S = 70.0  # this time is long enough for the daemon to forget the previous crash
 ATTACK_S = 5.0
 SAMPLE_EVERY_S = 2.0
 SAY_EVERY_S = 30.0
 QUIET_S_MAX = 20.0
-SPARE = 2  # descriptors and threads that come and go: a command's connection, a timer
+SPARE = 2  # the number of descriptors and of threads that come and go, such as a command's connection and a timer
 GROWTH_MB_MAX = 4.0
 COLUMNS = ("check", "seen", "limit", "holds")
 
@@ -119,7 +119,7 @@ class Soak:
         deploy(self._state, "camera", self._bundle("camera", CAMERA, 1))
         deploy(self._state, "killed", self._bundle("killed", KILLED, 1))
         pids = self._lasting()
-        with Client(self._path) as first:  # make what a first connection allocates before counting
+        with Client(self._path) as first:  # the count below then includes what a first connection allocates
             first.models()
             first.metadata("digits")
         time.sleep(0.5)
@@ -133,7 +133,7 @@ class Soak:
         return self._checks(seen, before, samples, pids, growth_mb_max)
 
     def _disturb(self, seconds: float, samples: dict[str, list[Sample]], pids: dict[str, int]) -> None:
-        """Swap, kill, attack and sample, each at its own interval."""
+        """Install versions, kill the worker, change the attack and take samples, each at its own interval."""
         began = time.monotonic()
         jobs: list[tuple[float, Callable[[], None]]] = [
             (SWAP_EVERY_S, self._swap),
@@ -242,7 +242,7 @@ class Soak:
 
 # --- the clients ------------------------------------------------------------------------------
 
-# model, transport, items a request, cache, priority
+# Each entry is (model, transport, items per request, cache, priority).
 KINDS: tuple[tuple[str, str, int, bool, Any], ...] = (
     ("digits", "auto", 1, False, "normal"),
     ("digits", "socket", 16, True, "high"),
@@ -295,7 +295,7 @@ def _ask(pipe: Connection, path: Path, model: str, transport: str, items: int, c
 
 def _look(samples: dict[str, list[Sample]], pids: dict[str, int]) -> None:
     for name, pid in pids.items():
-        with contextlib.suppress(OSError):  # it ended: the final check reports it
+        with contextlib.suppress(OSError):  # the process ended, which the final check reports
             samples[name].append(Sample.of(pid))
 
 

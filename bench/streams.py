@@ -1,9 +1,9 @@
-"""Silero VAD as a session beside its package's own loop: difference of answers, cost of a chunk.
+"""Silero VAD in a session of EdgeRT and in the loop of its package: difference of answers, cost of a chunk.
 
-The package's `OnnxWrapper` needs PyTorch, so this loop does the same in NumPy. It passes 64 samples of the previous
-chunk, the 512 samples of this chunk and the state to ONNX Runtime with one thread. The device serves artifacts of the
-same model, each built from speech with the state carried along; `same` is the share of chunks with the same decision.
-Rounds take turns.
+The package's `OnnxWrapper` needs PyTorch, so this benchmark has the same loop in NumPy. The loop passes 64 samples of
+the previous chunk, the 512 samples of this chunk and the state to ONNX Runtime with one thread. The device serves
+artifacts of the same model, each built from speech with the state carried along. `same` is the share of chunks with the
+same decision. The rounds of the loop and of the artifacts take turns.
 
     python -m bench.streams            # a table; needs the models of `make zoo`
     python -m bench.streams --json     # JSON lines
@@ -79,7 +79,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def package_loop(path: Path) -> Score:
-    """Return a function that scores chunk after chunk as the package does."""
+    """Return a function that scores one chunk after the other, as the package does."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -139,7 +139,7 @@ def _row(name: str, scores: Floats, exact: Floats, times: list[float], loop_time
 
 
 def _speech(seconds: float, seed: int) -> Floats:
-    """Return speech as 16-bit files hold it."""
+    """Return speech, rounded to the values that a 16-bit file can hold."""
     sound = np.asarray(data.speech(seconds, RATE_HZ, seed), np.float32)
     return (np.round(np.clip(sound, -1, 0.9999) * 32768) / 32768).astype(np.float32)
 

@@ -1,12 +1,12 @@
 """Three releases over a bad link, by `edgert deploy`, scp and rsync.
 
-The model is 26 MB of realistic INT8 weights (normally distributed, 7 bits of entropy each). In release 2 the last
-fiftieth of them is new; in release 3 a twentieth of all differ by one. The device is a real sshd behind a link of
-packets (`support/link.py`), by default 5 Mbit/s, 50 ms round trip, 2 % loss. Bytes are counted on the link in both
-directions, including lost packets. `edgert deploy` is the whole command: facts, delta, transfer, install, trial, check,
-mark-good. scp and rsync only copy the bundle (rsync -z over the release before); compare them with `send_seconds`, the
-time that deploy takes to ask for facts, make the delta and send it. The kernel's congestion control matters and is
-printed: bbr does not take losses for a full link, cubic does.
+The model is 26 MB of realistic INT8 weights (normally distributed, 7 bits of entropy each). In release 2, the last
+fiftieth of the weights is new. In release 3, a twentieth of all weights differ by one. The device is a real sshd behind
+a link of packets (`support/link.py`), by default with 5 Mbit/s, a round trip of 50 ms and 2 % loss. Bytes are counted
+on the link in both directions, including lost packets. `edgert deploy` is the whole command: facts, delta, transfer,
+install, trial, check, mark-good. scp and rsync only copy the bundle; rsync -z starts from the previous release. Compare
+them with `send_seconds`, the time that deploy takes to ask for facts, make the delta and send it. The kernel's
+congestion control is printed, because it changes the times: cubic takes losses for a full link, bbr does not.
 
     python -m bench.transfer
     python -m bench.transfer --size-mb 4 --json
@@ -137,7 +137,7 @@ def _sshd(folder: Path) -> SshDevice:
 
 
 def _edgertd_over_there(home: Path) -> None:
-    """Install what a bootstrap leaves, on this interpreter."""
+    """Install the files that a bootstrap makes, but with this interpreter."""
     program = home / "venv" / "bin" / "edgertd"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m edgert.cli "$@"\n')

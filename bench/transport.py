@@ -1,17 +1,18 @@
 """The cost of a round trip by payload, over the socket and over shared memory, for one client.
 
-The model reads nothing (the null engine, ten numbers out), so only the transport remains: payloads of 4 KB, 150 KB
-(224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us` is p50 minus
-the p50 of `Session.run` on the same array in its own process: the median over the rounds, in which all cases of a
-placement take turns. Frames under 16 KB always use the socket. `echo_us` is the p50 of the same bytes between two
-bare Python processes (`support/echo.py`), the lower bound for any server in Python. The asyncio client is called from
-outside its loop, one `run_until_complete` per request, which its figures include.
+The model reads nothing (the null engine returns ten numbers), so the time is the time of the transport alone. The
+payloads are 4 KB, 150 KB (224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3) with the cache off, and cache hits at 150 KB.
+`over_us` is p50 minus the p50 of `Session.run` on the same array in its own process. It is the median over the rounds,
+in which all cases of a placement take turns. Frames under 16 KB always use the socket. `echo_us` is the p50 of the same
+bytes between two bare Python processes (`support/echo.py`). It is the lower bound for any server in Python. The asyncio
+client is called from outside its loop with one `run_until_complete` per request, and its figures include this call.
 
-Two placements: client and daemon pinned to one core, and free. Waking an idle core costs more than the transport.
+There are two placements: client and daemon are pinned to one core, or are not pinned. To wake an idle core costs more
+than the transport.
 
-A second table is of apps that connect for each request, as scripts do: the processor time of the daemon's processes and
-the time for connecting, one request to digits and closing, beside the loop `minimal` of `bench.peers` in the same
-rounds.
+A second table is for apps that connect for each request, like scripts. It has the processor time of the daemon's
+processes, and the time to connect, send one request to digits and close. The loop `minimal` of `bench.peers` is
+measured in the same rounds.
 
     python -m bench.transport            # two tables
     python -m bench.transport --json     # JSON lines
@@ -43,7 +44,7 @@ from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
 HIT = "150 KB"
-HIT_DELAY_S = 0.002  # slow enough for the cache to stay on
+HIT_DELAY_S = 0.002  # with this delay, the model is slow enough for the cache to stay on
 TRANSPORTS = {"socket": "socket", "shared": "auto"}
 ASYNCIO = {f"asyncio {name}": given for name, given in TRANSPORTS.items()}
 TARGETS_US = {
@@ -57,7 +58,7 @@ TARGETS_US = {
 COLUMNS = ("placement", "payload", "transport", "p50_us", "p99_us", "raw_p50_us", "echo_us", "over_us", "target_us")
 
 CONNECTING_COLUMNS = ("server", "cpu_us", "times_minimal", "took_us", "took_times_minimal")
-CONNECTIONS = 300  # a round: fewer than the daemon accepts at once
+CONNECTIONS = 300  # the number of connections in a round; the daemon accepts more than this at once
 SETTLE_S = 0.2
 
 Make = Callable[[int], Ask]
@@ -137,12 +138,12 @@ def _ask_once(path: Path, item: Any) -> None:
 
 
 def _cost_us(pids: list[int], ask: Ask) -> tuple[float, float]:
-    """Return the processor time of the server and the time, for each of CONNECTIONS requests."""
+    """Return the processor time of the server and the wall time, both for each of CONNECTIONS requests."""
     before_us, began = cpu_us(pids), time.perf_counter()
     for _ in range(CONNECTIONS):
         ask()
     took_us = (time.perf_counter() - began) * 1e6
-    time.sleep(SETTLE_S)  # the last connections end
+    time.sleep(SETTLE_S)  # in this time, the last connections end
     return (cpu_us(pids) - before_us) / CONNECTIONS, took_us / CONNECTIONS
 
 

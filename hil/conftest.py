@@ -14,7 +14,8 @@ from hil.support.containers import running_container, why_not
 def containers_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Skip, with the reason, if no container starts here; fail instead if $EDGERT_HIL_REQUIRED is set.
 
-    Only a start shows it: the mirror may be unreachable, the folder may take no overlay, or root may lack rights.
+    Only a start shows whether containers can run: the mirror may be unreachable, the file system may support no
+    overlay, or root may lack rights.
     """
     reason = why_not()
     if not reason:

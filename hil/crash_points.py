@@ -1,17 +1,18 @@
 """Every point at which a slot operation can be interrupted, and the state after the interruption.
 
-    python -m hil.crash_points              # try them all, and print the table of docs/reliability.md
-    python -m hil.crash_points --list       # every single one
+    python -m hil.crash_points              # try all points, and print the table of docs/reliability.md
+    python -m hil.crash_points --list       # try all points, and print a row for each point
     python -m hil.crash_points --only "follow a channel"
 
 A point is a call of the C library that changes files: open for writing, write, fsync, rename, mkdir, unlink ... At
-each point a new device's operation is killed, or the call fails with ENOSPC or EIO. Then the device must serve the
-old version or the new one with every byte; an error must be one of ours; and the same release must deploy again.
-`faults.c` is preloaded; it counts the calls and injects the fault.
+each point, the operation of a new device is killed, or the call fails with ENOSPC or EIO. Then three things must hold.
+The device has every byte of the old version or of the new version. A reported error is an EdgeRTError. The same release
+can be deployed again. The preloaded library `faults.c` counts the calls and injects the fault.
 
-The operation installs a bundle, or a delta with a patch, a compressed file, an unchanged file, and files that the
-device already has; or the device itself follows a channel, from the question to the beginning of the trial. Of a
-runtime that a channel names, the points end when its environment is complete: hil/runtime_cuts.py has its trial.
+An operation changes the slots, for example installs a bundle. One operation installs a delta that has a patch, a
+compressed file and an unchanged file, and omits the files that the device already has. In other operations, the device
+itself follows a channel, from its request to the beginning of the trial. If the channel names a runtime, the points end
+when the environment of the runtime is complete. hil/runtime_cuts.py tests the trial of a runtime.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ from tests.support.servers.hostile_registry import HostileRegistry, hostile_regi
 from tests.support.stand_ins.following import followed, following
 
 MODEL = "echo"
-OLD, NEW, OTHER = 1, 2, 3  # other: no release, only other weights
+# Numbers of releases, which also determine the weights.
+OLD = 1
+NEW = 2
+OTHER = 3  # no release has this number; it only gives other weights
 WEIGHTS, WEIGHTS_BYTES = "null/weights.bin", 64 * 1024
 FAULTS = {"killed": 0, "ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 NEVER = 1 << 30
@@ -77,9 +81,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The new release: `sent` goes to the device. If this is not enough, `bundle` follows.
+    """The new release. The host sends the file `sent`; if the device cannot use it, the host sends `bundle`.
 
-    With `registry`, an address, the device itself fetches the release from this registry; with `runtime`, a runtime.
+    If `registry` is an address, the device itself fetches the release from this registry. If `runtime` is the id of a
+    runtime, the release is this runtime.
     """
 
     bundle: Path
@@ -93,7 +98,7 @@ Act = Callable[[Device, Delivery], object]
 
 def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> list[Point]:
     """Try every point of every operation (or of the operation `only`) with every fault. Raises ConfigInvalid."""
-    # No data has to last here, and on a busy disk the flushes alone would take minutes.
+    # The data of these devices need not survive a power cut, and on a busy disk, the flushes alone would take minutes.
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="edgert-crash-") as made,
@@ -109,8 +114,7 @@ def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> li
             raise ConfigInvalid(f"{SOURCE.name} does not compile: {done.stderr.strip()[-600:]}")
         command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder]
         command += ["--only", only] if only else []
-        # The registry here has no TLS: without the authorities of the system, which take 20 ms to read for each
-        # follower.
+        # The registry of this test has no TLS. So no follower reads the authorities of the system, which takes 20 ms.
         environment = {**os.environ, "LD_PRELOAD": str(library), "SSL_CERT_FILE": os.devnull}
         (Path(made) / "sync").symlink_to("/bin/true")
         environment["PATH"] = f"{made}:{os.environ['PATH']}"
@@ -156,13 +160,13 @@ def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act)
 
 
 def _judged(point: Point, device: Device, new: Delivery, code: int, said: str) -> Point:
-    """Return the point: whether `device` kept the promise after its operation ended with `code`."""
+    """Return the point, with the problem if `device` broke the promise after its operation ended with `code`."""
     seen: dict[str, object] = asdict(point)
     try:
         if point.fault == "killed":
             assert code == -signal.SIGKILL, f"it was not killed: {code} {said}"
         else:
-            # A failed clean-up may wait for the next one; any reported error must be one of ours.
+            # If a clean-up failed, the next clean-up may do its work. A reported error must be an EdgeRTError.
             assert code in (0, 1), said
         seen["serves"] = active_release(device)
         assert seen["serves"] in (OLD, NEW), f"release {seen['serves']} is live"
@@ -201,7 +205,7 @@ def recover(device: Device, new: Delivery) -> None:
         return
     try:
         installed = install(new.sent, device.state, read_config(device.state))
-    except BundleCorrupt:  # the base of the delta is gone: the host sends the whole bundle then
+    except BundleCorrupt:  # the base of the delta is gone, so the host sends the whole bundle
         assert new.sent != new.bundle
         installed = install(new.bundle, device.state, read_config(device.state))
     if not installed.already_live:
@@ -229,7 +233,7 @@ def _followed_again(device: Device, new: Delivery) -> None:
 
 
 def _runtime_again(device: Device, new: Delivery) -> None:
-    """Let the device follow again: the runtime in use stays, and the new one is made whole beside it."""
+    """Let the device follow again. Check that the runtime in use stays, and that the new runtime becomes complete."""
     home = device.folder / "home"
     _follow_runtime(device, new)
     assert (home / "venv").readlink().name == FIRST, "a runtime is in use that was not on trial"
@@ -268,7 +272,7 @@ def _on_trial(device: Device) -> None:
 
 
 def _watched(device: Device) -> None:
-    """Put a version on trial with limits; the measurement has begun."""
+    """Put a version on trial with limits, and begin the measurement."""
     _to_watch(device)
     _store(device).start_watch()
 
@@ -284,7 +288,7 @@ def _unattended(device: Device) -> None:
 
 
 def _littered(device: Device) -> None:
-    """Leave a version that failed its trial and half an install, which no state names."""
+    """Leave a version that failed its trial, and an incomplete installation that no state names."""
     _on_trial(device)
     _store(device).rollback()
     stage = _store(device).folder / STAGE_NAME
@@ -293,13 +297,13 @@ def _littered(device: Device) -> None:
 
 
 def _staged_otherwise(device: Device) -> None:
-    """Stage a release with the same number and other weights."""
+    """Stage a release that has the number of the new release and other weights."""
     _serving_old(device)
     _install(device, device.bundle(release=NEW, padding=_weights(OTHER)))
 
 
 def _weights(release: int) -> bytes:
-    """Return incompressible weights; releases differ a little."""
+    """Return incompressible weights. The weights of two releases differ only a little."""
     data = bytearray(random.Random(0).randbytes(WEIGHTS_BYTES))
     data[: 64 * release] = random.Random(release).randbytes(64 * release)
     return bytes(data)
@@ -311,9 +315,9 @@ def _whole(device: Device, _: HostileRegistry) -> Delivery:
 
 
 def _delta(device: Device, _: HostileRegistry) -> Delivery:
-    """Make the delta of a release: a file to patch, one to compress, one unchanged, some to keep.
+    """Make the delta of a release with a patch, a compressed file and an unchanged file.
 
-    The host has the weights that the device received last.
+    The device keeps its other files. The host has the weights that the device received last.
     """
     long = {"op": "copy", "note": " ".join(map(str, range(500)))}
     bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
@@ -331,8 +335,8 @@ def _delta(device: Device, _: HostileRegistry) -> Delivery:
 
 
 def _channel(device: Device, registry: HostileRegistry) -> Delivery:
-    """Publish a release that shares only the program with the old release; let the device follow."""
-    # Small, so that each file comes in one piece, and every run makes the same calls.
+    """Publish a release that shares only the program with the old release. Make the device follow the channel."""
+    # The files are small, so that each arrives in one piece, and every run makes the same calls.
     bundle = device.bundle(release=NEW, padding=_weights(NEW)[:4096])
     registry.put_channel(device.key, 1, registry.put_release(bundle))
     following(device, registry.address)
@@ -357,7 +361,7 @@ def _runtime_channel(device: Device, registry: HostileRegistry) -> Delivery:
 
 
 def _follow_runtime(device: Device, new: Delivery) -> None:
-    """Fetch the runtime and make its environment; without a daemon no trial begins."""
+    """Fetch the runtime and make its environment. No trial begins, because no daemon runs."""
     with contextlib.suppress(DaemonUnreachable):
         followed(following(device, new.registry, home=device.folder / "home"))
 
@@ -378,7 +382,7 @@ def _deliver(device: Device, new: Delivery) -> None:
     _install(device, new.sent)
 
 
-# operation: (state before, form of the new release, operation to interrupt)
+# name: (the function that makes the state before, the function that makes the new release, the operation to interrupt)
 OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device, HostileRegistry], Delivery], Act]] = {
     "install": (_serving_old, _whole, _deliver),
     "install over a staged one": (_staged, _whole, _deliver),
@@ -421,7 +425,7 @@ class _Faults:
 
 
 def _ended(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
-    """Run `act`; return 0, 1 (our error) or 2 (another), and the message."""
+    """Run `act`. Return 0, or 1 after an EdgeRTError, or 2 after another error; also return the message."""
     try:
         arm()
         act()
@@ -441,7 +445,7 @@ def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Fau
     if child == 0:
         code, said = 2, "it ended otherwise"
         try:
-            gc.disable()  # a collection would copy all the memory that it shares with its parent
+            gc.disable()  # a collection would copy all the memory that this fork shares with its parent
             code, said = _ended(act, arm, faults)
         finally:
             os.write(writer, said.encode()[:4000])

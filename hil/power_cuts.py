@@ -4,21 +4,23 @@
     python -m hil.power_cuts --on local --cuts 1000    # this machine's kernel: fast
 
 The state is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). A cut loses the page cache, and by
-chance each unflushed sector of the disk: harder than any real disk. Then the disk is mounted, the daemon starts, and a
-request must be answered by the old version or the new one, bit for bit. Operations that were acknowledged before the
-cut must have lasted. No operator helps. The local device also follows a channel: it is cut while it asks, fetches,
-installs and begins a trial, and the next round must go on from there.
+chance each unflushed sector of the disk. So it loses more than any real disk. Then the disk is mounted and the daemon
+starts. The answer to a request must be the answer of the old version or of the new version, bit for bit. The effect of
+an operation that was acknowledged before the cut must still be present. No operator helps. The local device also
+follows a channel. Its power is cut while it asks, fetches, installs and begins a trial, and the next round must do the
+remaining work.
 
-Half of the cuts come at a random write or flush of the operation, half at a random time during it or shortly after.
+Half of the cuts come at a random write or flush of the operation. The other half come at a random time during the
+operation or shortly after it.
 
-The emulated machine has its own kernel. To fit many cuts into an hour it does not boot after each: it resumes from a
-state saved just after a boot, before its state disk was mounted, with another boot id each time. `--cold N` boots N
-times for real. With `--on local` the disk stops, its processes are killed, and it is mounted again: the same loss,
-many times faster, on this machine's kernel.
+The emulated machine has its own kernel. Many cuts must fit into an hour, so the machine does not boot after each cut.
+It resumes from a state that was saved just after a boot, before its state disk was mounted, with another boot id each
+time. `--cold N` boots N times for real. With `--on local`, the disk stops, the processes of the device are killed, and
+the disk is mounted again. The loss is the same, and this is many times faster, but it uses this machine's kernel.
 
-Each cut is logged when it is judged, and the disk of a failed cut is kept beside the log. A run that ends early has
-its figures, and `--resume LOG` continues it. Each cut has its own random numbers, from the seed and its number, so a
-resumed run makes the same cuts; only the device is new.
+Each cut is logged when it is judged, and the disk of a failed cut is kept beside the log. A run that ends early prints
+its figures, and `--resume LOG` continues it. Each cut has its own random numbers, which depend on the seed and on the
+number of the cut. So a resumed run makes the same cuts; only the device is new.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from hil.support import rootfs
 from hil.support.cut_devices import CUT_DEVICES, Agent, CutDevice
 from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
 
-SERVES_S_MAX = 10.0  # promised from the daemon's start to an answer
-BEYOND = 1.5  # times the operation's own time, because the page cache is written later
+SERVES_S_MAX = 10.0  # the promised limit for the time from the daemon's start to an answer
+BEYOND = 1.5  # a cut comes within this multiple of the operation's time, because the page cache is written later
 PROGRESS_CUTS = 10
 OPERATIONS = ("install", "activate", "mark-good", "rollback", "collect", "channel")
 
@@ -52,9 +54,10 @@ Say = Callable[[str], None]
 
 @dataclass
 class Cut:
-    """One cut and its result; `allowed` releases may serve afterwards, `staged` must be in a slot.
+    """One cut and its result. After the cut, one of the releases `allowed` must serve.
 
-    `ended` says that the operation was acknowledged before the cut, so that it must have lasted.
+    If `staged` is not None, this release must be in a slot after the cut. `ended` tells whether the operation was
+    acknowledged before the cut, so that its effect must still be present.
     """
 
     number: int
@@ -76,8 +79,8 @@ class Rig:
     device: CutDevice
     seed: int
     chance: random.Random = field(default_factory=random.Random)
-    registry: HostileRegistry | None = None  # that the operation `channel` follows
-    only: str = ""  # the one operation to cut
+    registry: HostileRegistry | None = None  # the registry that the device follows in the operation `channel`
+    only: str = ""  # the only operation to cut; "" means all operations
     seconds: dict[str, float] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
 
@@ -104,12 +107,12 @@ class Rig:
         return str(answer.get("error", ""))
 
     def _settle(self, agent: Agent) -> None:
-        """Wait for the end of a trial that a round of the follower began: the daemon ends it."""
+        """If a round of the follower began a trial, wait until the daemon ends the trial."""
         while self.registry is not None and agent.must("slots")["unattended"]:
             time.sleep(0.1)
 
     def _words(self, agent: Agent, operation: str, release: int, number: int) -> dict[str, str]:
-        """Prepare an operation; return the command for the agent. A channel gets its release as a new attempt."""
+        """Prepare an operation; return the command for the agent. In a channel, each release is a new attempt."""
         if operation not in ("install", "channel"):
             return {"operation": operation}
         bundle = str(agent.must("make", release=release)["bundle"])
@@ -123,7 +126,7 @@ class Rig:
     def cut(self, agent: Agent, number: int) -> Cut:
         """Prepare an operation, start it, and cut the power during it."""
         now = agent.must("slots")
-        back = now["spare"] or [0, False]  # release, and whether it was marked good
+        back = now["spare"] or [0, False]  # the release of the spare slot, and whether it was marked good
         possible = {"rollback": back[1], "channel": self.registry is not None}
         operation = self.chance.choice([o for o in OPERATIONS if possible.get(o, True) and self.only in ("", o)])
         active, new = int(now["live"]), max(now["ratchet"], now["live"]) + 1
@@ -133,7 +136,8 @@ class Rig:
             self.undisturbed(agent, "activate")
         if operation == "collect":  # collect removes a version that failed its trial
             self.undisturbed(agent, "rollback")
-        # A boot ends a trial, so only these operations change the live release; the daemon may end a channel's trial.
+        # A boot ends a trial, so only these operations change the live release. In the operation `channel`, the daemon
+        # may end the trial before the cut.
         after = {"mark-good": new, "rollback": int(back[0]), "channel": new}.get(operation, active)
         at, ended = self._interrupted(agent, operation, new, number)
         self.device.off()
@@ -143,7 +147,10 @@ class Rig:
         return Cut(number, operation, at, ended, lost, allowed, new if operation == "install" and ended else None)
 
     def _interrupted(self, agent: Agent, operation: str, new: int, number: int) -> tuple[str, bool]:
-        """Start the operation and wait for the moment to cut; return it, and whether it was acknowledged."""
+        """Start the operation and wait for the moment to cut.
+
+        Return this moment as text, and whether the operation was acknowledged before it.
+        """
         words = self._words(agent, operation, new, number)
         took = self.seconds.get(operation, 0.2)
         if self.chance.random() < 0.5:
@@ -185,9 +192,10 @@ def judged(cut: Cut, found: dict[str, Any]) -> Cut:
 
 
 def cuts(rig: Rig, numbers: range, cold: int, say: Say) -> Iterator[tuple[Cut, bytes]]:
-    """Make the cuts `numbers` and yield each with the content of the disk; the first `cold` boot for real.
+    """Make the cuts `numbers`, and yield each cut with the content of the disk.
 
-    Ends early if the device does not serve again.
+    After each of the first `cold` cuts, the machine boots for real. If the device does not serve again, the function
+    ends early.
     """
     rig.chance = random.Random(f"{rig.seed} {numbers.start - 1}")
     agent, found = rig.begin()
@@ -270,7 +278,7 @@ class Log:
 
     @staticmethod
     def read(path: Path) -> tuple[Log, list[Cut]]:
-        """Read a log. Raises ConfigInvalid if `path` is none."""
+        """Read a log. Raises ConfigInvalid if the file `path` is not a log."""
         try:
             first, *lines = path.read_text().splitlines()
             head = json.loads(first)
@@ -295,7 +303,7 @@ def _say(line: str) -> None:
 
 
 def _run(device: Callable[[Path], CutDevice], log: Log, done: list[Cut], asked: argparse.Namespace) -> None:
-    """Cut as often as asked; each cut is written to the log and to `done` at once."""
+    """Make as many cuts as asked. Write each cut to the log and to `done` at once."""
     begun, before = time.monotonic(), len(done)
     with tempfile.TemporaryDirectory(prefix="edgert-power-") as folder, hostile_registry() as registry:
         _say("preparing the device")
@@ -332,13 +340,13 @@ def main() -> None:
     device, why_not = CUT_DEVICES[log.on]
     if reason := why_not():
         sys.exit(f"error: cannot cut the power of the {log.on} device here: {reason}")
-    for number in (signal.SIGTERM, signal.SIGINT):  # a background shell ignores them
+    for number in (signal.SIGTERM, signal.SIGINT):  # a background shell starts its processes with these signals ignored
         signal.signal(number, signal.default_int_handler)
     try:
         _run(device, log, done, asked)
     except KeyboardInterrupt:
         _say("interrupted")
-    except (EdgeRTError, OSError, RuntimeError) as error:  # the summary of the cuts so far still follows
+    except (EdgeRTError, OSError, RuntimeError) as error:  # the summary of the cuts so far is printed nevertheless
         _say(f"error: {error}")
     print(summary(done, log.seed))
     if len(done) < asked.cuts:

@@ -4,8 +4,8 @@
 
 HOME is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). The device's own script installs a new
 environment, finishes it and puts it on trial; the power is cut at a random write or flush. Then the disk is mounted,
-and the unit's `before-start` runs under another boot id. A stand-in answers for the daemon; `test_bootstrap.py` has
-the real one.
+and the unit's `before-start` runs under another boot id. A stand-in answers for the daemon; `test_bootstrap.py` uses
+the real daemon.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ exec sh "$1/runtime.sh" trial monitor "$5" 60 "$2" echo
 
 
 class Rig:
-    """A device's HOME, new for each cut. Without `sync`, nothing is flushed, and the test must notice this."""
+    """A device's HOME, new for each cut. If `sync` is False, nothing is flushed, so that cuts must fail."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self._folder = folder
@@ -65,7 +65,10 @@ class Rig:
         return self._folder / "home"
 
     def cut(self, strike_at: int | None, chance: random.Random) -> tuple[str, int]:
-        """Cut before write or flush `strike_at`, or at the end; return the problem or "", and the requests."""
+        """Cut the power before the write or flush number `strike_at`. With None, cut at the end of the operation.
+
+        Return the problem, or "", and the number of writes and flushes.
+        """
         disk = LossyDisk(self._folder / "disk", self._image)
         mounted = MountedDisk(self._folder, disk, self.home, DISK_BYTES)
         try:
@@ -85,7 +88,7 @@ class Rig:
             disk.close()
 
     def _operate(self, disk: LossyDisk) -> bool:
-        """Install the new runtime and put it on trial; return whether that ended before the cut."""
+        """Install the new runtime and put it on trial. Return whether the script ended before the cut."""
         words = [str(self.home), NEW, str(self._folder / "runtimes" / NEW), FINISH, str(self._folder / "state")]
         process = self._popen(["sh", "-c", _INSTALL, "sh", *words], "b1")
         until = time.monotonic() + OPERATION_S_MAX
@@ -127,14 +130,14 @@ class Rig:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill every process of its session, the stand-in included."""
+    """Kill every process in the session of `process`, including the stand-in."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _make_runtime(folder: Path, name: str) -> None:
-    """Make an environment of a realistic form: large and small files, and the commands that the script calls."""
+    """Make an environment with large and small files, like a real one, and with the commands that the script calls."""
     chance = random.Random(name)
     (folder / "bin").mkdir(parents=True)
     (folder / "lib").mkdir()

@@ -1,4 +1,4 @@
-"""The runtime of a device over a user with sudo: install, upgrade, rollback, power cut, removal.
+"""The runtime of a device whose user logs in and uses sudo: install, upgrade, rollback, power cut, removal.
 
 test_service.py bootstraps as root and as a user without rights.
 """
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @dataclass(frozen=True)
 class World:
-    """One container, bootstrapped by `host`; other hosts have other versions of EdgeRT."""
+    """One container that `host` bootstrapped. Other hosts have other versions of EdgeRT."""
 
     host: Host
     container: Container
@@ -52,25 +52,25 @@ class World:
         return self.sh("basename $(readlink /opt/edgert/venv)")
 
     def another(self, name: str, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Host:
-        """Return a host of the same user with another EdgeRT, `name`: `new` replaces `old` in `file`."""
+        """Return a host of the same user, whose EdgeRT has `new` instead of `old` in `file`. Its folder is `name`."""
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:
-        """Ask through the daemon's socket on the container's disk, then once over SSH, which takes far longer."""
+        """Wait until the daemon answers at its socket on the container's disk, then once over SSH, which is slower."""
         wait_until(lambda: self.is_ready() and self.serves(), "it serves without an operator", pause_s=0.5)
 
     def is_ready(self) -> bool:
         socket = StateDir(self.container.root / "var/lib/edgert").control_socket
         try:
             models = control.ask(socket, {"op": "status"}, 60.0)["models"].values()
-        except (EdgeRTError, OSError, KeyError):  # it boots, or the runtime changes
+        except (EdgeRTError, OSError, KeyError):  # the container boots, or the runtime changes
             return False
         return [model["state"] for model in models] == ["ready"]
 
     def serves(self) -> bool:
         try:
             models = self.host.edgertd(NAME, "status")["models"]
-        except EdgeRTError:  # it boots, or the runtime changes
+        except EdgeRTError:  # the container boots, or the runtime changes
             return False
         return bool(models) and (models[0].get("serving") or {}).get("state") == "ready"
 
@@ -111,7 +111,7 @@ def everything(root: Path) -> dict[str, str]:
             status = path.lstat()
             said = os.readlink(path) if path.is_symlink() else ""
             if stat.S_ISREG(status.st_mode):
-                # A change of a file of the root filesystem shows in its time.
+                # If a file of the root filesystem changes, its time changes.
                 small = status.st_size < 100_000
                 said = hashlib.sha256(path.read_bytes()).hexdigest() if small else f"{status.st_mtime_ns}"
             found[os.path.normpath(os.path.join(below, name))] = (
@@ -169,7 +169,7 @@ def test_a_runtime_whose_daemon_does_not_start_is_rolled_back_by_the_device(worl
 
 
 def test_a_power_cut_during_a_trial_rolls_the_runtime_back(world: World) -> None:
-    """The new runtime hangs and is never confirmed; no operator acts when the power returns."""
+    """The new runtime hangs, so its trial lasts until the power cut. No operator acts when the power returns."""
     hanging = world.another(
         "hanging",
         "edgert/cli/serve.py",

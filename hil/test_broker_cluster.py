@@ -84,7 +84,7 @@ class Reporting:
 
 @contextmanager
 def command(settings: MqttSettings, *words: str) -> Iterator[str]:
-    """Run an `edgert fleet` command and yield its first line. It must end with 0 when asked to."""
+    """Run an `edgert fleet` command and yield its first line. At the end of the block, it must exit with 0."""
     program = [sys.executable, "-m", "edgert_deploy.cli", "fleet", words[0], "--broker", settings.address, *words[1:]]
     process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

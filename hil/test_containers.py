@@ -1,4 +1,4 @@
-"""A container leaves nothing on this machine. The other tests here use containers as devices."""
+"""A container leaves nothing on this machine. The other tests in this folder use containers as devices."""
 
 from __future__ import annotations
 

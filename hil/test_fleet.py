@@ -60,7 +60,7 @@ class Fleet:
         return {name: (each.state.value, each.live.release if each.live else 0) for name, each in slots.items()}
 
     def wait_for_trials(self) -> None:
-        """Wait until no device is on trial: without its host a device decides alone."""
+        """Wait until no device is on trial. Without its host, a device decides alone."""
         wait_until(lambda: {state for state, _ in self.states().values()} <= {"steady", "staged"}, "no trial")
 
     @contextmanager
@@ -96,7 +96,7 @@ def read_until(host: subprocess.Popen[str], word: str) -> None:
 
 @pytest.fixture(scope="module")
 def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Bootstrap one device from nothing and deploy to it; the others start from a copy of its disk."""
+    """Bootstrap one bare device and deploy to it. The other devices start from a copy of its disk."""
     host = Host(tmp_path_factory.mktemp("host"))
     host.edgert("keys", "new")
     first = tmp_path_factory.mktemp("first")
@@ -143,7 +143,7 @@ def test_a_bad_release_is_rolled_back_on_every_device(fleet: Fleet) -> None:
 
 
 def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: Fleet) -> None:
-    """Only the app of one device sends a value on which the release fails. Then the rollout is aborted."""
+    """Only the app of one device sends a value on which the release fails. The test then aborts the rollout."""
     fails_at_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
     words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_share=5%", "--watch", "4s")
     with fleet.asking("unit-2", 7.0):

@@ -19,7 +19,8 @@ from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from hil.support.relay import Relay
 from hil.support.sshd import SshDevice, running_sshd
 
-LINKS, CUTS = 4, 50  # at once, and of each
+LINKS = 4  # this number of links is used at once
+CUTS = 50  # each link is cut this number of times
 SEED = 20261121
 FILE_BYTES = 1_500_000  # large enough that most cuts fall into the file
 PATIENT = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=10.0, attempts=40, pauses_s=(0.0,))
@@ -33,7 +34,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 @pytest.mark.timeout(900)
 def test_a_transfer_that_is_cut_at_random_bytes_arrives_complete_or_not_at_all(sshd: SshDevice, tmp_path: Path) -> None:
-    """Some cuts fall into the key exchange, some into the file, some into the commands around it."""
+    """Some cuts fall into the key exchange, some into the file, and some into the commands around the file."""
     with ThreadPoolExecutor(LINKS) as pool:
         files = pool.map(lambda link: _files_over_a_cut_link(sshd, tmp_path / str(link), link), range(LINKS))
     assert min(files) > 0
@@ -55,7 +56,7 @@ def _files_over_a_cut_link(sshd: SshDevice, folder: Path, link: int) -> int:
                 transport.put(source, str(there))
                 assert there.read_bytes() == source.read_bytes()
                 files += 1
-            except DeviceUnreachable:  # a command around the file was cut: an error, and the old file stays
+            except DeviceUnreachable:  # the cut fell into a command around the file, so the old file stays
                 assert (there.read_bytes() if there.exists() else None) == before
             finally:
                 transport.close()

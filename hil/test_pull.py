@@ -1,6 +1,6 @@
 """A device without an inbound port: a container under systemd whose only way out is a registry with TLS and a login.
 
-EDGERT_HIL_BREAKS=200 python -m pytest hil/test_pull.py -s      # a link that breaks 200 times: minutes
+EDGERT_HIL_BREAKS=200 python -m pytest hil/test_pull.py -s      # minutes, with a link that breaks 200 times
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.servers.registries import RegistryServer
 
 NAME, PROFILE, MODEL = "far", "generic-x86-64", "echo"
 BREAKS = int(os.environ.get("EDGERT_HIL_BREAKS", "5"))
-PIECE_BYTES = 16_000  # of a connection that breaks: TLS takes a part of it
+PIECE_BYTES = 16_000  # a connection breaks after this number of bytes, of which TLS uses a part
 SETTLES_S_MAX = 900.0
 
 pytestmark = pytest.mark.timeout(1200)
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 @dataclass
 class World:
-    """The host, the registry, the relay before it, and the device, whose files are seen from outside."""
+    """The host, the registry, the relay before the registry, and the device, whose files this machine can read."""
 
     host: Host
     server: RegistryServer
@@ -121,10 +121,10 @@ def test_a_slow_link_that_loses_packets_and_breaks_ends_with_the_release(world: 
     world.relay.close()
     size, begun_s = PIECE_BYTES * BREAKS, time.monotonic()
     world.publish(4, padding_bytes=size)
-    cuts = [10**6, *[PIECE_BYTES] * BREAKS]  # the first connection asks for the channel
+    cuts = [10**6, *[PIECE_BYTES] * BREAKS]  # the first connection, which asks for the channel, may pass more
     with Relay(world.server.port, port=port, address=world.container.host_ip, cut_answers_after=cuts) as relay:
         world.wait_for(4)
         took_s = time.monotonic() - begun_s
         print(f"\n{relay.connections} connections, {relay.bytes_passed} bytes for a release of {size}, {took_s:.0f} s")
         assert relay.connections > BREAKS / 2
-        assert relay.bytes_passed < 2.5 * size + 400_000  # rounds without news, before and after
+        assert relay.bytes_passed < 2.5 * size + 400_000  # this includes the rounds without news before and after

@@ -2,10 +2,11 @@
 
 A bootstrap inspects the device, plans the changes, and makes only these changes. So a second bootstrap changes nothing.
 A bootstrap replaces a runtime only on request, or if an engine or an extra is missing. The new runtime goes on trial
-(edgert_deploy.bootstrap.runtime). After an interruption the old runtime still serves, and the next bootstrap continues.
+(edgert_deploy.bootstrap.runtime). After an interruption, the old runtime still serves, and the next bootstrap does the
+remaining work.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
-    HOME/receipt             the other files that bootstrap made, for `edgert uninstall`
+    HOME/receipt             the folders that bootstrap made, and whether it turned lingering on, for `edgert uninstall`
     STATE/config.toml        the device's configuration; lines that the user added stay
     STATE/keys/<id>.pem      the trusted public keys
 """
@@ -43,9 +44,9 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import Unit
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
-ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
+ANSWER_S_MAX = 60.0  # the longest wait until the daemon of the previous runtime answers again
 FIRST_CONNECTION_S_MAX = 15.0  # the longest wait for the first connection of the new daemon
-POLL_S = 1.0  # between two requests to the daemon
+POLL_S = 1.0  # the pause between two requests to the daemon
 
 
 @dataclass
@@ -53,8 +54,8 @@ class BootstrapResult:
     """The result of a bootstrap.
 
     Attributes:
-        engines: The engines that load on the device.
-        lacking: The other engines, each with the reason.
+        engines: The requested engines that load on the device.
+        lacking: The requested engines that do not load, each with the reason.
         runtime: The change of the runtime; None if the device has no runtime of its own.
         changed: The names of all changes.
         status: The state of the daemon at the end.
@@ -84,8 +85,8 @@ def bootstrap(
 ) -> BootstrapResult:
     """Install, configure and start EdgeRT on `device`.
 
-    Raises ConfigInvalid, EngineMissing and StorageFailed; DeviceError, which names the packages to install by hand;
-    RolledBack if a new runtime failed its trial; and DeployUnderWay if another host works on the device.
+    Raises ConfigInvalid, EngineMissing, StorageFailed and DeviceError. Also raises RolledBack if a new runtime failed
+    its self-test or its trial, and DeployUnderWay if another host works on the device.
     """
     with setting_up(device, transport) as claim:
         plan = plan_bootstrap(device, profile, options, claim, progress)
@@ -95,9 +96,9 @@ def bootstrap(
 def use_previous_runtime(
     device: Device, options: BootstrapOptions, transport: Transport, progress: LineSink = lambda _: None
 ) -> BootstrapResult:
-    """Change to the previous runtime, on trial like any change.
+    """Change to the previous runtime, which goes on trial like a new one.
 
-    Raises DeviceError if the device has no previous runtime.
+    Raises DeviceError if the device has no previous runtime, and RolledBack if the previous runtime failed its trial.
     """
     with setting_up(device, transport, make=False) as claim:
         facts, work = probe(claim, device.name), _Work(device, claim, progress)
@@ -139,8 +140,10 @@ class _Work:
                 self._mark()
                 done.changed.append("user")
             self._write([file for file in plan.files if file.change == "unit"], done)
-            service.enable(self.transport, self.device, unit)  # an interrupted bootstrap may have written only the file
-        # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
+            # An interrupted bootstrap may have written the unit without enabling it.
+            service.enable(self.transport, self.device, unit)
+        # A changed key or script needs no restart: the daemon reads keys at each install, and the script runs at each
+        # start.
         if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
             self.progress("starting the daemon")
             before = self._connection() if plan.config.mqtt.host else BrokerConnection()
@@ -164,7 +167,10 @@ class _Work:
         return done
 
     def try_out(self, runtime: str, models: Sequence[str], unit: Unit | None, trial_s: float) -> None:
-        """Switch to `runtime` on trial. Raises RolledBack once the daemon of the old runtime answers again."""
+        """Switch to `runtime` on trial.
+
+        If the trial fails, wait until the daemon of the old runtime answers, then raise RolledBack.
+        """
         manager = "monitor" if unit is None else "user" if unit.user else "system"
         self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device rolls back")
         try:
@@ -207,7 +213,7 @@ class _Work:
             done.changed.append("runtime")
 
     def _put_trial_unit(self, unit: Unit) -> None:
-        """Write this host's unit. Keep the old unit: a rollback of the runtime restores it."""
+        """Write this host's unit. First copy the old unit, which a rollback of the runtime restores."""
         file = DeviceFile(unit.path, unit.text.encode(), "unit")
         if not unit.user:
             service.give_to_user(self.transport, self.device)
@@ -235,9 +241,10 @@ class _Work:
             return BrokerConnection()
 
     def _with_broker(self, before: BrokerConnection) -> DeviceStatus:
-        """Wait until the restarted daemon has connected to its broker or failed, or the time is up.
+        """Wait until the restarted daemon has connected to its broker, and return the daemon's status.
 
-        `before` is the state of the previous daemon's connection. Returns the status of the new daemon.
+        The wait also ends if the connection fails, or after FIRST_CONNECTION_S_MAX. `before` is the state of the
+        previous daemon's connection.
         """
         until = time.monotonic() + FIRST_CONNECTION_S_MAX
         while True:
@@ -251,7 +258,8 @@ class _Work:
     def _write(self, files: list[DeviceFile], done: BootstrapResult) -> None:
         """Write the files.
 
-        A marker is written first, so that after an interruption, a bootstrap restarts the daemon.
+        If one of them needs a restart of the daemon, first write a marker. After an interruption, the next bootstrap
+        finds the marker and restarts the daemon.
         """
         # A trial may have written the unit already.
         files = [file for file in files if not holds(self.transport, file)]
@@ -300,8 +308,8 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
         raise EngineMissing(f"the daemon runs on {plan.device.name}, but {'; '.join(done.lacking.values())}")
     if "text" in plan.options.extras and done.status is not None and not done.status.text:
         raise EngineMissing(
-            f"the daemon runs on {plan.device.name}, but its Python has no package tokenizers: install it there with "
-            "pip install 'edgert[text]'"
+            f"the daemon runs on {plan.device.name}, but its Python has no package tokenizers: install it on the "
+            "device with pip install 'edgert[text]'"
         )
 
 

@@ -1,7 +1,7 @@
 """The lock: the version and the hashes of every wheel that a device may get. `make lock` writes it.
 
-One file is for all Pythons on x86_64 and aarch64. There is no lock for 32-bit ARM, because its wheels come from
-piwheels, which rebuilds wheels.
+One file has the wheels for all Python versions on x86_64 and aarch64. There is no lock for 32-bit ARM, because its
+wheels come from piwheels, which builds the wheels of a version again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True)
 class Pin:
-    """One version of a package, a marker of its Pythons and machines, and pip's options for its hashes."""
+    """One version of a package.
+
+    `marker` tells for which Python versions and machines this pin is; None means for all. `hashes` are pip's options
+    with the hashes of the wheels.
+    """
 
     version: str
     marker: Marker | None
@@ -33,19 +37,19 @@ class Pin:
 
 @dataclass(frozen=True)
 class Lock:
-    """The pins by package. Some packages have one pin for each Python.
+    """The pins by package. Some packages have a different pin for each Python version.
 
-    `digest` is the SHA-256 of the file.
+    `digest` is the SHA-256 of the lock file.
     """
 
     digest: str
     pins: Mapping[str, tuple[Pin, ...]]
 
     def lines(self, wanted: Iterable[Requirement], environment: dict[str, str]) -> list[str]:
-        """Return a line for pip, with version and hashes, for each requirement.
+        """Return a line of a requirements file for each wanted package, with its version and its hashes.
 
-        `environment` has the values of the lock's markers. Raises ConfigInvalid if the lock lacks a requirement, or has
-        a version that the requirement excludes.
+        `environment` has the values for the lock's markers. Raises ConfigInvalid if the lock lacks a wanted package, or
+        has a version of it that the requirement excludes.
         """
         return [self._line(requirement, environment) for requirement in wanted]
 
@@ -61,7 +65,7 @@ class Lock:
 
 
 def read_lock(text: str) -> Lock:
-    """Return the lock in a requirements file of uv."""
+    """Read a lock from the text of a requirements file that uv wrote."""
     pins: dict[str, tuple[Pin, ...]] = {}
     pins_text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for entry in pins_text.replace("\\\n", " ").splitlines():
@@ -76,5 +80,5 @@ def read_lock(text: str) -> Lock:
 
 @functools.cache
 def shipped_lock() -> Lock:
-    """Return the lock of this edgert."""
+    """Return the lock that ships with this edgert."""
     return read_lock(SHIPPED.read_text())

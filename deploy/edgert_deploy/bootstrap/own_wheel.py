@@ -1,8 +1,9 @@
 """edgert's own wheel: the code that this host runs, packed for its devices.
 
-From a source tree, this module builds the wheel. From an installed package, it packs the wheel again. In both cases,
-`_pack` keeps the files of the two packages and rewrites their metadata. So a checkout and an installed wheel of one
-version give the same content and the same runtime id, whichever tools built, installed or compressed them.
+If this host runs edgert from a source tree, this module builds the wheel. If edgert is an installed package, the module
+packs the installed files into a wheel again. In both cases, `_pack` keeps the files of the two packages and rewrites
+their metadata. So a source tree and an installed package of one version give a wheel with the same content and the same
+runtime id. The tools that built, installed or compressed the package make no difference.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-
 def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
     """Build edgert's own wheel from this source tree, or repack the installed package.
 
-    So a device always gets the code that its host runs. Repacking needs no index and no build tool.
+    So a device always gets the code that its host runs. Repacking needs neither an index nor a build tool.
     """
     kept_in, source = cache_folder() / "own", source_tree()
     kept_in.mkdir(parents=True, exist_ok=True)
@@ -52,14 +53,14 @@ def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def content_digest(wheel: Path) -> str:
-    """Return the SHA-256 of the unpacked content of a wheel from `own_wheel`."""
+    """Return a hash of the unpacked content of a wheel from `own_wheel`: the SHA-256 of its RECORD."""
     with zipfile.ZipFile(wheel) as archive:
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
         return hashlib.sha256(archive.read(record)).hexdigest()
 
 
 def source_tree() -> Path | None:
-    """Return the repository from which this code runs; None for an installed wheel."""
+    """Return the repository from which this code runs. Return None if this code runs from an installed wheel."""
     root = Path(edgert.__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
 
@@ -85,10 +86,10 @@ def _built(source: Path, folder: Path) -> dict[str, bytes]:
 
 
 def _installed(installed: Distribution) -> dict[str, bytes]:
-    """Return the files in RECORD of an installed edgert. Raises ConfigInvalid for a missing file."""
+    """Return the files that the RECORD of an installed edgert lists. Raises ConfigInvalid for a missing file."""
     content = {}
     for name in map(str, installed.files or ()):
-        if not _is_code(name) and ".dist-info/" not in name:  # a command outside the packages
+        if not _is_code(name) and ".dist-info/" not in name:  # such as the command `edgert`
             continue
         try:
             content[name] = Path(str(installed.locate_file(name))).read_bytes()

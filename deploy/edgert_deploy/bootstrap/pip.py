@@ -1,4 +1,4 @@
-"""Runs pip and the build tool, which build edgert's own wheel and download the other wheels."""
+"""Runs pip and the build tool. They build edgert's own wheel, and pip downloads the other wheels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ PIWHEELS_HINT = (
 
 
 def run_pip(words: Sequence[str], doing: str) -> None:
-    """Run `pip WORDS`. Raises ConfigInvalid; its message names the task `doing`."""
+    """Run `pip WORDS`. If pip fails, raise ConfigInvalid with a message that names the task `doing`."""
     if importlib.util.find_spec("pip") is None:
         raise ConfigInvalid(f"cannot {doing}: pip is missing. Install it: {sys.executable} -m ensurepip")
     run_module("pip", ["--disable-pip-version-check", "--no-input", *words], doing)
 
 
 def run_module(module: str, words: Sequence[str], doing: str, cwd: Path | None = None) -> None:
-    """Run `python -m MODULE WORDS` in `cwd`. Raises ConfigInvalid; its message names the task `doing`."""
+    """Run `python -m MODULE WORDS` in the folder `cwd`.
+
+    If the command fails, raise ConfigInvalid with a message that names the task `doing`.
+    """
     command = [sys.executable, "-m", module, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False, cwd=cwd)

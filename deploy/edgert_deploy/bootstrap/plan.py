@@ -1,4 +1,4 @@
-"""The request of a bootstrap, and the plan of its steps. Planning changes no file on the device."""
+"""The request of a bootstrap, and the plan of its steps."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class BootstrapOptions:
     Attributes:
         keys: The public keys that the device trusts.
         broker: The MQTT broker of the device, if it has one.
-        engines: "all" engines of the profile, its "first", or names separated by commas. With "all", an engine without
-            wheels for the device is left out. Otherwise every engine must load.
-        service: "systemd"; "monitor", which is edgertd's own and does not start after a reboot; or "auto", which means
-            systemd if the device runs it.
+        engines: "all" for all engines of the profile, "first" for its first engine, or names separated by commas. With
+            "all", an engine without wheels for the device is left out. Otherwise every engine must load.
+        service: "systemd"; "monitor", which is edgertd's own monitor and does not start after a reboot; or "auto". With
+            "auto", a running monitor stays. Otherwise "auto" means "systemd" if the device runs systemd.
         settings: Values for the device's config.toml, such as {"serving": {"window_s": 10.0}}.
         upgrade: Whether this host's runtime replaces the runtime in use.
-        trial_s: The limit for the trial of a new runtime.
+        trial_s: The longest duration of the trial of a new runtime.
         unlocked: Whether the newest wheels are installed, instead of those in the lock.
         following: The channel that the device follows.
         extras: The extras of edgert to install. The device also keeps the extras that it has.
@@ -96,7 +96,11 @@ class BootstrapOptions:
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """The steps of a bootstrap. `files` differ on the device; `runtime` is None if the device needs none."""
+    """The steps of a bootstrap.
+
+    `files` has only the files to write, because they differ on the device or are missing. `runtime` is None if the
+    device needs no runtime of its own.
+    """
 
     device: Device
     profile: DeviceProfile
@@ -120,7 +124,8 @@ class BootstrapPlan:
             lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
             if plan.action is RuntimeAction.UPGRADE:
                 lines.append(
-                    f"self-test it, then try it for at most {self.options.trial_s:.0f} s; {plan.in_use} stays if it fails"
+                    f"self-test runtime {plan.id}, then try it for at most {self.options.trial_s:.0f} s; if it fails, "
+                    f"{plan.in_use} stays"
                 )
         lines += [f"write {file.change}: {file.path}" for file in self.files]
         if lines or self.restart_due:
@@ -219,23 +224,25 @@ def _plan_runtime(
         progress,
         shrink=not options.exactly,
         lock=lock,
-        extras=sorted({*options.extras, *installed.in_use.extras}),  # the device's models may need its extras
+        extras=sorted({*options.extras, *installed.in_use.extras}),  # the models may need the extras of the old runtime
     )
     plan = plan_runtime(installed, facts, house, upgrade=options.upgrade, exactly=options.exactly)
     if plan.action is RuntimeAction.UPGRADE and installed.configured:
-        runtimes.live_models()  # a deployment may be under way: refuse before a byte is sent
+        runtimes.live_models()  # raises DeployUnderWay, if a deployment is under way, before a byte is sent
     for engine, why in house.lacking.items():
         progress(f"{engine} is left out: {why}")
     if plan.action is RuntimeAction.KEEP:
-        progress(f"runtime {plan.in_use} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
+        progress(
+            f"runtime {plan.in_use} stays; --upgrade installs this host's runtime {plan.id} with edgert {plan.edgert}"
+        )
     return installed, house, plan
 
 
 def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -> tuple[DeviceFile, ...]:
-    """Return `files` without the script and the unit of the runtime that stays.
+    """Return `files` without the script and the unit, which belong to the runtime that stays.
 
-    So hosts with different versions do not overwrite each other's files. A missing file stays in the list, and so does
-    the unit if the configuration changes.
+    So hosts with different versions do not overwrite each other's files. A script or a unit that the device lacks stays
+    in the list. The unit also stays in the list if the configuration changes.
     """
     configured = any(file.change == "configuration" for file in files)
     own = ("runtime.sh",) if configured else ("runtime.sh", "unit")
@@ -248,7 +255,9 @@ def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -
 
 def check_no_trial(device: Device, installed: InstalledRuntimes) -> None:
     if installed.trial:
-        raise DeployUnderWay(f"{device.name} has a new runtime on trial, which ends within minutes: try again then")
+        raise DeployUnderWay(
+            f"{device.name} has a new runtime on trial. The trial ends within minutes: try again after its end"
+        )
 
 
 def restart_marker(device: Device) -> str:

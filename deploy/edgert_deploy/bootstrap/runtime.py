@@ -1,17 +1,19 @@
 """The runtimes of a device: Python environments side by side. One of them is in use.
 
-    HOME/venvs/<id>/     environments, named by their wheels; a complete one has a `.complete` with its contents
+    HOME/venvs/<id>/     environments; the id is a hash of the wheels; in a complete environment, the file `.complete`
+                         lists its contents
     HOME/venv            symbolic link to the environment in use
     HOME/previous        symbolic link to the previous environment, which is kept
-    HOME/wheels/         wheels during an installation
-    HOME/runtime.sh      decides on the device which environment is in use (on_device/runtime.sh)
+    HOME/wheels/         the wheels that the host sends for an installation
+    HOME/runtime.sh      the script that decides on the device which environment is in use (on_device/runtime.sh)
     HOME/trial           exists during the trial of a new runtime
     HOME/outcome         the result of the last trial
-    HOME/setup, working  the claim of a set-up, and the lock of the command that makes an environment (devices.claims)
-    HOME/restart-due     exists while the installed software or configuration is newer than the daemon's
+    HOME/setup           the claim of a set-up (devices.claims)
+    HOME/working         the lock of the command that makes an environment (devices.claims)
+    HOME/restart-due     exists while the daemon still runs with older software or an older configuration
 
 The host starts a trial and watches it, but the device alone decides which runtime stays. `inspect` finds the installed
-runtimes. `plan_runtime` plans the transfer and the disk space for it.
+runtimes. `plan_runtime` plans the change of the runtime, with the transfer and the disk space that it needs.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class RuntimeAction(str, Enum):
     UPGRADE = "upgrade"
     KEEP = "keep"  # the runtime in use differs from this host's, and stays
     NONE = "none"  # the runtime in use is this host's
-    ROLLBACK = "rollback"  # to the previous runtime
+    ROLLBACK = "rollback"  # the previous runtime comes into use again
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,8 @@ class Runtimes:
     def live_models(self) -> tuple[str, ...]:
         """Return the models that the runtime in use serves; () if the daemon does not answer.
 
-        Raises DeployUnderWay if a model is being deployed or on trial, because a failure could not be assigned to one
-        of two trials.
+        Raises DeployUnderWay if a model is being deployed or on trial. With two trials at the same time, nobody could
+        tell which of them caused a failure.
         """
         try:
             status = RemoteDaemon(self.transport, self.device).status()
@@ -238,10 +240,10 @@ class Runtimes:
     ) -> None:
         """Make the complete environment `plan.id` beside the one in use.
 
-        No link points at the new environment yet.
+        The links in HOME do not change, so the new environment is not yet in use.
 
-        Raises StorageFailed before the first byte if there is too little space, EngineMissing if no engine loads (with
-        `exactly`, if any engine does not load), and DeviceError.
+        Raises DeviceError; StorageFailed, before the first byte is sent, if the disk has too little free space; and
+        EngineMissing if no engine loads. With `exactly`, raises EngineMissing if any engine does not load.
         """
         if plan.id in installed.complete:
             return
@@ -286,7 +288,10 @@ class Runtimes:
         self.run_checked(["sh", "-c", script, "sh", self.device.home, plan.id])
 
     def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
-        """Make the new runtime load each model and answer its golden samples. Raises RolledBack if it fails."""
+        """Make the new runtime load each model and answer its golden samples.
+
+        Raises RolledBack if the new runtime fails.
+        """
         folder = f"{self.device.home}/venvs/{plan.id}"
         why = self_test(self.transport.run, folder, self.device.state, models)
         if why:
@@ -299,7 +304,7 @@ class Runtimes:
             runtime: The id of a complete environment.
             models: The models that the new runtime must serve.
             manager: The service manager of the daemon: "system", "user" or "monitor".
-            trial_s: The limit for the trial.
+            trial_s: The longest duration of the trial.
 
         Raises RolledBack with the device's reason, HealthCheckFailed if the device does not decide in time, and
         DeviceUnreachable if the link stays lost. In this case, the device decides alone.
@@ -334,7 +339,7 @@ class Runtimes:
         )
 
     def collect(self) -> None:
-        """Remove all environments except those in use and previous."""
+        """Remove all environments except the one in use and the previous one."""
         self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
     def run_checked(self, argv: Sequence[str]) -> Result:

@@ -31,7 +31,7 @@ def collect_runtime(
     options: BootstrapOptions,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[RuntimeRelease, dict[str, Path]]:
-    """Collect the wheels of a runtime release; return the release, and its files by SHA-256.
+    """Collect the wheels of a runtime release; return the release, and its wheels by SHA-256.
 
     Args:
         number: The number of the release.
@@ -68,7 +68,7 @@ def publish_runtime(
     on_bytes: OnBytes = lambda sent, total: None,
     on_pause: OnPause = lambda text: None,
 ) -> Release:
-    """Sign the release and put it into the registry. `files` are its wheels by SHA-256.
+    """Sign the release and put it into the registry. `files` maps the SHA-256 of each wheel to its path.
 
     Raises the errors of `put_release`.
     """

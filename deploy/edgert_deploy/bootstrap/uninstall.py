@@ -1,8 +1,9 @@
 """Removes the files that bootstrap made. Only `purge` removes models, keys and configuration.
 
-An uninstall removes files by name, then the folders that are empty. Other files stay, and are listed. One shell script
-does the work on the device (on_device/uninstall.sh). After an interruption, you can run the uninstall again. Before it
-removes the runtime and the credentials, the device clears its retained messages at the broker.
+An uninstall removes files by name, and then removes the folders that are empty. Other files stay, and the result lists
+them. One shell script does the work on the device (on_device/uninstall.sh). After an interruption, you can run the
+uninstall again. Before an uninstall removes the runtime and the credentials, the device clears its retained messages at
+the broker.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CREDENTIALS = {"mqtt": ("username", "password_file", "ca", "cert", "key"), "foll
 
 @dataclass(frozen=True)
 class Removal:
-    """The result of an uninstall: the things that it removed (or would remove), and the things that stay."""
+    """The result of an uninstall: the things that it removed, or in a dry run would remove, and those that stay."""
 
     device: str
     removed: tuple[str, ...]
@@ -40,7 +41,7 @@ class Removal:
 def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: LineSink = lambda _: None
 ) -> Removal:
-    """Remove the files of bootstrap from `device`; `purge` includes models, keys and configuration.
+    """Remove the files of bootstrap from `device`. With `purge`, also remove models, keys and configuration.
 
     Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """
@@ -75,9 +76,9 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
 
 
 def _stop_daemon(device: Device, transport: Transport) -> None:
-    """Stop a daemon that no service manager runs. The script needs no runtime."""
+    """Stop a daemon that no service manager runs. The host sends the script, so HOME may be incomplete."""
     if not device.kind.needs_runtime:
-        with contextlib.suppress(EdgeRTError):  # the device was never set up
+        with contextlib.suppress(EdgeRTError):  # the call fails if the device was never set up
             RemoteDaemon(transport, device).call("stop")
         return
     words = ["sh", "-c", script_text().decode(), script_path(device), "stop", device.state]

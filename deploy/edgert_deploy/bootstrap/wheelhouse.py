@@ -37,10 +37,10 @@ from edgert_deploy.common.folders import cache_folder
 
 ROUNDS_MAX = 6  # each round downloads the requirements of the wheels from the round before
 KEY_FORMAT = "4"
-PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel at its download
-# These are always installed, because pip on the device cannot reach an index later.
+PINS_NAME = "pins.txt"  # the file with the name of each wheel and its SHA-256 at the download
+# These extras are always installed, because pip on the device cannot reach an index later.
 DEFAULT_EXTRAS = ("http", "channels")
-OPTIONAL_EXTRAS = ("text",)  # installed if a bootstrap names them
+OPTIONAL_EXTRAS = ("text",)  # the extras that are installed only if a bootstrap names them
 # Packages that are installed without their requirements: tokenizers requires huggingface-hub, which a device does not
 # need.
 NO_DEPS = ("tokenizers",)
@@ -50,7 +50,7 @@ WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
 
 @dataclass(frozen=True)
 class WheelTarget:
-    """The system that the wheels are for: Python `3.11`, `uname -m`, glibc `2.36`."""
+    """The system that the wheels are for, such as Python `3.11` and glibc `2.36`. `machine` is from `uname -m`."""
 
     python: str
     machine: str
@@ -87,8 +87,8 @@ class Wheelhouse:
         version: The version of edgert.
         engines: The requested engines that have wheels.
         digest: A hash of the content of all wheels.
-        lacking: The other requested engines, each with the reason.
-        sbom: The bill of materials.
+        lacking: The requested engines that have no wheels, each with the reason.
+        sbom: The file with the bill of materials.
         extras: The included optional extras.
     """
 
@@ -102,7 +102,7 @@ class Wheelhouse:
     extras: tuple[str, ...] = ()
 
     def size_bytes(self, names: Iterable[str]) -> int:
-        """Return the size of the named wheels."""
+        """Return the total size of the named wheels."""
         chosen = set(names)
         return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in chosen)
 
@@ -132,8 +132,8 @@ def prepare(
         engines: The engines to install.
         progress: Gets a line for each step.
         shrink: Whether engines without wheels for the target are left out, as long as one engine remains.
-        lock: The versions to download, if the lock is for this processor. Otherwise, this function downloads the newest
-            versions that fit.
+        lock: The lock with the versions to download. Without a lock, and for a processor that is not in MACHINES, this
+            function downloads the newest versions that fit.
         extras: Some of OPTIONAL_EXTRAS.
 
     Raises EngineMissing if an engine has no wheels, and ConfigInvalid if this host has no network or no pip, or if a
@@ -154,7 +154,7 @@ class _DownloadSpec:
     extras: tuple[str, ...]
 
 
-_COLLECTING = threading.Lock()  # devices of one kind share a download
+_COLLECTING = threading.Lock()  # one thread collects at a time, so that devices of one kind share a download
 _OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once per process
 
 
@@ -209,7 +209,7 @@ def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
 
 
 def _collected(own: Path, engines: Sequence[str], spec: _DownloadSpec) -> Path:
-    """Return the folder with the wheels of all requirements on the target; fill a new folder."""
+    """Return the folder with the wheels of all requirements on the target. If it is missing, make and fill it."""
     target, requirements = spec.target, _direct_requirements(own, engines, spec)
     folder = cache_folder() / "wheels" / _key(target, requirements, spec.lock.digest if spec.lock else "")
     if not folder.is_dir():
@@ -237,7 +237,10 @@ def _checked_pins(folder: Path) -> dict[str, str]:
 
 
 def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
-    """Return the requirements of `roots` and of all their wheels on `target` that `wheels` does not meet."""
+    """Return the requirements that no wheel in `wheels` meets.
+
+    This function checks `roots`, and for each wheel that meets a requirement, the wheel's own requirements on `target`.
+    """
     by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
     todo, seen, absent = list(roots), set[tuple[str, str]](), []
     while todo:
@@ -281,7 +284,7 @@ def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelT
                 raise
             raise ConfigInvalid(
                 f"{error.message}. This edgert pins the versions and the hashes of a device's wheels: "
-                "if your index lacks one of them, use --unlocked, which installs the newest versions that fit"
+                "if your index lacks one of these wheels, use --unlocked, which installs the newest versions that fit"
             ) from error
 
 
@@ -304,12 +307,12 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpec) -> list[Requirement]:
-    """Return the requirements of edgert, its extras and `engines`.
+    """Return the requirements of edgert, of its extras and of `engines`.
 
     Raises EngineMissing for an engine without wheels.
     """
     target = spec.target
-    # pip is included: many systems ship Python without it.
+    # pip is included, because many systems ship Python without pip.
     requirements = [Requirement("pip"), *_needs(wheel, "", target)]
     for extra in (*DEFAULT_EXTRAS, *spec.extras):
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
@@ -332,7 +335,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpe
 
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
-    """Return the requirements of a wheel on `target`; with `extra`, only those that this extra adds."""
+    """Return the requirements of a wheel on `target`. With `extra`, return only those that this extra adds."""
     requirements: list[Requirement] = []
     if parse_wheel_filename(wheel.name)[0] in NO_DEPS:
         return requirements

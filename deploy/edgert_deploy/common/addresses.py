@@ -38,5 +38,5 @@ def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[s
     if not valid or not host or odd or (colon and not (port.isascii() and port.isdecimal())):
         raise ConfigInvalid(f"{text!r} is not an address: give HOST[:PORT], and for IPv6 [ADDRESS]:PORT")
     if colon and not port_min <= int(port) <= PORT_MAX:
-        raise ConfigInvalid(f"{text!r} has port {port}: give one from {port_min} to {PORT_MAX}")
+        raise ConfigInvalid(f"{text!r} has port {port}: give a port from {port_min} to {PORT_MAX}")
     return host, int(port) if colon else default_port

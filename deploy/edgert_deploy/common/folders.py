@@ -18,7 +18,7 @@ def config_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/edgert, else ~/.cache/edgert. It may be removed at any time."""
+    """Return $XDG_CACHE_HOME/edgert, else ~/.cache/edgert. The user may remove this folder at any time."""
     return _base("XDG_CACHE_HOME", ".cache") / "edgert"
 
 
@@ -28,7 +28,10 @@ def state_folder() -> Path:
 
 
 def _base(variable: str, below_home: str) -> Path:
-    """Return the folder in `variable`, else in the home folder. Raises ConfigInvalid if neither is known."""
+    """Return the folder that `variable` names, else the folder `below_home` of the home folder.
+
+    Raises ConfigInvalid if neither the variable nor the home folder is known.
+    """
     folder = os.environ.get(variable, "")
     if os.path.isabs(folder):  # the specification says to ignore relative paths
         return Path(folder)

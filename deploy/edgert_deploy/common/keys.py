@@ -30,9 +30,9 @@ def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def signing_key(given: str | None) -> SigningKey:
-    """Read the private key with the name or in the file `given`. Raises ConfigInvalid.
+    """Read the user's private key. Raises ConfigInvalid.
 
-    Without `given`, read the user's key `default`.
+    `given` is the name of the key or the path of its file. Without `given`, read the key `default`.
     """
     if given and is_key_file(given):
         return read_signing_key(Path(given))
@@ -55,7 +55,7 @@ def _no_signing_key(name: str) -> str:
         return f"{lacks}: choose with --key {' or --key '.join(others)}"
     if not project.is_users and key_paths(project.public_keys, name)[1].exists():
         return (
-            f"{lacks}: another host of the team has it. Make a key of your own (edgert keys new --name NAME), have the devices "
+            f"{lacks}: another host of the team has it. Make a key of your own (edgert keys new --name NAME), make the devices "
             "trust it (edgert bootstrap all --key NAME), then sign with --key NAME"
         )
     return f"{lacks}: make it with edgert keys new" + ("" if name == DEFAULT else f" --name {name}")
@@ -98,7 +98,9 @@ def check_new_key(name: str, folder: Path) -> None:
     if project.is_users:
         return
     if folder.resolve().is_relative_to(project.root):
-        raise ConfigInvalid(f"{folder} is in the project {project.root}, which a team commits: give a --dir outside")
+        raise ConfigInvalid(
+            f"{folder} is in the project {project.root}, which a team commits: give a --dir outside the project"
+        )
     if key_paths(project.public_keys, name)[1].exists():
         raise ConfigInvalid(f"the project has a key {name} already, in {project.public_keys}: give another --name")
 

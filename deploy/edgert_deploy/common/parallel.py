@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 AT_ONCE_DEFAULT = 8
-# A deployment mostly waits for its device: 16 at a time use about a sixth of a core (bench/rollout.py).
-AT_ONCE_PER_CORE, AT_ONCE_MAX = 16, 128
-FILES_EACH = 8  # open at once for a connection: its socket, pipes, the bundle
+# A deployment mostly waits for its device: 16 deployments at a time use about a sixth of a core (bench/rollout.py).
+AT_ONCE_PER_CORE = 16
+AT_ONCE_MAX = 128
+FILES_EACH = 8  # one connection has at most this many open files: its socket, its pipes and the bundle
 POLL_S = 0.1  # a second Ctrl-C takes effect within this time
 
 Item = TypeVar("Item")
@@ -55,7 +56,7 @@ class UserStop:
 
         def pressed(*_: Any) -> None:
             self.press()
-            # The interrupted code may hold the locks of Python's own buffers.
+            # The interrupted code may hold the locks of Python's own buffers, so this code writes without them.
             if text := second if self.abandoned else first:
                 os.write(2, f"\n{text}\n".encode())
 
@@ -67,7 +68,7 @@ class UserStop:
 
 
 def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
-    """Return how many deployments this host can run at a time: its cores and open files limit the number."""
+    """Return how many deployments this host can run at a time, by its cores and its limit of open files."""
     cores = cores or len(os.sched_getaffinity(0))
     if files_max is None:
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

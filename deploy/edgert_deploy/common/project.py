@@ -63,14 +63,17 @@ _TAKES = {
 
 @dataclass(frozen=True)
 class BrokerDefaults(BrokerLogin):
-    """`[broker]`. `address` is HOST[:PORT]."""
+    """The table `[broker]`. `address` is HOST[:PORT]."""
 
     address: str = ""
 
 
 @dataclass(frozen=True)
 class RegistryDefaults(Closed):
-    """`[registry]`: `address` is oci://HOST/REPOSITORY. `ca` and `login` are files; "": the defaults."""
+    """The table `[registry]`. `address` is oci://HOST/REPOSITORY.
+
+    `ca` and `login` are the paths of files; "" means the default of the command.
+    """
 
     address: str = ""
     ca: str = ""
@@ -82,9 +85,9 @@ Defaults = TypeVar("Defaults", BrokerDefaults, RegistryDefaults)
 
 @dataclass(frozen=True)
 class Project:
-    """A project's folder and its `edgert.toml`, with absolute paths; None and "" for missing keys.
+    """A project's folder and the keys of its `edgert.toml`. All paths are absolute. A missing key is None or "".
 
-    `store` is the URL or the file of the fleet's store. `keys` holds the user's signing keys.
+    `store` is the URL or the file of the fleet's store. The folder `keys` holds the user's signing keys.
     """
 
     root: Path
@@ -265,14 +268,15 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
 def _login(
     file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
 ) -> Defaults:
-    """Return the table `name` with absolute paths. Raises ConfigInvalid, even for a secret in the project.
+    """Return the table `name` with absolute paths. Raises ConfigInvalid, also if a secret is in the project.
 
     Args:
         file: The `edgert.toml`.
         name: The name of the table, for messages.
         kind: The dataclass of the table.
         table: The values of the table.
-        files, secrets: The keys whose values are paths; secrets must be outside of the project.
+        files: The keys whose values are paths.
+        secrets: The keys whose values are paths of secrets, which must be outside the project.
     """
     login = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {

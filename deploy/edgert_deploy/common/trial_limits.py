@@ -10,7 +10,7 @@
     p99_ms = 8
     agreement = "99%"
 
-The command line takes precedence over both; `off` removes a limit.
+The command line takes precedence over both tables; `off` removes a limit.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def limits_for(
 
     Args:
         model: The model on trial.
-        table: `[trial]` of the project.
+        table: The table `[trial]` of the project.
         limits: The limits of the command line; None removes a limit.
-        watch_s, unattended: The options of the command line; None if they are not given.
-        trial_s: The length of the trial.
+        watch_s, unattended: The options of the command line; None for an option that is not given.
+        trial_s: The time that the host has to mark the version good, unless the device does it unattended.
     """
     merged = {**_merged(table, model), **limits}
     if watch_s is not None:

@@ -1,7 +1,7 @@
 """Measurements on a device: of artifacts that run directly in the engine, or of the live version.
 
-The host writes the artifacts into a folder for `edgertd bench`, sends it, and removes it afterwards. Only compiled
-models (`STATE/cache`) stay on the device. The packager measures its candidates in the same way.
+The host sends a folder with the artifacts for `edgertd bench`, and afterwards removes this folder from the device. Only
+compiled models (`STATE/cache`) stay on the device. The packager measures its candidates in the same way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
-BENCH_S_MAX = 3600.0  # an engine may compile first
+BENCH_S_MAX = 3600.0  # this limit is long, because an engine may compile the artifact first
 
 
 def bench_live_on(

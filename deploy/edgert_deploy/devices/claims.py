@@ -39,7 +39,7 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
-SPARE_S = 240.0  # a set-up's claim outlasts its longest command by this time
+SPARE_S = 240.0  # the claim of a set-up lasts this much longer than the time limit of the running command
 SLOW_LINK_BYTES_PER_S = 50_000  # the slowest transfer for which a claim lasts long enough
 TOKEN_BYTES_MAX = 200
 # EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
@@ -49,8 +49,12 @@ KNOWN = (
     r"|previous|runtime\.sh|receipt|lock|setup|working|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
     r"|(latest_time|revoked_keys)\.json|\.(latest_time|revoked_keys)\.json\.new|follow"
 )
-_SET_UP = "/setup"  # no model has this name
-_TAKEN, _FOREIGN, _RUNTIME_TRIAL, _UNWRITABLE = 75, 73, 76, 77  # exit codes of the script
+_SET_UP = "/setup"  # stands for the name of the model in the record of a set-up; no model has this name
+# The exit codes of the script.
+_FOREIGN = 73  # a folder holds other files than those of EdgeRT
+_TAKEN = 75  # another host has the claim
+_RUNTIME_TRIAL = 76  # a new runtime is on trial
+_UNWRITABLE = 77  # a folder cannot be written
 _NOT_SET_UP = "none"
 
 
@@ -102,7 +106,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("here"))
         finally:
             with contextlib.suppress(EdgeRTError):
-                # without a link, the claim expires on the device, and stays recorded here
+                # If the link is lost, the claim expires on the device, and its token stays recorded on this host.
                 daemon.call("unclaim", token)
                 _write(note, "")
 
@@ -112,8 +116,8 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
     """Claim the whole device; yield a transport that runs commands only while this host has the claim.
 
     With `make` False, the function neither changes nor claims a device that was never set up. Raises DeployUnderWay if
-    another host sets the device up, StorageFailed if the device's disk is full, and DeviceError if its folders hold
-    other files.
+    another host sets the device up, StorageFailed if the device's disk is full, and DeviceError if the device's folders
+    hold other files or cannot be written.
     """
     with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
         if not device.kind.needs_runtime:
@@ -145,7 +149,7 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
 
 
 def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Record on the device the folders that bootstrap will create. An uninstall removes only these."""
+    """Record on the device the folders that bootstrap will create. An uninstall removes only recorded folders."""
     _script(device, transport, ("note", device.home, *folders))
 
 
@@ -187,8 +191,8 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
         )
     if result.exit_code == _RUNTIME_TRIAL:
         raise DeployUnderWay(
-            f"{device.name} is trying a new runtime and decides within {printed} s. Nothing was changed; try again then. "
-            f"If the trial does not end, this ends it: edgert bootstrap {device.name}"
+            f"{device.name} is trying a new runtime and decides within {printed} s. Nothing was changed; try again after "
+            f"this time. If the trial does not end, end it with: edgert bootstrap {device.name}"
         )
     if result.exit_code == _FOREIGN:
         raise DeviceError(
@@ -211,7 +215,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 def _noted(device: Device, what: str, other: str) -> Iterator[int]:
     """Lock this host's record of its last token for `what`.
 
-    The message of DeployUnderWay names `other`.
+    If another process has locked the record, raise DeployUnderWay with a message that names `other`.
     """
     folder = cache_folder() / "claims"
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]

@@ -1,6 +1,6 @@
 """The files that configure a device: config.toml, the trusted keys, the broker's secrets.
 
-A file is written only if its content differs, and if the runtime on the device accepts the content.
+A file is written only if its content differs. A configuration is written only if the runtime on the device accepts it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Following:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A file that the device should have. For messages, `change` describes a change of the file."""
+    """A file that the device should have. `change` is the text that names a change of this file in messages."""
 
     path: str
     data: bytes
@@ -121,7 +121,7 @@ def wanted_files(
     Args:
         device: The device of the inventory.
         profile: The device's profile.
-        facts: The machine.
+        facts: The facts of the machine.
         keys: The keys that the device should trust.
         broker: The broker to report to; None leaves the broker unchanged.
         following: The channel to follow; None leaves the channel unchanged.
@@ -138,7 +138,7 @@ def wanted_files(
         "machine": facts.machine,
     }
     if has_unit and facts.uid == 0:
-        ours["socket"] = profile.socket  # systemd makes its folder under /run
+        ours["socket"] = profile.socket  # systemd makes the socket's folder under /run
     document = _parsed(config_text(state, transport))
     if broker is not None:
         present = _table(document, "mqtt")
@@ -168,8 +168,8 @@ def device_config(device: Device, transport: Transport) -> DeviceConfig:
 def config_text(state: str, transport: Transport) -> str:
     """Return the device's config.toml; "" if there is none. Raises StorageFailed if it cannot be read.
 
-    Root reads the file as the owner of STATE. Otherwise that user could make root read a file of root, by a link in its
-    place.
+    Root reads the file with the rights of the owner of STATE. Otherwise this owner could replace the file with a link,
+    and so make root read a file of root.
     """
     words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
     answer = transport.run(in_folder(state, words), QUICK_S_MAX)
@@ -221,7 +221,7 @@ def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user of the device's own login if it stays; "" if the login of `broker` replaces it."""
+    """Return the user of the device's own login if this login stays; "" if the login of `broker` replaces it."""
     table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
@@ -238,7 +238,7 @@ def _table(document: tomlkit.TOMLDocument, name: str) -> dict[str, Any]:
 
 
 def _check_tls_stays(table: Mapping[str, Any], broker: Broker, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigInvalid if `broker` would turn off the TLS that the device uses with this host."""
+    """Raise ConfigInvalid if `broker` would turn off the TLS that the device uses with the same broker."""
     same_host = table.get("host") == broker.host
     if same_host and table.get("tls") is True and not broker.tls and "tls" not in settings.get("mqtt", {}):
         raise ConfigInvalid(
@@ -296,7 +296,10 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
 def _named_files(
     table: dict[str, Any], state: str, files: Sequence[tuple[bytes | None, str, str, int]]
 ) -> tuple[dict[str, Any], list[DeviceFile]]:
-    """Return `table` with the paths of the given `files` (content, name, key, mode), and these files."""
+    """Return `table` with the path of each file that has a content, and these files.
+
+    Each of `files` is (content or None, name, key in the table, mode).
+    """
     present = [each for each in files if each[0] is not None]
     paths = {key: f"{state}/{name}" for _, name, key, _ in present}
     return table | paths, [DeviceFile(paths[key], data or b"", name, mode) for data, name, key, mode in present]
@@ -319,7 +322,7 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
     if not result.ok:
         answer = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
         raise ConfigInvalid(
-            f"{device.name}: the runtime there refuses this configuration ({answer}). Nothing was changed: omit the setting, "
+            f"{device.name}: its runtime refuses this configuration ({answer}). Nothing was changed: omit the setting, "
             "or install a newer runtime with --upgrade"
         )
 
@@ -335,7 +338,7 @@ def put(transport: Transport, device: Device, file: DeviceFile) -> None:
     """Write the file on the device.
 
     The daemon's user can change STATE, but only root can change STATE/keys. So a file for STATE is first written into
-    STATE/keys, and then renamed. Otherwise that user could make root overwrite another file, by a link.
+    STATE/keys, and then renamed. Otherwise the daemon's user could make root overwrite another file, by a link.
     """
     target = PurePosixPath(file.path)
     keys = f"{device.state}/keys"

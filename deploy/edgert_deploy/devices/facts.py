@@ -20,9 +20,9 @@ NO_GLIBC = (
     "has no glibc (Alpine has musl), and the engines have no wheels for such a system. Use a system with glibc, such as "
     "Debian, or a Debian container"
 )
-MEMORY_SLACK = 0.85  # a "4 GB" board reports less, since firmware and GPU reserve a part
+MEMORY_SLACK = 0.85  # a "4 GB" board reports less memory, because firmware and GPU reserve a part
 
-# `uname -m` prints the kernel's word size. A 32-bit system may run on a 64-bit kernel, so Python reports its own.
+# `uname -m` describes the kernel. A 32-bit system may run on a 64-bit kernel, so Python reports its own word size.
 _PYTHON_LINE = (
     "import sys, importlib.util as u; lacks = [n for n in ('_ctypes', '_sqlite3', '_ssl', 'zlib') if not u.find_spec(n)]; "
     "print('python=%d.%d %d %s' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32, ','.join(lacks) or '-'))"
@@ -87,8 +87,8 @@ _ACCELERATORS = {
     "/dev/nvidia0": "NVIDIA GPU",
     "/dev/apex_0": "Coral Edge TPU",
     "/dev/hailo0": "Hailo",
-    "usb 1a6e:089a": "Coral Edge TPU",  # before its firmware is loaded, and after
-    "usb 18d1:9302": "Coral Edge TPU",
+    "usb 1a6e:089a": "Coral Edge TPU",  # before its firmware is loaded
+    "usb 18d1:9302": "Coral Edge TPU",  # after its firmware is loaded
 }
 _32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
 
@@ -109,7 +109,7 @@ class MachineFacts:
         disk_free_mb: The free space where bootstrap installs; 0 means unknown.
         python_lacks: The modules of the standard library that EdgeRT needs and this Python lacks.
         l4t: The version of a Jetson's system, such as 36.4.3.
-        engines: The versions of installed packages by name, in EdgeRT's own environment if there is one.
+        engines: The versions of the engines' packages by name, in EdgeRT's own environment if there is one.
     """
 
     machine: str
@@ -202,7 +202,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
-    """Return the reasons why `profile` does not fit this machine: processor, Python, glibc or memory."""
+    """Return why `profile` does not fit this machine, by check: "processor", "python", "glibc" or "memory"."""
     reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:
@@ -254,7 +254,7 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
 
 
 def _is_near(profile: DeviceProfile, facts: MachineFacts) -> bool:
-    """Return whether `profile` is for this processor, or for this Jetson with another system."""
+    """Return whether `profile` is for this processor, or whether both are for a Jetson, whose system may differ."""
     return not profile.machines or facts.machine in profile.machines or bool(facts.l4t and profile.match.l4t)
 
 
@@ -271,7 +271,10 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
-    """Score how well `profile` names this machine; 0: not at all. A named processor has twice the weight."""
+    """Return how well `profile` names this machine; 0 means that it does not name this machine.
+
+    The name of the processor has twice the weight of the name of the board.
+    """
     match = profile.match
     if not (match.model or match.cpu):
         return int(_contains(facts.model, profile.name.replace("-", " ")))

@@ -13,7 +13,7 @@
     jump = "ops@bastion"               # a jump host
     jump_host_key = "ssh-ed25519 AAAA..."
 
-People edit this file, so a command keeps its comments and its order. A command replaces the file in one step or leaves
+People edit this file, so a command keeps the comments and the order. A command replaces the file in one step or leaves
 it unchanged. `--inventory` names the file. Without this option, commands use the project's inventory
 (edgert_deploy.common.project).
 """
@@ -202,8 +202,8 @@ class Inventory:
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
         """Apply `edit` to the present entry of each of these devices in the file. Return the changed devices.
 
-        Changes of other commands, order and comments stay. Raises ConfigInvalid for an unknown name and for an invalid
-        device.
+        Changes by other commands stay, and so do the order and the comments. Raises ConfigInvalid for an unknown name
+        and for an invalid device.
         """
         with self._changing() as document:
             present = _devices(document, self.path)
@@ -226,7 +226,7 @@ class Inventory:
                 # shebang lines, `find` and `sed` do not support these characters
                 raise ConfigInvalid(
                     f"device {device.name}: the folder {path!r} has {odd!r} in its name, and programs on the device do not "
-                    "start from such a path: give others with --state and --home"
+                    "start from such a path: give other folders with --state and --home"
                 )
         if device.name in {d.name for d in present}:
             raise ConfigInvalid(
@@ -318,10 +318,11 @@ def _device(name: str, table: Any, path: Path) -> Device:
     where = f"[devices.{name}] in {path}"
     if isinstance(table, dict):
         if "name" in table:
-            raise ConfigInvalid(f"{where} has an unknown key 'name': the table's own name is the device's")
+            raise ConfigInvalid(f"{where} has an unknown key 'name': the name of the table is the name of the device")
         table = {**table, "name": name}
     device = from_table(Device, table, where)
-    # The daemon, its unit and the scripts compare these paths as text. A shell completes a folder's name with a slash.
+    # The daemon, its unit and the scripts compare these paths as text, so each path gets its normal form here. For
+    # example, a shell completes the name of a folder with a slash.
     paths = {key: posixpath.normpath(path) for key in ("state", "home") if (path := getattr(device, key))}
     device = replace(device, **paths)
     _check_device(device, where)

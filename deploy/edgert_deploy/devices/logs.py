@@ -61,7 +61,10 @@ if test -n "$going_on"; then follow tail -n "$lines" -F "$log"; elif test -z "$f
 
 @dataclass(frozen=True)
 class LogRequest:
-    """A request for the last `lines` lines since `since` ("": any time) about `model` ("": all models)."""
+    """A request for the last `lines` lines of a log.
+
+    `since` is from `parse_since`; "" means any time. Only lines about `model` are wanted; "" means all models.
+    """
 
     lines: int = 200
     since: str = ""
@@ -70,7 +73,7 @@ class LogRequest:
     def words(self, device: Device, *, follow: bool = False) -> list[str]:
         """Return the command that prints the lines.
 
-        For one model, it prints more lines, and this host filters them.
+        For one model, the command prints more lines, and this host filters them.
         """
         lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
         words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
@@ -120,7 +123,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
             line = for_any_shell([*SUDO, *words] if device.become else words)
             words = [*stack.enter_context(ssh_command(device, *FOR_A_PROGRAM)), line]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
-        stack.enter_context(process)  # its exit closes the pipes and waits for the end
+        stack.enter_context(process)  # at its end, the context closes the pipes and waits for the process
         stack.callback(process.terminate)
         yield _until_it_ends(device, request, process)
 
@@ -143,7 +146,7 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
 def _no_log(device: Device, code: int, stderr: str) -> DeviceError:
     if code == _NO_LOG:
         return DeviceError(
-            f"{device.name} has no log yet, because EdgeRT never ran there: edgert bootstrap {device.name}"
+            f"{device.name} has no log yet, because EdgeRT never ran on it. Set it up: edgert bootstrap {device.name}"
         )
     advice = "only root and members of the group systemd-journal may read it" if "permission" in stderr.lower() else ""
     return DeviceError(

@@ -1,4 +1,4 @@
-"""Device profiles: reviewed data about a kind of device, one TOML file each, no code."""
+"""Device profiles. Each is a TOML file with reviewed data about a kind of device, and contains no code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PRECISIONS = ("auto", "int8", "fp16", "fp32")
 class Match(Closed):
     """The marks of this kind of device.
 
-    `model` has words in the name of the board, `cpu` words in the name of the processor, and `l4t` major versions of a
-    Jetson's system. A list matches if one of its entries matches. An empty list matches nothing.
+    `model` has words in the name of the board, `cpu` has words in the name of the processor, and `l4t` has major
+    versions of a Jetson's system. A list matches if one of its entries matches. An empty list matches nothing.
     """
 
     model: tuple[str, ...] = ()
@@ -73,10 +73,10 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return all profiles by name: of `profiles_dir`, ./profiles and the shipped ones.
+    """Return all profiles by name: those of `profiles_dir`, those of ./profiles, and those that ship with edgert.
 
-    If several folders have a profile of the same name, the first folder counts, as in `load_profile`. Raises
-    ConfigInvalid.
+    If several folders have a profile of the same name, the profile of the first folder counts, as in `load_profile`.
+    Raises ConfigInvalid.
     """
     paths: dict[str, Path] = {}
     for folder in _folders(profiles_dir):

@@ -1,4 +1,4 @@
-"""Calls `edgertd` on a device over a transport. Errors of the device become the same classes here."""
+"""Calls `edgertd` on a device over a transport. An error of the device is raised here with the same class."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 QUICK_S_MAX = 60.0
-INSTALL_S_MAX = 3600.0  # an engine may compile for many minutes, once
+INSTALL_S_MAX = 3600.0  # this limit is long, because an engine may compile a new model for many minutes
 ACTIVATE_S_MAX = 900.0
 CHECK_S_MAX = 180.0
 
 T = TypeVar("T")
 
 _COMMAND_NOT_FOUND = (126, 127)
-SIGNALLED = 128  # a shell adds the signal's number
+SIGNALLED = 128  # if a signal ended the command, a shell's exit code is this number plus the signal's number
 
 
 class DaemonCrashed(DeviceError):
@@ -39,8 +39,12 @@ class RemoteDaemon:
         return DeviceStatus.from_json(self.call("status"))
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
-        """Return the JSON of `edgertd WORDS --json`. Raises its errors, NotBootstrapped and RuntimeBroken."""
-        progress = None if words == ("status",) else self._progress  # the device may have no edgertd yet
+        """Return the JSON of `edgertd WORDS --json`.
+
+        Raises the error that `edgertd` reports, NotBootstrapped, RuntimeBroken, and the errors of the transport.
+        """
+        # `status` shows no stderr, because a device without edgertd would print the error of its shell.
+        progress = None if words == ("status",) else self._progress
         result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=progress)
         value = _object(result.stdout)
         if result.ok and value is not None:
@@ -66,7 +70,7 @@ class RemoteDaemon:
         message = str(reported.get("message", ""))
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)
-        # The advice in the device's message is for a shell on the device.
+        # The advice in the device's message is for a shell on the device. This host's user needs other commands.
         if reported["code"] == DaemonUnreachable.code and "edgertd start" in message:
             return DaemonUnreachable(
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
@@ -75,7 +79,7 @@ class RemoteDaemon:
 
 
 def answer_of(cls: type[T], value: Any) -> T:
-    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if it does not fit."""
+    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if the answer does not fit."""
     try:
         return from_json(cls, value)
     except Mistyped as error:
@@ -92,12 +96,12 @@ def edgertd(device: Device) -> list[str]:
 
 
 def script_path(device: Device) -> str:
-    """Return the path of the script on the device that changes its runtime."""
+    """Return the path of the script on the device that changes the device's runtime."""
     return f"{device.home}/runtime.sh"
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Return the last line of `text` that is a JSON object; None if there is none."""
+    """Return the last JSON object that is a line of `text`; None if no line is a JSON object."""
     for line in reversed(text.splitlines()):
         try:
             value = json.loads(line)

@@ -41,8 +41,8 @@ class Unit:
 def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
     """Return the unit that keeps edgertd running on the device; None if the monitor keeps it running.
 
-    `chosen` is auto, systemd or monitor. With auto, a running monitor continues to run. Raises DeviceError if both
-    systemd and the monitor would start the daemon.
+    `chosen` is auto, systemd or monitor. With auto, a running monitor continues to run. Raises DeviceError if `chosen`
+    is systemd and the device does not run systemd, and if both systemd and the monitor would start the daemon.
     """
     unit = unit_for(device, facts)
     if unit is None:
@@ -52,7 +52,7 @@ def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Tra
     monitored = transport.run(["sh", "-c", _MONITORED, "sh", device.state], QUICK_S_MAX).ok
     if chosen == "systemd" and monitored:
         raise DeviceError(
-            f"{device.name}: the monitor runs the daemon there, and would compete with systemd. Stop it there first: "
+            f"{device.name}: the monitor runs the daemon, and would compete with systemd. Stop it on the device first: "
             f"{shlex.join([*edgertd(device), 'stop'])}"
         )
     if chosen == "monitor" and not monitored and _systemd_has_unit(transport, device):
@@ -66,10 +66,10 @@ def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Tra
 def unit_for(
     device: Device, facts: MachineFacts, engines: Sequence[str] = (), config: DeviceConfig | None = None
 ) -> Unit | None:
-    """Return the unit that keeps edgertd running on the device; None if the monitor keeps it running.
+    """Return the unit that can keep edgertd running on the device; None if only the monitor can do this.
 
-    `engines` are the engines that may serve there. `config` is the device's configuration, if it is known. Raises
-    DeviceError if the daemon's user could change the programs that root runs.
+    `engines` are the engines that may serve on the device. `config` is the device's configuration, if it is known.
+    Raises DeviceError if the daemon's user could change the programs that root runs.
     """
     if not facts.systemd or not device.kind.needs_runtime:
         return None
@@ -136,25 +136,27 @@ def check(transport: Transport, device: Device, unit: Unit) -> None:
     """
     if not unit.user:
         if not transport.run(["sh", "-c", _CAN_MAKE_USER, "sh", USER], QUICK_S_MAX).ok:
-            raise DeviceError(f"{device.name}: useradd and runuser are missing; install there: passwd, util-linux")
+            raise DeviceError(
+                f"{device.name}: useradd and runuser are missing. Install the packages passwd and util-linux on the device"
+            )
         return
     done = transport.run(["sh", "-c", _LINGER, "sh", device.home], QUICK_S_MAX)
     if not done.ok:
         user = device.address.rpartition("@")[0] or "USER"
         raise DeviceError(
-            f"{device.name}: the service would end at log-out ({done.complaint()}). Nothing was sent; run there, as root: "
+            f"{device.name}: the service would end at log-out ({done.complaint()}). Nothing was sent; run on the device, as root: "
             f"loginctl enable-linger {user}"
         )
     done = transport.run(["sh", "-c", _USER_MANAGER], QUICK_S_MAX)
     if not done.ok:
         raise DeviceError(
-            f"{device.name}: systemd does not answer its user ({done.complaint()}). Nothing was sent; install there "
-            "dbus-user-session and libpam-systemd, or bootstrap with --service monitor"
+            f"{device.name}: systemd does not answer its user ({done.complaint()}). Nothing was sent; install "
+            "dbus-user-session and libpam-systemd on the device, or bootstrap with --service monitor"
         )
 
 
 def enable(transport: Transport, device: Device, unit: Unit) -> None:
-    """Enable the unit file at boot."""
+    """Make systemd read the unit file again, and start the unit at each boot."""
     _shell(transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "enable the unit", device)
 
 
@@ -188,7 +190,9 @@ def _shell(
 ) -> Result:
     done = transport.run(["sh", "-c", script, "sh", *words], timeout_s)
     if not done.ok:
-        raise DeviceError(f"{device.name}: cannot {doing}: {done.complaint()}. See there: journalctl -u {UNIT} -e")
+        raise DeviceError(
+            f"{device.name}: cannot {doing}: {done.complaint()}. See on the device: journalctl -u {UNIT} -e"
+        )
     return done
 
 
@@ -240,7 +244,7 @@ def _devices(engines: Sequence[str]) -> str:
 def _credentials(config: DeviceConfig | None) -> str:
     """Return the lines of the unit that pass secrets to the daemon, from files that only root may read.
 
-    The files are read-only for the daemon: otherwise it could replace them with links to other files of root.
+    The files are read-only for the daemon. Otherwise the daemon could replace them with links to other files of root.
     """
     lines = []
     if config is not None:

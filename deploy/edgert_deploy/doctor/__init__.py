@@ -1,6 +1,6 @@
 """The doctor checks every precondition on this host and on devices, and gives the next step.
 
-The doctor changes nothing. If a check cannot run, this is a finding, and the other checks continue.
+The doctor changes nothing. If a check cannot run, this is a finding too, and the other checks continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Finding:
         level: OK, WARN or FAIL.
         text: The result, for people.
         next_step: The command or action that repairs a fault; "" if there is no fault.
-        exit_code: The code of a failure; `edgert doctor` exits with the code of the first failure.
+        exit_code: The exit code of a failure; `edgert doctor` exits with the code of the first failure.
     """
 
     where: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings on `where` so far. `exit_code` is the default for failures."""
+    """The findings on `where` so far. `exit_code` is the exit code of a failure that gives no other code."""
 
     where: str
     exit_code: int

@@ -24,11 +24,13 @@ from edgert_deploy.doctor import Finding, Report
 
 LOOK_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500
-SKEW_S_WARN, SKEW_S_FAIL = 5.0, 300.0  # the clock decides whether certificates and bundles have expired
-WAITING_WARN = 500  # waiting reports; a model makes two reports in each window
+# A device's clock must be right, because it decides whether certificates and bundles have expired.
+SKEW_S_WARN = 5.0
+SKEW_S_FAIL = 300.0
+WAITING_WARN = 500  # more waiting reports give a warning; a model makes two reports in each window
 MODE_OTHERS_WRITE = 0o002
 
-# $1 state folder, $2 Python, $3 the text of the unit that serves that folder.
+# $1 is the state folder, $2 the Python, and $3 a text that only the unit of this state folder contains.
 _LOOK = (
     FREE_KB
     + r"""
@@ -159,7 +161,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
     _clock_agrees(report, int(answers["now"]) if answers.get("now", "").isdigit() else None, before, after)
     free_mb = int(answers["free_kb"]) // 1024 if answers.get("free_kb", "").isdigit() else 0
     room = f"{free_mb} MB free for {device.state}"
-    next_step = f"free some space there; {device.state}/cache may be removed at any time"
+    next_step = f"free some space on the device; {device.state}/cache may be removed at any time"
     report.graded("room", room, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)
     if not device.kind.needs_runtime:
         return
@@ -173,7 +175,9 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
             f"edgert bootstrap {device.name} after a reboot, or cron: {crontab_line(device)}",
         )
     elif lingers and lingers != "yes":
-        report.warn("service", f"services of {user} end at log-out", f"as root there: loginctl enable-linger {user}")
+        report.warn(
+            "service", f"services of {user} end at log-out", f"on the device, as root: loginctl enable-linger {user}"
+        )
     elif answers.get("enabled", "enabled") != "enabled":
         report.fail("service", "the unit is not started at boot", f"edgert bootstrap {device.name}")
     else:
@@ -197,7 +201,7 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
 def crontab_line(device: Device) -> str:
     """Return the line of a crontab that starts the monitor.
 
-    The line escapes %, because cron would end it there.
+    The line escapes each %, because cron would end the command at a %.
     """
     return f"@reboot {shlex.join(['sh', script_path(device), 'start', device.state])}".replace("%", r"\%")
 
@@ -244,7 +248,7 @@ def _daemon(report: _Report, status: DeviceStatus) -> None:
     elif int(words[0], 8) & MODE_OTHERS_WRITE:
         report.warn(
             "socket",
-            f"every user there may connect to {path} (mode {words[0]})",
+            f"every user of the device may connect to {path} (mode {words[0]})",
             f"set socket_group: edgert bootstrap {name} --set 'socket_group=\"GROUP\"'",
         )
     else:

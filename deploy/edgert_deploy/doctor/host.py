@@ -86,7 +86,9 @@ def _python(report: Report) -> None:
     if lowest <= sys.version_info[:2] <= highest:
         report.ok("python", versions)
     else:
-        report.warn("python", f"{versions}; edgert is tested with 3.10 to 3.13", "install edgert into one of these")
+        report.warn(
+            "python", f"{versions}; edgert is tested with 3.10 to 3.13", "install edgert into one of these versions"
+        )
 
 
 def _packages(report: Report) -> None:
@@ -105,7 +107,7 @@ def _packages(report: Report) -> None:
 
 def _engines(report: Report) -> None:
     for name, kind in ENGINES.items():
-        if name in FOR_TESTS or kind.system_package:  # this host judges no artifact in these engines
+        if name in FOR_TESTS or kind.system_package:  # this host evaluates no artifact with these engines
             continue
         try:
             report.ok("engines", f"{name} {engine_by_name(name).version()}")
@@ -121,12 +123,14 @@ def _signing_key(report: Report) -> None:
     folder = restore_public_halves()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
     if not privates:
-        report.fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")
+        report.fail("signing key", f"there is no key in {folder}", "edgert keys new, or copy your key into this folder")
     for path in privates:
         _check_key(report, path)
     project = find_project()
     if not project.is_users and folder.resolve().is_relative_to(project.root):
-        report.warn("signing key", f"{folder} is in the project", "keep keys outside of it: keys = ... in edgert.toml")
+        report.warn(
+            "signing key", f"{folder} is in the project", "keep keys outside the project: keys = ... in edgert.toml"
+        )
 
 
 def _check_key(report: Report, path: Path) -> None:
@@ -244,7 +248,7 @@ def _registry(report: Report) -> None:
 def _room(report: Report) -> None:
     for folder, next_step in (
         (cache_folder(), f"remove {cache_folder()}: it is a cache"),
-        (config_folder(), "free some space there"),
+        (config_folder(), "free some space on the disk of this folder"),
     ):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free_mb = shutil.disk_usage(existing).free // 1024**2

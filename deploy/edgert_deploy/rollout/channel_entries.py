@@ -20,16 +20,16 @@ def with_release(entries: Entries, new: Entry) -> Entries:
 
     `new` replaces some of these entries:
 
-    - If `new` is for every device: all of them.
-    - If its share is 100%: all with the same selectors.
-    - If its share is smaller: those with the same selectors that are halted, have a share below 100%, or have the same
-      release.
+    - If `new` is for every device, it replaces all of these entries.
+    - If `new` has selectors and a share of 100%, it replaces the entries with the same selectors.
+    - If the share of `new` is smaller, it replaces those entries with the same selectors that are halted, have a share
+      below 100%, or have the same release.
 
     Raises ConfigInvalid if the release is older than the newest release with the same selectors.
     """
     others = [entry for entry in entries if entry.model != new.model]
     same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]
-    # the same attempt: a device that rolled the release back does not try again
+    # `new` has the attempt of the older entries, so a device that rolled this release back does not try it again.
     new = replace(new, attempt=max(same, default=1))
     ours = [entry for entry in entries if entry.model == new.model]
     newest = max((entry.release for entry in ours if _selectors(entry) == _selectors(new)), default=0)
@@ -42,9 +42,10 @@ def with_release(entries: Entries, new: Entry) -> Entries:
 
 
 def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False) -> Entries:
-    """Return the entries in which the newest release of `model` ("": of every model) is halted or not.
+    """Halt the newest release of `model`, or if `halted` is False, end its halt. Return the new entries.
 
-    With `retry`, devices that rolled this release back try it once more. Raises ConfigInvalid for an unknown model.
+    `model` "" means every model. With `retry`, devices that rolled the release back try it once more. Raises
+    ConfigInvalid for an unknown model.
     """
     newest = [entry for entry in _first_of_each(entries) if model in ("", entry.model)]
     if not newest:

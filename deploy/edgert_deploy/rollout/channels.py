@@ -1,8 +1,8 @@
 """Channels in a registry: a host reads the statement of a channel, then signs and puts the next one.
 
 A registry has no operation "replace if unchanged". So a writer reads the channel again right before and right after its
-write. If another host writes in the few milliseconds before the write, one of the two statements replaces the other.
-The writer of the replaced statement then gets ChannelChanged.
+write. If two hosts write within the same few milliseconds, one of their statements replaces the other. The writer of
+the replaced statement then gets ChannelChanged.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable
 class SeenCounters:
     """The highest counter that this user has seen of each channel.
 
-    A statement with a lower counter is refused.
-
-    Without the file, the user has seen no channel yet.
+    A statement with a lower counter is refused. If the file is missing, the user has seen no channel yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +55,7 @@ class SeenCounters:
             return
         with storing(f"cannot write {self._path}"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self._path.with_name(f".{self._path.name}.lock")):  # another command may add its channel
+            with locked(self._path.with_name(f".{self._path.name}.lock")):  # another command may write its own channel
                 current = self._read()
                 if current.get(f"{repository} {channel}", 0) < counter:
                     text = json.dumps(current | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
@@ -141,11 +139,11 @@ class Channels:
 
         Args:
             channel: The name of the channel.
-            edit: Returns the new entries for the old entries.
+            edit: Gets the old entries and returns the new entries.
             key: The key that signs the statement.
             lasts_s: The time for which the statement is valid.
             revoked: The ids of the keys that devices must no longer trust.
-            begins: Whether a missing channel starts without entries.
+            begins: Whether this function starts a missing channel. If False, a missing channel raises NotInRegistry.
 
         Raises ChannelChanged, and the errors of `read`.
         """
@@ -172,7 +170,7 @@ class Channels:
 
     def _read(self, channel: str) -> tuple[str, Statement]:
         current = read_channel(self.registry, channel)
-        assert current is not None  # no digest was known
+        assert current is not None  # None is only for a caller that knows the digest
         repository = self.registry.repository
         try:
             statement = read_statement(current[1], channel, self._trusted)
@@ -184,7 +182,7 @@ class Channels:
             ) from error
         if statement.counter < (counter := self._seen.counter(repository, channel)):
             raise ChannelTooOld(
-                f"{repository} has channel {channel} with counter {statement.counter}, but this user saw {counter}: the "
+                f"{repository} has channel {channel} with counter {statement.counter}, but this user saw counter {counter}: the "
                 "registry was restored from an older copy, or is hostile. Restore the newer statement, or use another channel name"
             )
         self._seen.keep(repository, channel, statement.counter)
@@ -215,7 +213,7 @@ class Channels:
         )
 
     def _check_unchanged(self, channel: str, digest: str) -> None:
-        """Raise ChannelChanged unless the channel's manifest has this digest ("": no manifest)."""
+        """Raise ChannelChanged if the channel's manifest has another digest. "" means that there is no manifest."""
         try:
             manifest = self.registry.manifest(channel_tag(channel))
         except NotInRegistry:

@@ -29,16 +29,19 @@ from edgert_deploy.common.quantities import size_text
 from edgert_deploy.rollout.object_cache import ObjectCache
 
 FORMAT = 2
-PATCH_LEVEL = 9  # lower levels do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
+PATCH_LEVEL = 9  # level 19 takes 6 to 13 times as long and makes no smaller patch (docs/decisions/0010)
 WINDOW_LOG_MIN = 10  # the smallest window of zstd
 WHOLE_LEVEL = 9
-_GOOD_PATCH_SHARE = 0.5  # below this share of the file, a patch is good: compression of the whole file is not tried
-_COMPRESSED_SHARE_MAX = 0.98  # above this share of the file, decompression is not worth it
+_GOOD_PATCH_SHARE = 0.5  # a patch below this share of the file is good, so compression of the whole file is not tried
+_COMPRESSED_SHARE_MAX = 0.98  # a form above this share of the file is not worth the time of its decompression
 
 
 @dataclass(frozen=True)
 class DeviceFiles:
-    """A device's files of a model as (path, SHA-256), the live version's first, and its formats."""
+    """The files of a model that a device has, and the formats that the device can read.
+
+    Each of `files` is (path, SHA-256). The files of the live version come first.
+    """
 
     files: tuple[tuple[str, str], ...] = ()
     zstd: bool = False
@@ -83,22 +86,25 @@ class Delta:
 
 
 def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> list[FileEntry]:
-    """Return the files that `target` needs, without those whose SHA-256 is in `had`; each content once."""
+    """Return the files that `target` needs and whose SHA-256 is not in `had`. Each content appears once."""
     files = {entry.sha256: entry for entry in manifest.files_for(target)}
     return [entry for sha256, entry in files.items() if sha256 not in had]
 
 
 def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the SHA-256 of old files: first those with the path of `entry`, then those with its name."""
+    """Return the SHA-256 of each old file that may be an older version of `entry`.
+
+    Files with the same path come first, then files with the same name in another folder.
+    """
     name = PurePosixPath(entry.path).name
     same_path = [sha256 for path, sha256 in old if path == entry.path]
     return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
 
 
 def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
-    """Return the smallest form of a file: a patch of `base` (SHA-256, content), compressed, or unchanged.
+    """Return the smallest form of the file at `path`: as a patch, compressed, or unchanged.
 
-    The files of the forms are named `out` with a suffix.
+    A patch needs the old file `base`, which is (SHA-256, content). The file of each form is named `out` with a suffix.
     """
     options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
     if base is not None:
@@ -147,7 +153,7 @@ class Deltas:
         return Delta(file, file.stat().st_size, whole, len(files), had, patched)
 
     def _bases(self, new: Sequence[FileEntry], has: DeviceFiles) -> dict[str, str]:
-        """Map the SHA-256 of each new file that becomes a patch to the SHA-256 of its old file."""
+        """Return the old file for each new file that is sent as a patch. Keys and values are SHA-256."""
         bases = {}
         for entry in new:
             if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:
@@ -181,7 +187,7 @@ class Deltas:
 def make_patch(new: bytes, old: bytes) -> bytes:
     """Return the patch that `zstd --patch-from` would make. The old content is the dictionary.
 
-    The tables of the match finder must cover the whole dictionary. Otherwise zstd searches only its end.
+    The tables of the match finder must cover the whole dictionary. Otherwise zstd searches only the dictionary's end.
     """
     dictionary = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     window = min(max((len(old) + len(new)).bit_length(), WINDOW_LOG_MIN), WINDOW_BYTES_MAX.bit_length() - 1)

@@ -1,11 +1,11 @@
-"""A deployment: one bundle to one device.
+"""A deployment: the transfer and the activation of one bundle on one device.
 
 The device's facts determine a plan, the plan lists steps, and the steps lead to an outcome.
 
 A deployment claims its model on the device before it changes anything, so that no other deployment interferes. If the
 host disappears, the device decides alone: it rolls a version back if no command marks the version good before the end
 of its trial. If the user stops the deployment, a transfer or a watch ends at once; any other step first runs to its
-end. Then the deployment rolls a version on trial back.
+end. Then the deployment rolls back a version that is on trial.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Result(str, Enum):
     NOT_BEGUN = "not-begun"
     REFUSED = "refused"  # the device may not take this bundle
     FAILED = "failed"
-    STOPPED = "stopped"  # by the user; the device is as before
-    ABANDONED = "abandoned"  # by the user; the device rolls back by itself
+    STOPPED = "stopped"  # the user stopped the deployment; the live version is as before
+    ABANDONED = "abandoned"  # the user did not wait for the end; the device alone decides on a version on trial
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Outcome:
         serving: The release that is live on the device at the end; None if this is unknown.
         error: The reason of a failure.
         seconds: The duration of the deployment.
-        sent_bytes: The number of bytes sent; in a dry run, of the bytes that a deployment would send.
+        sent_bytes: The number of bytes sent; in a dry run, the number of bytes that a deployment would send.
         send_seconds: The duration of the transfer, including the making of a delta.
         watched: The readings of the trial's limits.
-        warning: A warning if the release scored less at its build than the release before; else "".
+        warning: A warning if the release scored less at its build than the release that was live before; else "".
     """
 
     device: str
@@ -89,7 +89,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
             outcome = _Deployment(request, device, transport, progress).run()
     except EdgeRTError as error:
         outcome = _failed(device, error)
-    except OSError as error:  # of a file on this host, such as a delta that another command removed from the cache
+    except OSError as error:  # about a file on this host, such as a delta that another command removed from the cache
         outcome = _failed(device, StorageFailed(f"{error.filename or device.name}: {error.strerror or error}"))
     if outcome.error is not None:
         progress(f"{outcome.result.value} [{outcome.error.code}]")
@@ -102,8 +102,8 @@ def abandoned(request: DeployRequest, device: Device) -> Outcome:
     return _failed(
         device,
         Interrupted(
-            f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial there, the device "
-            f"decides: {_trial_end(request)}; see the result with: edgert status {device.name}"
+            f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial on {device.name}, "
+            f"the device decides: {_trial_end(request)}; see the result with: edgert status {device.name}"
         ),
         Result.ABANDONED,
     )
@@ -251,7 +251,7 @@ class _Deployment:
 
 
 def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) -> Outcome:
-    if isinstance(error, BundleError) and not isinstance(error, BundleCorrupt):  # a damaged transfer may succeed later
+    if isinstance(error, BundleError) and not isinstance(error, BundleCorrupt):  # the next transfer may be undamaged
         result = Result.REFUSED
     elif isinstance(error, Interrupted) and result is Result.FAILED:
         result = Result.STOPPED
@@ -261,7 +261,7 @@ def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) 
 def _trial_end(request: DeployRequest) -> str:
     """Return a text that tells how the trial ends if the host does nothing."""
     if request.limits is not None and request.limits.unattended:
-        return "the device keeps it if all limits hold, else it rolls back"
+        return "the device keeps the release if all limits hold, else it rolls the release back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)
     return f"the trial ends by itself after {lasts_s:g} s, then the previous version is live again"
 

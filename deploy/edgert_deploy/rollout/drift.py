@@ -22,7 +22,7 @@ SERVES = ("ready", "degraded", "unloaded")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted release, and the id of its rollout or the name of its channel. One of the two is ""."""
+    """A wanted release. Either `rollout` is the id of its rollout, or `channel` is the name of its channel."""
 
     release: int
     digest: str
@@ -47,7 +47,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """A model on a device: its live release (None: nothing) and the wanted one (None: no release)."""
+    """A model on a device. `live` is None if no release is live; `wanted` is None if no release is wanted."""
 
     model: str
     live: int | None

@@ -1,4 +1,4 @@
-"""The object cache: the files that this host has sent, by SHA-256, from which it makes patches later.
+"""The object cache keeps the files that this host has sent, by SHA-256. The host later makes patches from them.
 
 If the cache fails, the deployment continues and sends more bytes. A full cache removes the least recently used files.
 """
@@ -22,9 +22,9 @@ BYTES_MAX = 2 * 1024**3
 
 @dataclass(frozen=True)
 class ObjectCache:
-    """Files in `folder`, named by their content.
+    """Files in `folder`, each named by a hash.
 
-    After each `keep`, they have at most `bytes_max` together.
+    After each `keep`, all files together have at most `bytes_max` bytes, unless the new file alone is larger.
     """
 
     folder: Path
@@ -39,14 +39,14 @@ class ObjectCache:
         return None
 
     def keep(self, name: str, content: Path) -> Path:
-        """Move the file `content`, from `temporary_folder`, into the cache as `name`. Raises OSError."""
+        """Move the file `content`, which is in a `temporary_folder`, into the cache as `name`. Raises OSError."""
         path = self.folder / name
         content.replace(path)
         self._evict(path)
         return path
 
     def keep_files(self, entries: Iterable[FileEntry], unpacked: Path) -> None:
-        """Copy the files of an unpacked bundle that the cache lacks into the cache."""
+        """Copy into the cache those files of an unpacked bundle that the cache lacks."""
         for entry in entries:
             if self.find(entry.sha256) is None and entry.size_bytes < self.bytes_max:
                 with contextlib.suppress(OSError), self.temporary_folder() as folder:
@@ -54,13 +54,13 @@ class ObjectCache:
                     self.keep(entry.sha256, Path(folder) / "copy")
 
     def keep_bundle(self, path: Path) -> None:
-        """Copy the files of a bundle that the cache lacks into the cache. Raises BundleError."""
+        """Copy into the cache those files of a bundle that the cache lacks. Raises BundleError."""
         with self.temporary_folder() as folder, open_bundle(path, trusted=None) as bundle:
             bundle.unpack(Path(folder), frozenset(entry.path for entry in bundle.manifest.files))
             self.keep_files(bundle.manifest.files, Path(folder))
 
     def read(self, sha256: str) -> bytes | None:
-        """Return the content with this hash; None if the file is missing or damaged."""
+        """Return the content with this hash. Return None if the file is missing or damaged."""
         path = self.find(sha256)
         with contextlib.suppress(OSError):
             content = path.read_bytes() if path is not None else b""

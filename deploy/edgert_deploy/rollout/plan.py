@@ -26,7 +26,7 @@ from edgert.printable import counted
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
 
-SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
+SPARE_BYTES = 32 * 1024**2  # this space stays free for state, logs and the spool
 STAGED = ("staged", "first-staged")
 LOWER_SCORE_MAX = 0.01  # a larger loss of score against the live release gives a warning
 
@@ -55,12 +55,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps for one device. There are none if the content is live and good already.
+    """The steps for one device. There are no steps if the content is live and good already.
 
     Attributes:
         digest: The digest of the bundle.
-        limits: The limits that the device watches on trial. A running trial keeps its own limits unless the user gives
-            others.
+        limits: The limits that the device watches on trial. If the user gives no limits, a running trial keeps its own.
         warning: A warning if the release scored less at its build than the live release; else "".
     """
 
@@ -81,7 +80,7 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
     """Return the plan for a device with `facts`. The device watches `limits` on trial.
 
     Raises the error that the device would return: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
-    DeployUnderWay, EngineMissing or StorageFailed.
+    DeployUnderWay, EngineMissing or StorageFailed. Also raises DeviceError if the device cannot watch limits.
     """
     manifest = offer.manifest
     model = facts.model(manifest.model)
@@ -117,9 +116,9 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
 
 
 def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, target: TargetEntry) -> str:
-    """Return a warning if the release scored clearly less at its build than the release `other`; else "".
+    """Return a warning if a new release scored clearly less at its build than another release; else "".
 
-    The accuracy gate cannot detect this, because it compares an artifact only with its own FP32 source.
+    The accuracy gate cannot detect a lower score, because the gate compares an artifact only with its own FP32 source.
 
     Args:
         other: The text that names the other release in the warning.
@@ -175,8 +174,10 @@ def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
     """
     claim = next((each for each in facts.claims if each.model == model), None)
     if claim is not None:
-        raise DeployUnderWay(f"{found}, deployed by {claim.by} since {claim.since}: wait for its end, then try again")
-    raise TransitionRefused(f"{found}: wait for its end, or end it with: edgert rollback {model} {facts.device}")
+        raise DeployUnderWay(
+            f"{found}, deployed by {claim.by} since {claim.since}: wait for the end of the trial, then try again"
+        )
+    raise TransitionRefused(f"{found}: wait for its end, or end the trial with: edgert rollback {model} {facts.device}")
 
 
 def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatus | None) -> None:
@@ -214,7 +215,7 @@ def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
     if facts.disk_free_bytes < need:
         raise StorageFailed(
             f"{facts.device} has {facts.disk_free_bytes // 1024**2} MB free, the deployment needs "
-            f"{need // 1024**2 + 1} MB. Nothing was sent; free some space there"
+            f"{need // 1024**2 + 1} MB. Nothing was sent; free some space on the device"
         )
 
 

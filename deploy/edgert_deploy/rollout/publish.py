@@ -1,6 +1,6 @@
 """Puts a bundle into a registry as a release.
 
-edgert.registry.artifacts defines its form in a registry.
+edgert.registry.artifacts defines the form of a release in a registry.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from edgert.registry.address import digest_of
 from edgert.registry.artifacts import EMPTY, blob_of, file_blob, release_manifest, release_tag
 from edgert.registry.client import Blob, Registry
 
-PAUSES_S = (1.0, 2.0, 4.0)  # before a step is repeated after a broken link
+PAUSES_S = (1.0, 2.0, 4.0)  # the pauses before a step is repeated after the link broke
 PAUSE_S_MAX = 60.0  # the longest pause that the registry may require
 _T = TypeVar("_T")
 
 OnBytes = Callable[[int, int], object]  # arguments: the bytes sent so far, and their total
-OnPause = Callable[[str], object]  # argument: the reason of a failed step, and the pause before the next attempt
+OnPause = Callable[[str], object]  # argument: a text about the failed step and the pause before the next attempt
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def put_release(
     on_bytes: OnBytes,
     on_pause: OnPause,
 ) -> Release:
-    """Put the files that the registry lacks, then the envelope and the manifest.
+    """Put the files that the registry lacks into it, then the envelope and the manifest.
 
     If the registry has the release already, the release does not change, but files that the registry lost are sent
     again. A broken transfer is repeated.
@@ -127,7 +127,7 @@ def put_release(
     if published is not None and published.digest != digest_of(signed.oci_manifest):
         raise ConfigInvalid(
             f"{registry.repository} has release {signed.number} of {signed.model} already, with other content or signed by another key. "
-            "A release is immutable: give this one the next number"
+            "A release is immutable: give this release the next number"
         )
     lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
     total = sum(blob.size_bytes for blob in lacking)
@@ -166,7 +166,7 @@ def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
 
 
 def put_small(registry: Registry, *contents: bytes) -> None:
-    """Put each of the contents that the registry lacks."""
+    """Put those of `contents` that the registry lacks into it."""
     for content in contents:
         if not registry.has(blob_of(content)):
             registry.upload(blob_of(content), content)

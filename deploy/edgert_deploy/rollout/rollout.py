@@ -1,7 +1,7 @@
-"""A rollout: one bundle to many devices, wave by wave, with its progress on disk.
+"""A rollout deploys one bundle to many devices, wave by wave, and records its progress on disk.
 
 `roll_out` does the remaining work of a new or interrupted rollout. If the host died during a deployment, the device has
-decided alone at the end of its trial. `roll_out` deploys to this device again, because a plan has only the missing
+decided alone at the end of its trial. `roll_out` then deploys to this device again. The new plan has only the missing
 steps.
 """
 
@@ -43,9 +43,9 @@ def roll_out(
         rollout: The rollout to do or to continue.
         request: The bundle, its trial, and the access to devices.
         devices: The devices of the rollout, in order.
-        progress: Several threads call it with a device's name and a line.
+        progress: Several threads call this function with a device's name and a line.
         sleep: Waits for a number of seconds.
-        on_outcome: Several threads call it with the outcome of each device.
+        on_outcome: Several threads call this function with the outcome of each device.
     """
     journal = _Journal(store, replace(rollout, state=RolloutState.RUNNING, reason=""))
     waves = rollout.strategy.split(len(devices))
@@ -66,7 +66,8 @@ def roll_out(
             todo,
             progress,
             at_once=rollout.strategy.parallel,
-            may_begin=lambda: request.stop.asked or not journal.too_many(),  # a stopped device reports the stop itself
+            # After a stop, each deployment begins, and reports the stop itself.
+            may_begin=lambda: request.stop.asked or not journal.too_many(),
             on_outcome=note,
         )
         if request.stop.asked:

@@ -143,7 +143,7 @@ class Record:
         parsed = [(json.loads(line), line) for line in set(lines)]
         heads = [value["rollout"] for value, _ in parsed if "rollout" in value]
         if len(heads) != 1:
-            raise ValueError(f"{len(heads)} of its lines name the rollout; one must")
+            raise ValueError(f"{len(heads)} of its lines describe the rollout; exactly one line must describe it")
         events = sorted((int(value["n"]), line, value) for value, line in parsed if "rollout" not in value)
         return cls(
             _with_events(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0
@@ -158,7 +158,7 @@ class Record:
 
 def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     """Return the record of a new rollout and its lines."""
-    # the first line has no other fields
+    # The first line has none of these fields.
     bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})
     record, lines = Record(bare).to(rollout)
     return record, [_line({"rollout": _head_as_json(rollout)}), *lines]

@@ -1,6 +1,6 @@
 """The rollouts of a project.
 
-Each has a record (rollout_record.py) in the project's folder and the team's store.
+Each rollout has a record (rollout_record.py), both in the project's folder and in the team's store.
 
 Theory of operation. Each line is on this host's disk before the next action, so nothing is lost if the host dies or the
 user stops. Commits of several hosts never conflict, for three reasons. Each rollout has a unique name, and no file
@@ -30,7 +30,7 @@ from edgert_deploy.devices.claims import who
 from edgert_deploy.rollout.rollout_record import Record, Rollout, new_record
 
 SUFFIX = ".jsonl"
-READ_MAX = 200  # this store reads only the newest rollouts; older ones stay on disk
+READ_MAX = 200  # this store reads only this number of the newest rollouts; older rollouts stay on disk
 RECORD_BYTES_MAX = 64 * 1024**2
 LOCK_S_MAX = 0.2
 _LOCK = ".lock"
@@ -59,7 +59,7 @@ class TeamStore(Protocol):
         ...
 
     def locked(self, id: str) -> AbstractContextManager[bool]:
-        """Lock a rollout against all other processes of the team; yield False if another process holds it."""
+        """Lock a rollout against all other processes of the team. Yield False if another process has the lock."""
         ...
 
     def is_locked(self, id: str) -> bool: ...
@@ -97,7 +97,7 @@ class RolloutStore:
         return self._record(id).rollout
 
     def find(self, beginning: str) -> Rollout:
-        """Return the rollout whose id is `beginning`, or the only one whose id starts with `beginning`.
+        """Return the rollout whose id is `beginning`, or the only rollout whose id starts with `beginning`.
 
         Raises ConfigInvalid.
         """
@@ -155,13 +155,13 @@ class RolloutStore:
     def at_work(self, id: str) -> Iterator[None]:
         """Hold the lock of a rollout. The lock ends with this process.
 
-        Raises ConfigInvalid if another process holds it.
+        Raises ConfigInvalid if another process holds the lock.
         """
         busy = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
         with ExitStack() as locks:
             try:
                 self._make()
-                # `is_at_work` holds the lock for an instant, too.
+                # This call waits, because `is_at_work` also holds the lock, for an instant.
                 locks.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
             except BlockingIOError as error:
                 raise busy from error
@@ -169,16 +169,16 @@ class RolloutStore:
                 raise self._unusable("lock a rollout in", error) from error
             if self._team is not None and not locks.enter_context(self._team.locked(id)):
                 raise busy
-            self.sync()  # its last holder may have written since
+            self.sync()  # the last holder of the lock may have written lines that this process lacks
             yield
             if self._late:
                 with contextlib.suppress(EdgeRTError):
                     self.sync()
 
     def is_at_work(self, id: str) -> bool | None:
-        """Return whether a process works on the rollout; None if this is unknown. No file changes.
+        """Return whether a process works on the rollout; None if this is unknown. Change no file.
 
-        Without a team's store, only the host that worked on the rollout last can tell. Raises ConfigInvalid.
+        Without a team's store, only the host that last worked on the rollout knows this. Raises ConfigInvalid.
         """
         lock = self.path(id, _LOCK)
         try:
@@ -199,7 +199,7 @@ class RolloutStore:
         return self.folder / f"{id}{suffix}"
 
     def stamp(self, id: str) -> Stamp:
-        """Return inode, time and size of a record. One of them differs after a change by this host or by git.
+        """Return the inode, the time and the size of a record. A change by this host or by git changes one of them.
 
         Raises OSError.
         """
@@ -316,8 +316,7 @@ class RolloutStore:
 
     def _unusable(self, what: str, error: OSError) -> ConfigInvalid:
         return ConfigInvalid(
-            f"cannot {what} {self.folder}: {error.strerror}. Free some space, or work in a clone of the project "
-            "that is yours"
+            f"cannot {what} {self.folder}: {error.strerror}. Free some space, or work in your own clone of the project"
         )
 
 

@@ -1,4 +1,4 @@
-"""A transfer: sends the files that a device lacks as a delta, or sends the whole bundle.
+"""A transfer sends a delta with the files that a device lacks, or sends the whole bundle.
 
 The device checks every hash. If the device cannot apply a delta (a slot is damaged, or an old file has other content
 than the host assumes), the host sends the whole bundle instead. A device that accepts no deltas gets the whole bundle
@@ -46,9 +46,9 @@ class Transfer:
         return (planned._delta(facts, None) or self.request.bundle).stat().st_size
 
     def send(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> None:
-        """Send the files that the device lacks to its incoming folder.
+        """Send the files that the device lacks. They arrive in the device's incoming folder.
 
-        `has` is the answer about the device's files in the claim (`HeldClaim.has`).
+        `has` is `HeldClaim.has`. If it is None, this function asks the device for its files.
         """
         begun = time.monotonic()
         self._upload(self._delta(facts, has) or self.request.bundle)

@@ -1,6 +1,6 @@
 """The host's side of a trial with limits: the device decides, and the host asks for the state.
 
-A lost link changes nothing on the device. The host tries again until the end of the trial.
+A lost link changes nothing on the device. The host asks again until the end of the trial.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgert_deploy.rollout.plan import Plan, Step
 SLICE_S = 5.0  # the time that one request waits on the device; Ctrl-C takes effect between two requests
 RETRY_S = 2.0
 REQUEST_S_MAX = 60.0
-REPORT_SHARE = 0.25  # the share of the watch between two lines of progress
+REPORT_SHARE = 0.25  # the host prints a line of progress after each such share of the time of the watch
 GRACE_S = 60.0  # the time after the end of the trial in which a slow device may report its decision
 
 
@@ -42,9 +42,9 @@ def watch_trial(
 ) -> Watched:
     """Wait for the device's decision on its trial; return the readings if all limits held.
 
-    Raises RolledBack if a limit broke, DeviceUnreachable if the device does not answer at the end of the trial,
-    DaemonBusy if the device has not decided GRACE_S later, DeviceError for an answer that cannot be read, and
-    Interrupted if the user stops.
+    Raises RolledBack if a value exceeded its limit, DeviceUnreachable if the device does not answer at the end of the
+    trial, DaemonBusy if the device has not decided GRACE_S after that end, DeviceError for an answer that cannot be
+    read, and Interrupted if the user stops.
     """
     limits, name = plan.limits, claim.daemon.device.name
     assert limits is not None  # without limits, the plan has no WATCH step

@@ -1,6 +1,4 @@
-"""Waves: the order in which devices get a release, and the number of failures that stops a rollout.
-
-Pure.
+"""Waves: the order in which devices get a release, and the number of failures that stops a rollout. Pure.
 
 `roll_out` applies the order and the limit.
 """
@@ -60,10 +58,10 @@ class Strategy:
     """The order and the limits of a rollout.
 
     Attributes:
-        canary: The number of devices in the first wave; 0 if there is no such wave.
-        waves: For each further wave, the share of all devices that were tried at its end.
-        failures_max: The rollout stops if more than this share of the devices in the waves so far failed. With None, it
-            never stops.
+        canary: The number of devices in the first wave; 0 means that there is no canary wave.
+        waves: For each further wave, the share of all devices that have been tried when the wave ends.
+        failures_max: The rollout stops if more than this share of the devices in the waves so far failed. With None,
+            failures never stop it.
         parallel: The number of devices at a time.
         pause_s: The pause between two waves.
     """
@@ -86,8 +84,8 @@ class Strategy:
         for share, following in itertools.pairwise(shares):
             if (share.part or 0) >= (following.part or 0) and (share.count or 0) >= (following.count or 0):
                 raise ConfigInvalid(
-                    f"wave {following} adds no device after {share}: each wave names the share of all devices that were tried at its "
-                    "end, so give rising shares, such as 10%,50%,100%"
+                    f"wave {following} adds no device after {share}: each wave names the share of all devices that have been "
+                    "tried when the wave ends, so give rising shares, such as 10%,50%,100%"
                 )
         limit = None if failures_max is None else Share.parse(failures_max)
         if limit is None and (canary or shares):

@@ -43,6 +43,6 @@ def test_an_address_of_another_protocol_is_refused_so_that_no_login_goes_without
 
 def test_a_port_has_its_limits() -> None:
     for text in ("broker:0", "broker:65536"):
-        with pytest.raises(ConfigInvalid, match="give one from 1 to 65535"):
+        with pytest.raises(ConfigInvalid, match="give a port from 1 to 65535"):
             host_and_port(text, 1883)
     assert host_and_port("127.0.0.1:0", 1883, port_min=0) == ("127.0.0.1", 0)

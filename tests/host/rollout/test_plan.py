@@ -179,7 +179,7 @@ def test_a_trial_that_a_deployment_watches_is_waited_for_and_not_rolled_back(off
     same = ModelStatus("echo", "trial", Version(5, offer.digest, False), version(3), ratchet=3)
     for model, limits in ((busy, None), (same, LIMITS)):
         there = facts(offer, model, claims=claims, limits_format=1, temp_c=41.0)
-        with pytest.raises(DeployUnderWay, match=r"by ann@desk since 2026-.*: wait for its end") as caught:
+        with pytest.raises(DeployUnderWay, match=r"by ann@desk since 2026-.*: wait for the end") as caught:
             make_plan(there, offer, limits)
         assert "rollback" not in caught.value.message
 

@@ -1,4 +1,4 @@
-"""The transport interface: run a command on a device, copy a file there.
+"""The transport interface: run a command on a device, copy a file to the device.
 
 A new transport is one file here, one entry in `TRANSPORTS` and one case in `tests/host/devices/test_transports.py`.
 """
@@ -28,7 +28,7 @@ class TransportKind:
     implementation: str
     needs_runtime: bool  # bootstrap installs an environment and a service; if False, the device uses this host's Python
     sends_deltas: bool  # sending takes time, so the host sends only files that the device lacks
-    uses_ssh: bool  # the address is [USER@]HOST[:PORT], the host key is pinned, `ssh` opens a shell there
+    uses_ssh: bool  # the address is [USER@]HOST[:PORT], the host key is pinned, and `ssh` opens a shell on the device
 
 
 TRANSPORTS = {
@@ -39,13 +39,13 @@ TRANSPORTS = {
         "edgert_deploy.devices.transports.local:LocalTransport", needs_runtime=False, sends_deltas=False, uses_ssh=False
     ),
 }
-OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
+OUTPUT_BYTES_MAX = 16 * 1024**2  # `run` raises DeviceError if a command prints more
 INPUT_BYTES_MAX = 1024**2
 OTHER_BYTES = "other bytes"
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # texts in messages of the device's commands
 EOF_GRACE_S = 2.0  # the longest wait for the end of the pipes, which a command's remaining child may keep open
 
-# From stdin, sha256sum prints no file name, which could be escaped.
+# sha256sum reads stdin, because with the name of a file, it may print a line with escapes.
 _HAS_SHA256 = 'command -v sha256sum >/dev/null || { echo "sha256sum is missing: install coreutils" >&2; exit 127; }\n'
 _SHA256 = f"""{_HAS_SHA256}\
 for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done"""
@@ -69,8 +69,8 @@ class PutOptions:
     Attributes:
         progress: Receives the bytes so far and the bytes in total.
         mode: The mode of the file on the device.
-        resumable: Whether the bytes of a failed upload stay. The next upload of the same content continues there.
-        bytes_per_s: The limit of the speed; 0 means no limit.
+        resumable: Whether the bytes of a failed upload stay. The next upload of the same content continues after them.
+        bytes_per_s: The highest speed; 0 means no limit.
     """
 
     progress: ByteProgress | None = None
@@ -112,7 +112,7 @@ class Transport(Protocol):
 
 
 def full_disk(device: Device, reason: str) -> str:
-    """Return a message with advice if `reason` is a full disk of the device, else ""."""
+    """Return a message with advice if `reason` says that the device's disk is full, else ""."""
     if not (found := [text for text in _FULL_TEXTS if text in reason]):
         return ""
     return (
@@ -135,9 +135,9 @@ def sha256_command(*paths: str) -> list[str]:
 
 
 def rename_command(partial: str, name: str, digest: str) -> list[str]:
-    """Return a command that renames `partial` to `name` if its SHA-256 is `digest`.
+    """Return a command that renames `partial` to `name` if the SHA-256 of `partial` is `digest`.
 
-    Else the command prints OTHER_BYTES.
+    If the SHA-256 differs, the command prints OTHER_BYTES.
     """
     return ["sh", "-c", _RENAME, "sh", partial, name, digest]
 

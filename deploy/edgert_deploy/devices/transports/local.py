@@ -37,9 +37,9 @@ _RECEIVE = (
 
 
 class LocalTransport:
-    """Runs commands as the calling user. Each command has a session, so a time-out ends all its processes.
+    """Runs commands as the calling user. Each command has its own session, so a time-out ends all its processes.
 
-    Root copies files as the owner of the folder, and follows no link there that another user could have made.
+    Root copies files as the owner of the folder, and follows no link in it that another user could have made.
     """
 
     def __init__(self, device: Device) -> None:
@@ -137,7 +137,7 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
 def _in_folder(folder: str, argv: Sequence[str], doing: str, source: BinaryIO | None = None) -> str:
     """Run a command in a folder, with the file `source` as its input. Return its output.
 
-    Raises StorageFailed if the command fails. `doing` describes its purpose for the message.
+    Raises StorageFailed if the command fails. `doing` describes the purpose of the command in the message.
     """
     done = subprocess.run(
         in_folder(folder, argv, make=source is not None),

@@ -3,9 +3,9 @@
 A file is sent to `dd` over an ordinary command channel, because many small systems lack SFTP.
 
 A link can be lost without an error. So keepalives cause traffic, TCP_USER_TIMEOUT ends a connection without
-acknowledgements, and each channel has a time-out. After a loss, an upload continues where it stopped. It ends if
-several attempts in a row send no bytes. The name of its partial file is used only for the same content. The hash is
-compared before the final rename.
+acknowledgements, and each channel has a time-out. After a loss, an upload continues where it stopped. The upload fails
+if several attempts in a row make no progress. The name of its partial file is used only for the same content. The hash
+is compared before the final rename.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from edgert_deploy.devices.transports import (
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 
-_CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at a multiple of it
+_CHUNK_BYTES = 32 * 1024  # the size of a channel packet of OpenSSH; an upload continues at a multiple of this size
 # Each block has a fixed position in the file, so a late write of a lost channel does no harm. The mode is set before
 # the first byte, because the file may be a secret.
 _RECEIVE = 'umask 077; export LC_ALL=C; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
 _SIZE = 'test ! -e "$1" || wc -c <"$1"'
-_UPLOADS_MAX = 2  # the first upload may have continued damaged bytes
-_MOVED_BYTES = 256 * 1024  # an attempt that sends so many bytes resets the count of failures: the link works again
+_UPLOADS_MAX = 2  # a second upload is necessary if the first upload continued a damaged file
+_MOVED_BYTES = 256 * 1024  # an attempt that sends this many bytes resets the count of failures, because the link works
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
@@ -66,7 +66,7 @@ _SESSION_PAUSE_S = 0.05  # the pause before the next request, if sshd refused a 
 _POLL_MS = 100  # the longest wait for output, so that the time limit of a command takes effect
 _ENDING_POLL_S = 0.01  # the pause between two checks of a command whose output has ended
 _READ_BYTES = 64 * 1024
-_NO_EXIT_CODE = -1  # paramiko's value for a channel that closed without an exit code: a lost link, or a signal there
+_NO_EXIT_CODE = -1  # paramiko's value if the channel closed without an exit code, after a loss of the link or a signal
 
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ class SshTransport:
         )
 
     def _session(self) -> Any:
-        """Open a channel. With `MaxSessions 1`, sshd refuses channels for a moment after a command ended."""
+        """Open a channel. Repeat a refused request, because with `MaxSessions 1`, sshd refuses it after a command."""
         until = time.monotonic() + self.limits.connect_s
         while True:
             try:
@@ -191,7 +191,7 @@ class SshTransport:
             except paramiko.ChannelException as error:
                 if time.monotonic() >= until:
                     raise DeviceUnreachable(
-                        f"{self.device.name}: its SSH server opens no session: {error.text}. Look at its log, and at "
+                        f"{self.device.name}: its SSH server opens no session: {error.text}. Look at the server's log, and at "
                         "MaxSessions in its configuration"
                     ) from error
                 time.sleep(_SESSION_PAUSE_S)

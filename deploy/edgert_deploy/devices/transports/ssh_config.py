@@ -28,7 +28,7 @@ INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
 _NEVER = "Host !*"
-_UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko treats them as true
+_UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes these as true
 _KEY_HEAD_BYTES = 256  # enough for "-----BEGIN OPENSSH PRIVATE KEY-----" and similar lines
 
 
@@ -48,7 +48,7 @@ def read_ssh_config() -> SSHConfig:
     """Return the SSH configuration of the user and the system, with included files. Raises ConfigInvalid."""
     try:
         getpass.getuser()
-    except (KeyError, OSError):  # for example in `docker run --user 54321`; paramiko and Fabric need a name
+    except (KeyError, OSError):  # no name, as in `docker run --user 54321`; paramiko and Fabric need a name
         os.environ["LOGNAME"] = str(os.getuid())
     config = SSHConfig()
     for path in (_path("~/.ssh/config"), Path("/etc/ssh/ssh_config")):
@@ -78,7 +78,10 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
 
 
 def agent(settings: Any) -> paramiko.Agent:
-    """Return the agent of the setting IdentityAgent, else the agent of $SSH_AUTH_SOCK; it may hold no key."""
+    """Return the agent of the setting IdentityAgent, else the agent of $SSH_AUTH_SOCK.
+
+    If no agent answers, return an agent without keys.
+    """
     named = settings.get("identityagent", "SSH_AUTH_SOCK")
     with contextlib.suppress(paramiko.SSHException, OSError):
         return paramiko.Agent() if named == "SSH_AUTH_SOCK" else _AgentAt(named)
@@ -101,7 +104,7 @@ def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
     if not certificate or not _path(certificate).is_file():
         return None
     for file in files:
-        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # it has a passphrase
+        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # the key has a passphrase
             key = paramiko.PKey.from_path(file)
             key.load_certificate(str(_path(certificate)))
             return key
@@ -126,7 +129,7 @@ def _check_identity(path: Path) -> None:
     except OSError as error:
         raise ConfigInvalid(f"identity {path} cannot be read: {error.strerror}") from error
     if b"PRIVATE KEY" in head:
-        # An encrypted key is a TypeError here; its passphrase is the agent's.
+        # For an encrypted key, paramiko raises TypeError. The agent may have the passphrase.
         with contextlib.suppress(TypeError, UnsupportedAlgorithm, UnknownKeyType):
             try:
                 paramiko.PKey.from_path(path)
@@ -139,7 +142,7 @@ def _check_identity(path: Path) -> None:
 
 
 def _key_in_agent(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:
-    """Return a key of the agent that is in one of the files. A file may contain only the public half."""
+    """Return a key of the agent whose public half is FILE.pub of one of the files; None if there is no such key."""
     blobs = {_public_blob(Path(f"{file.removesuffix('.pub')}.pub")) for file in files} - {b""}
     return next((key for key in by.get_keys() if key.asbytes() in blobs), None)
 

@@ -1,7 +1,7 @@
 """paramiko's errors during a login, as reasons for a message. No other file knows paramiko's texts.
 
-paramiko has few error classes, so its texts decide. The texts below belong to the versions that `pyproject.toml`
-allows.
+paramiko has few error classes, so this module recognizes an error by its text. The texts below belong to the versions
+that `pyproject.toml` allows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def refusal(error: BaseException, *, encrypted: bool, connected: bool = False) -
     """
     text = str(error)
     if encrypted and connected and type(error) is paramiko.SSHException and _NO_KEY not in text:
-        # paramiko reads a refused RSA or ECDSA key again as a key of other kinds, and reports only that error.
+        # If the server refuses an RSA or ECDSA key, paramiko reads the key again as a key of another kind. Then
+        # paramiko reports only the error of this second reading.
         text, error = _REFUSED, paramiko.AuthenticationException(_REFUSED)
     if encrypted and _NO_SESSION in text:
         return (
@@ -60,8 +61,8 @@ def reason(error: BaseException) -> str:
         return "the connection ended during the login. Check the network and try again"
     if _LATE_ANSWER in text:
         return "it did not answer the login in time. It may be busy, or the network is down: try again"
-    # paramiko has the same time limit for the greeting and for the whole start. If the second limit is exceeded,
-    # paramiko reports _NO_SESSION.
+    # paramiko has two equal time limits: for the greeting, and for the whole start of a session. If the second limit is
+    # exceeded, paramiko reports _NO_SESSION.
     if _NO_SESSION in text or (_NO_GREETING in text and isinstance(error.__context__, TimeoutError)):
         return (
             "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "

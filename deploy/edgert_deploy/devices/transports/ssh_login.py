@@ -44,7 +44,7 @@ JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
-PAUSES_S = doubling(1.0, 30.0)  # between attempts
+PAUSES_S = doubling(1.0, 30.0)  # the pauses between attempts
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LinkLimits:
 
 @dataclass(frozen=True)
 class Jump:
-    """A jump host or the device itself. A scan does not know the host key yet."""
+    """A jump host or the device itself. `host_key` is "" in a scan, which does not know the host key yet."""
 
     address: SshAddress
     host_key: str = ""
@@ -70,7 +70,10 @@ class Jump:
 
     @classmethod
     def of(cls, device: Device) -> Jump | None:
-        """Return the device's jump host in the inventory, with the device's identity; None if it has none."""
+        """Return the jump host that the inventory gives for the device; None if it gives no jump host.
+
+        The jump host gets the device's identity.
+        """
         return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
 
 
@@ -78,7 +81,7 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
     """Open a connection, check the pinned host key, and log in.
 
     `stack` closes this connection and the connections to jump hosts. Raises DeviceUnreachable, LoginRefused,
-    HostKeyMismatch (for the device or a jump host), ConfigInvalid.
+    HostKeyMismatch (for the device or a jump host) and ConfigInvalid.
     """
     label = f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), label, device.name)
@@ -109,7 +112,7 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
-    """Return the key that the server prefers among the kinds that are not excluded; None if there is none."""
+    """Return the server's preferred key of a kind that is not excluded; None if the server has no such key."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
@@ -166,10 +169,10 @@ class _Hop:
                 forward_agent=False,  # no command of EdgeRT logs in from the device to another machine
                 config=fabric.Config(lazy=True, ssh_config=self.config),  # ignore the configuration files of Fabric
             )
-        except (paramiko.SSHException, KeyError, ValueError) as error:  # CanonicalizeHostname without domains
+        except (paramiko.SSHException, KeyError, ValueError) as error:  # as for CanonicalizeHostname without domains
             raise ConfigInvalid(
-                f"~/.ssh/config cannot be applied to {jump.address.host}: {type(error).__name__} {error}. Look at what it "
-                f"says of this host: ssh -G {jump.address.host}"
+                f"~/.ssh/config cannot be applied to {jump.address.host}: {type(error).__name__} {error}. See its "
+                f"settings for this host: ssh -G {jump.address.host}"
             ) from error
         self.settings = self.connection.ssh_config
         keys = login_keys(self.settings, jump.identity)
@@ -221,7 +224,7 @@ def _socket_to(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitS
 
 
 def _open(hop: _Hop, limits: LinkLimits) -> None:
-    """Connect, compare the host key, log in. Raises as `log_in`."""
+    """Connect, compare the host key, log in. Raises the errors of `log_in`."""
     name = hop.connection.host if hop.connection.port == 22 else f"[{hop.connection.host}]:{hop.connection.port}"
     kind, blob = hop.host_key.split()[:2]
     try:
@@ -290,7 +293,7 @@ def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
 def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
     """Run a ProxyCommand on one end of a socket pair; yield the other end.
 
-    The class of paramiko continues to read after the command has ended.
+    paramiko's own class is not used here, because it continues to read after the command has ended.
     """
     ours, theirs = socket.socketpair()
     with ours:

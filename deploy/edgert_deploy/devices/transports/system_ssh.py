@@ -23,7 +23,7 @@ EXIT_FAILED = 255  # ssh's own exit code if it cannot connect
 
 # Options on the command line take precedence over those in files.
 _ONLY_PINNED = (
-    # New in OpenSSH 8.5, 7.6 and 8.7.
+    # An older ssh ignores these options, which are new in OpenSSH 8.5 (KnownHostsCommand), 7.6 (RemoteCommand) and 8.7.
     ("IgnoreUnknown", "KnownHostsCommand,RemoteCommand,SessionType,StdinNull,ForkAfterAuthentication"),
     ("KnownHostsCommand", "none"),
     ("RemoteCommand", "none"),  # with a RemoteCommand such as tmux, ssh would refuse our own command
@@ -41,8 +41,8 @@ _ONLY_PINNED = (
     ("ServerAliveInterval", "5"),
     ("ServerAliveCountMax", "4"),
 )
-# For a command that a program reads. There is no terminal, because it would add its echo and line ends. There are no
-# forwarded ports, because another ssh may use them.
+# For a command whose output a program reads. There is no terminal, because a terminal would add its echo and line ends.
+# There are no forwarded ports, because another ssh may use the same ports.
 FOR_A_PROGRAM = ("-T", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no")
 
 
@@ -83,7 +83,7 @@ def _options(known: Path, alias: str) -> list[str]:
 
 
 def _identity(device: Device) -> Sequence[str]:
-    """Return the option for the identity. The option `-i` would look for the file before it expands %%."""
+    """Return the option for the identity. With `-i`, ssh would look for the file before it expands %%."""
     return ["-o", f'IdentityFile="{_literal(Path(device.identity).expanduser())}"'] if device.identity else []
 
 
