@@ -98,7 +98,7 @@ def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_sile
     assert {to for to, _ in heard} == {"/operators"}
 
 
-def test_a_missed_target_is_computed_from_native_histograms_and_burns_through_to_on_call(
+def test_a_missed_target_in_native_histograms_raises_the_fast_burn_alert_and_it_reaches_the_on_call_receiver(
     broker: Broker, tmp_path: Path
 ) -> None:
     pi, folder = Pi("pi-1"), tmp_path / "prometheus"

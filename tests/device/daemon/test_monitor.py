@@ -137,7 +137,7 @@ def catches(process: Path, number: signal.Signals) -> bool:
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_monitor_that_is_told_to_end_during_its_pause_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     kill_daemon(device)
     wait_until(lambda: "next start in" in device.log(), "it has noticed")
     monitor.terminate()

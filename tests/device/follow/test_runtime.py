@@ -134,7 +134,7 @@ def test_the_new_environment_is_whole_before_the_daemon_is_needed_and_is_made_on
     assert (home(device) / "venv").readlink().name == FIRST
 
 
-def test_a_bootstrap_a_deployment_and_the_trial_of_a_model_make_a_runtime_wait(
+def test_a_runtime_waits_for_a_bootstrap_and_for_a_deployment_and_for_the_trial_of_a_model(
     device: Device, registry: HostileRegistry
 ) -> None:
     offer(device, registry)

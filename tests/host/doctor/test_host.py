@@ -57,7 +57,7 @@ def test_a_fault_of_the_host_is_named_with_its_next_step(
     assert "edgert device set a --identity" in text_of(check_host(inventory), "inventory")
 
 
-def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_doctor_logs_in_to_the_broker_of_the_project(inventory: Inventory, tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker") as broker:
         (tmp_path / "conf" / "edgert.toml").write_text(f'[broker]\naddress = "127.0.0.1:{broker.port}"\n')
         assert levels(check_host(inventory), "broker") == [OK]
@@ -79,7 +79,7 @@ def test_a_project_whose_devices_have_their_own_logins_is_warned_that_it_has_non
         assert levels(check_host(inventory), "broker") == [FAIL]
 
 
-def test_the_projects_registry_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_doctor_logs_in_to_the_registry_of_the_project(inventory: Inventory, tmp_path: Path) -> None:
     assert levels(check_host(inventory), "registry") == []
     with RegistryServer.in_folder(tmp_path / "registry", secured=True) as server:
         lines = [f'address = "{server.address}"', f'ca = "{server.ca}"', f'login = "{server.login_file}"']

@@ -145,7 +145,7 @@ def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_pat
     assert fleet.touched == ["d2", "d3"], "those that had it are not asked again"
 
 
-def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
+def test_a_stop_during_the_pause_ends_the_rollout_as_stopped(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 2, canary=1, pause_s=3600.0)
     waited = []
 

@@ -54,7 +54,7 @@ def test_24_bits_and_two_channels_from_pythons_own_module() -> None:
     np.testing.assert_allclose(made, RAMP / 2, rtol=0, atol=1e-6)
 
 
-def test_the_extensible_format_other_chunks_and_padding_are_read() -> None:
+def test_wav_files_with_the_extensible_format_or_other_chunks_or_padding_are_read() -> None:
     data = (RAMP * 32768).astype("<i2").tobytes()
     form = struct.pack("<HHIIHHHHIH14s", 0xFFFE, 1, 8000, 16000, 2, 16, 22, 16, 4, 1, b"\0" * 14)
     chunks = b"LIST" + struct.pack("<I", 3) + b"abc\0" + b"fmt " + struct.pack("<I", len(form)) + form

@@ -21,7 +21,7 @@ from edgert_deploy.packager.samples.sample_files import (
 SPEC = TensorSpec("in/put:0", "FP32", (-1, 4))
 
 
-def test_inputs_have_file_names() -> None:
+def test_the_name_of_an_input_becomes_a_valid_file_name() -> None:
     assert (stem("image"), stem(SPEC.name), stem("a-b.c_1")) == ("image", "in_put_0", "a-b.c_1")
 
 

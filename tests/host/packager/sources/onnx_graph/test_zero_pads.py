@@ -39,7 +39,7 @@ def exact(source: SourceModel, x: models.Array) -> models.Array:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_padded_zeros_exceed_negative_values(engine: str, precision: Any, tmp_path: Path) -> None:
+def test_max_pool_takes_the_zeros_of_a_pad_before_negative_values(engine: str, precision: Any, tmp_path: Path) -> None:
     source = loaded(f"{CONV} q = Pad(c, p) {POOL}(q)", tmp_path)
     samples = samples_for(source)
     want = exact(source, samples.inputs["x"])
