@@ -100,7 +100,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     worker.stop()
 
 
-def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(started: Started) -> None:
+def test_a_worker_reports_its_model_and_serves_the_connections_that_it_receives(started: Started) -> None:
     ready = started.receive()
     assert (ready["op"], ready["loaded"]["release"], ready["loaded"]["batch_cap"]) == ("ready", 1, 4)
     client, server = socket.socketpair()

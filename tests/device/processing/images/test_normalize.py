@@ -67,7 +67,7 @@ def test_channels_that_the_model_does_not_have_are_refused() -> None:
         Normalizer(Preprocess("x", 1.0, (1.0, 2.0)), TensorSpec("x", "FP32", NCHW))
 
 
-def test_one_table_and_three_agree_for_8_bit_models() -> None:
+def test_one_table_for_all_channels_and_three_tables_give_the_same_8_bit_values() -> None:
     spec = TensorSpec("x", "INT8", NCHW)
     one = Normalizer(Preprocess("x", 1.0, (128.0,)), spec)
     three = Normalizer(Preprocess("x", 1.0, (128.0,) * 3), spec)

@@ -66,7 +66,7 @@ def test_only_sampled_requests_are_compared() -> None:
         assert shadow.dropped == 0
 
 
-def test_a_busy_reference_delays_no_request_and_dropped_ones_are_counted() -> None:
+def test_a_busy_reference_delays_no_request_and_the_dropped_requests_are_counted() -> None:
     shadow, reference, _, _ = a_shadow()
     reference.gate = threading.Event()
     shadow.start()
@@ -96,7 +96,7 @@ def test_an_offered_array_may_change_afterwards() -> None:
     assert seen == [1.0]
 
 
-def test_the_alarm_goes_off_once_and_ends_half_way_back() -> None:
+def test_the_alarm_is_raised_once_and_is_cleared_half_way_back_to_agreement() -> None:
     shadow, reference, said, _ = a_shadow(alarm=0.9)
 
     def compared(answer: Agreement, count: int) -> None:
@@ -119,7 +119,7 @@ def test_the_alarm_goes_off_once_and_ends_half_way_back() -> None:
     assert said[2:] == ["shadow_alarm"]
 
 
-def test_drift_tells_a_model_that_gets_worse_from_one_that_always_was() -> None:
+def test_drift_distinguishes_a_model_that_gets_worse_from_one_that_was_always_bad() -> None:
     always, reference, _, _ = a_shadow()
     for i in range(4 * WINDOW):
         reference.answer = GOOD if i % 2 else BAD
