@@ -34,7 +34,7 @@ def test_each_class_is_found_by_its_own_codes() -> None:
     assert all(by_wire_code(cls.wire_code) in cls.__mro__ for cls in ours)
 
 
-def test_an_unknown_code_is_the_root() -> None:
+def test_an_unknown_code_gives_the_root_class() -> None:
     assert (by_code("made.up"), by_wire_code(65535)) == (EdgeRTError, EdgeRTError)
     assert by_wire_code(DaemonEnded.wire_code) is DaemonUnreachable
 

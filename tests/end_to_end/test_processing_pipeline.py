@@ -153,7 +153,7 @@ def test_a_file_gets_its_label(client: Client, label: str, form: str, kind: Any)
     assert 0.33 < float(answer["scores_probabilities"][0]) <= 1.0
 
 
-def test_files_frames_and_tensors_of_one_image_agree(client: Client) -> None:
+def test_a_file_and_a_frame_and_a_tensor_of_one_image_give_the_same_answer(client: Client) -> None:
     picture = tinted("green", 200, 300)
     by_file = client.infer("colour", encoded(picture, "PNG"))["scores"]
     by_frame = client.infer("colour", picture)["scores"]
@@ -218,7 +218,7 @@ def test_boxes_have_the_coordinates_of_the_sent_image(
     assert (answer["detected_classes"][1:] == -1).all()
 
 
-def test_a_client_that_sends_the_models_tensor_gets_the_models_outputs_too(client: Client) -> None:
+def test_a_client_that_sends_the_models_tensor_also_gets_the_models_outputs(client: Client) -> None:
     tensor = np.zeros((1, 3, SIDE, SIDE), np.float32)
     tensor[0, 0, 10:20, 30:50] = 1.0
     answer = client.infer("bright", tensor)

@@ -60,7 +60,7 @@ def suppressed(manager: str) -> set[tuple[str, str, bool]]:
     }
 
 
-def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_silenced(
+def test_alerts_of_devices_are_grouped_and_inhibited_and_silenced_before_they_reach_the_receivers(
     broker: Broker, tmp_path: Path
 ) -> None:
     one, two, planned = Pi("pi-1"), Pi("pi-2"), Pi("pi-3", site="plant-b")
