@@ -41,7 +41,7 @@ def test_a_device_fetches_only_what_it_does_not_have(pair: tuple[Path, Path]) ->
     assert (same.files, same.size_bytes, same.compressed_bytes) == (0, 0, 0)
 
 
-def test_a_target_that_was_not_there_fetches_everything(signing_key: SigningKey, tmp_path: Path) -> None:
+def test_a_new_target_fetches_everything(signing_key: SigningKey, tmp_path: Path) -> None:
     one = make_null_bundle(tmp_path, signing_key, release=1)
     other = make_null_bundle(tmp_path, signing_key, release=2, profile="intel-nuc")
     with open_bundle(one, None) as before, open_bundle(other, None) as after:

@@ -69,7 +69,7 @@ def test_a_function_gives_samples_of_different_lengths(
         load_samples(Path("field_texts:long"), source, at_least=1)
 
 
-def test_stacked_arrays_with_lengths_are_padded_as_stated_whatever_they_held(
+def test_stacked_arrays_with_lengths_get_the_stated_padding_whatever_they_held(
     source: SourceModel, tmp_path: Path
 ) -> None:
     ids, mask = (np.full((12, 35), 5, np.int64) for _ in range(2))

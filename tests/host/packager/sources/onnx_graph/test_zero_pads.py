@@ -93,6 +93,6 @@ def test_a_float_build_of_a_quantized_model_keeps_the_zeros(tmp_path: Path) -> N
     ],
     ids=["relu", "edge", "-inf", "convolution"],
 )
-def test_a_pad_that_is_optimized_rightly_stays_as_it_is(body: str, tmp_path: Path) -> None:
+def test_a_pad_that_engines_optimize_correctly_stays_unchanged(body: str, tmp_path: Path) -> None:
     source = loaded(body, tmp_path, m=np.array(-np.inf, np.float32))
     assert not any(tensor.name.startswith(NEGATIVE_ZERO) for tensor in source.proto.graph.initializer)
