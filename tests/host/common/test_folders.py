@@ -19,7 +19,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("variable", FOLDERS)
-def test_a_folder_follows_its_variable_unless_that_is_relative(
+def test_a_folder_follows_its_variable_unless_the_variable_is_relative(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, below_home = FOLDERS[variable]
@@ -32,13 +32,13 @@ def test_a_folder_follows_its_variable_unless_that_is_relative(
     assert folder() == tmp_path / "mine/edgert"
 
 
-def test_our_own_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_of_edgert_precedes_the_general_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "theirs"))
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "ours"))
     assert config_folder() == tmp_path / "ours"
 
 
-def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_home_is_refused_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """In older versions, the host used it as a folder below the current folder; the device refused it."""
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
     monkeypatch.setenv("HOME", "relative/home")

@@ -21,7 +21,7 @@ from tests.support.servers.brokers import Broker
 from tests.support.servers.registries import RegistryServer
 
 
-def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_complete_host_passes_all_checks(inventory: Inventory, tmp_path: Path) -> None:
     inventory.add(Device("here", "local", "/srv/x", "this-machine", "/srv/x"))
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     new_ssh_key(tmp_path / "home" / ".ssh" / "id_ed25519")
@@ -66,7 +66,7 @@ def test_the_doctor_logs_in_to_the_broker_of_the_project(inventory: Inventory, t
     assert [f.exit_code for f in found if f.check == "broker"] == [6]
 
 
-def test_a_project_whose_devices_have_their_own_logins_is_warned_that_it_has_none(
+def test_a_project_without_a_login_for_its_devices_gets_a_warning(
     inventory: Inventory, tmp_path: Path
 ) -> None:
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
@@ -92,7 +92,7 @@ def test_the_doctor_logs_in_to_the_registry_of_the_project(inventory: Inventory,
 
 
 @pytest.mark.parametrize("table", ["broker", "registry"])
-def test_an_invalid_address_is_repaired_in_its_table(table: str, inventory: Inventory, tmp_path: Path) -> None:
+def test_the_next_step_for_an_invalid_address_names_the_table_of_the_project_file(table: str, inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "conf" / "edgert.toml").write_text(f'[{table}]\naddress = "ftp://x/y"\n')
     found = [finding for finding in check_host(inventory) if finding.check == table]
     assert [(f.level, f.exit_code, f"[{table}]" in f.next_step) for f in found] == [(FAIL, 4, True)]

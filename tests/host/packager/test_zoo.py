@@ -95,7 +95,7 @@ def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_k
         )  # the gate reported the same
 
 
-def test_int8_is_rejected_if_it_changes_notes_of_music(signing_key: SigningKey, tmp_path: Path) -> None:
+def test_the_chosen_artifact_of_every_engine_keeps_the_notes_of_music(signing_key: SigningKey, tmp_path: Path) -> None:
     calibration, holdout = (data.chords(count, 43844, 22050, seed)[..., None] for count, seed in ((4, 1), (4, 2)))
     options = {"precision": "auto", "recipe": "min-max", "budget": 0}
     got = packed("basic-pitch.onnx", "", calibration, holdout, signing_key, tmp_path, **options)
