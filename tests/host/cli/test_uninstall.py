@@ -67,7 +67,7 @@ def test_models_and_keys_and_configuration_stay_and_the_models_serve_after_the_n
     assert live(edgert) == (1, "steady")
 
 
-def test_a_purge_leaves_only_files_of_other_users_and_names_them(
+def test_a_purge_leaves_only_files_that_edgert_did_not_create_and_names_them(
     edgert: Edgert, here: Path, state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (state / "mine ü.txt").write_text("mine")
