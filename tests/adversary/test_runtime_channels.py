@@ -113,7 +113,7 @@ def test_a_wheel_with_other_bytes_is_refused_and_removed(
     assert not list(device.state.incoming.glob("*.part"))
 
 
-def test_a_runtime_older_than_one_that_was_live_is_refused(
+def test_a_runtime_that_is_older_than_an_earlier_live_runtime_is_refused(
     device: Device, registry: HostileRegistry, release: RuntimeRelease
 ) -> None:
     device.state.follow.mkdir()

@@ -107,7 +107,7 @@ def test_frames_cut_short_anywhere_end_the_connection(device: Device) -> None:
 
 
 @pytest.mark.parametrize("body", [2**20, 2**31, 2**40, 2**64 - 64, 2**64 - 1], ids=hex)
-def test_false_lengths_cost_no_memory(device: Device, body: int) -> None:
+def test_false_lengths_take_no_memory(device: Device, body: int) -> None:
     header = wire.HEADER.pack(wire.MAGIC, wire.VERSION, wire.INFER, 0, 1, 0, 0, 0, 1, 0, body, *(0,) * 6)
     for hello in (HELLO, b""):
         with raw(device) as sock:
@@ -225,7 +225,7 @@ def test_descriptors_that_a_client_sends_are_refused_or_closed(device: Device) -
         assert _descriptors(device) < before + 50
 
 
-def test_a_client_that_never_reads_costs_its_own_connection_only(device: Device) -> None:
+def test_a_client_that_never_reads_loses_only_its_own_connection(device: Device) -> None:
     large = np.zeros((1000, 4), np.float32)
     with contextlib.ExitStack() as held:
         for _ in range(8):

@@ -67,7 +67,7 @@ def impatient() -> Iterator[Device]:
 
 
 @pytest.mark.parametrize("fault", ["segfault", "exit", "hang", "hang-holding-lock"])
-def test_a_fault_costs_its_own_requests_only(request: pytest.FixtureRequest, fault: str) -> None:
+def test_a_fault_fails_only_its_own_requests(request: pytest.FixtureRequest, fault: str) -> None:
     pair: Device = request.getfixturevalue("impatient" if fault.startswith("hang") else "pair")
     with load(pair, "other", threads=2) as (others, other_errors):
         before = len(others)
@@ -92,7 +92,7 @@ def test_an_engine_that_refuses_a_run_keeps_its_worker(pair: Device) -> None:
     assert (pair.serving()["pid"], pair.serving()["crashes"]) == (pid, 0)
 
 
-def test_a_slow_run_within_the_limit_is_left_alone(pair: Device) -> None:
+def test_a_slow_run_within_the_limit_is_not_ended(pair: Device) -> None:
     pid = pair.serving()["pid"]
     with pair.client() as client:
         for _ in range(4):

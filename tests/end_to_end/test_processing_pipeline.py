@@ -186,7 +186,7 @@ def test_stages_are_timed_and_a_cache_hit_decodes_nothing(client: Client) -> Non
 @pytest.mark.parametrize(
     "bad", [b"", b"no picture", png_header(30_000, 30_000), encoded(photo(99, 99))[:-500]], ids=str
 )
-def test_a_bad_file_costs_only_its_own_request(client: Client, bad: bytes) -> None:
+def test_an_invalid_file_fails_only_its_own_request(client: Client, bad: bytes) -> None:
     with pytest.raises(RequestError):
         client.infer("colour", bad)
     assert named(client, client.infer("colour", encoded(tinted("blue", 60, 60)))) == "blue"

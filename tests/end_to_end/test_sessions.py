@@ -121,7 +121,7 @@ def test_interleaved_sessions_share_batches_and_give_the_same_answers_as_alone(d
     wait_until(lambda: device.serving("slow")["sessions"] == 0, "all sessions have ended")
 
 
-def test_hot_swaps_under_load_cost_no_session_its_state(device: Device) -> None:
+def test_every_session_keeps_its_state_in_hot_swaps_under_load(device: Device) -> None:
     def sums_until(release: int) -> None:
         total, answered_by = 0, 0
         with device.client() as client, client.session("slow") as stream:
@@ -253,7 +253,7 @@ def test_an_asyncio_session_moves_with_its_state(waits: bool) -> None:
         asyncio.run(across_versions(device))
 
 
-def test_a_refused_request_after_a_move_does_not_cost_an_asyncio_session_its_memory() -> None:
+def test_an_asyncio_session_keeps_its_memory_after_a_move_and_a_refused_request() -> None:
     async def across_versions(device: Device) -> None:
         async with AsyncClient(device.socket) as client, client.session("sums") as stream:
             await stream.infer(item(1))

@@ -333,7 +333,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_a_deployment_tells_why_the_device_rolled_back_or_what_it_measured(device: Device) -> None:
+def test_a_deployment_reports_the_reason_of_a_rollback_or_the_figures_of_the_trial(device: Device) -> None:
     before = device.model()["live"]["release"]
     outcome = deployed(device, TrialLimits({"p99_ms": 5.0}, 1.0), delay_s=0.01)
     assert outcome.error is not None

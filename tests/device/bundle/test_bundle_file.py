@@ -195,7 +195,7 @@ def test_a_file_that_is_not_what_the_manifest_says_is_never_packed(
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_other_files_are_no_bundles(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("something"), io.BytesIO())

@@ -79,7 +79,7 @@ def envelope_with(**changes: Any) -> bytes:
         envelope_with(signatures=5),
     ],
 )
-def test_bytes_that_are_no_envelope_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_an_envelope_are_refused(data: bytes) -> None:
     with pytest.raises(BundleCorrupt):
         parse_envelope(data)
 

@@ -205,7 +205,7 @@ def test_a_manifest_with_a_value_that_is_not_allowed_is_refused(make: Callable[[
     "data",
     [b"", b"{}", b"[]", b"null", b"\xff", b'{"format":1}', b'{"format":2}', b"[" * 100_000, b'{"format":1,"model":[]}'],
 )
-def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(BundleError):
         Manifest.from_bytes(data)
 

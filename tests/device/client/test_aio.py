@@ -330,7 +330,7 @@ def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release(serv
     run(test())
 
 
-def test_a_lost_worker_costs_its_own_requests_only_and_the_client_recovers(serving: Device) -> None:
+def test_a_lost_worker_fails_only_its_own_requests_and_the_client_recovers(serving: Device) -> None:
     async def test() -> None:
         async with load(serving, "lost") as (releases, errors):
             seen = 0

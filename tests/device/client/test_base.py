@@ -15,7 +15,7 @@ from edgert.protocol import wire
 
 
 @pytest.mark.parametrize("timeout_s", [-1, -math.inf, math.nan, None, "5", [1.0]])
-def test_a_time_out_that_is_no_number_of_seconds_is_refused(timeout_s: Any) -> None:
+def test_a_time_out_that_is_not_a_number_of_seconds_is_refused(timeout_s: Any) -> None:
     with pytest.raises(RequestError, match="give seconds, 0 or more"):
         check_timeout(timeout_s)
     with pytest.raises(RequestError, match="give seconds, 0 or more"):

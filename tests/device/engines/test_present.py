@@ -59,7 +59,7 @@ def test_on_a_disk_that_refuses_the_file_the_engines_are_still_found(asked: list
     assert engine_versions(tmp_path / "learned" / "engines.json")["null"] == "1"
 
 
-def test_an_engine_that_is_missing_costs_no_import(tmp_path: Path) -> None:
+def test_a_missing_engine_is_not_imported(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from dataclasses import replace; from edgert.engines.present import ENGINES, engine_versions\n"

@@ -56,7 +56,7 @@ def test_a_release_is_fetched_and_installed_and_kept_after_its_trial(device: Dev
     assert not list(device.state.incoming.iterdir()), "nothing that was fetched is left"
 
 
-def test_installed_files_are_not_fetched_and_an_unchanged_channel_costs_one_request(
+def test_installed_files_are_not_fetched_and_an_unchanged_channel_needs_one_request(
     device: Device, registry: HostileRegistry
 ) -> None:
     follower = following(device, registry.address)
@@ -119,7 +119,7 @@ def test_a_release_of_the_channel_waits_for_a_deployment_over_ssh(device: Device
     assert followed(follower) == ["release 2 of echo is on trial"]
 
 
-def test_a_release_that_a_deployment_replaced_is_left_alone(device: Device, registry: HostileRegistry) -> None:
+def test_a_release_that_a_deployment_replaced_is_not_installed_again(device: Device, registry: HostileRegistry) -> None:
     follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
     followed(follower)

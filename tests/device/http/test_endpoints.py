@@ -626,7 +626,7 @@ def test_a_daemon_that_is_killed_takes_its_server_along() -> None:
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the HTTP server ends with its daemon")
 
 
-def test_a_refused_address_costs_the_server_and_not_the_daemon() -> None:
+def test_a_refused_address_ends_the_server_and_not_the_daemon() -> None:
     with a_device('[http]\nlisten = "0.0.0.0:8000"\n') as device:
         device.put()
         wait_until(lambda: "can be reached from other machines" in device.log(), "the refusal is said")

@@ -106,7 +106,7 @@ def test_alarms_of_errors_and_slowness_and_heat_are_events_and_are_counted_in_th
     assert not any(name.startswith("alarm_") for name in metrics[0])
 
 
-def test_a_few_failures_in_a_quiet_window_are_no_alarm(tmp_path: Path) -> None:
+def test_a_few_failures_in_a_quiet_window_raise_no_alarm(tmp_path: Path) -> None:
     device = Device(tmp_path)
     for _ in range(4):
         device.window({"error": 5})

@@ -111,7 +111,7 @@ def test_a_signed_downgrade_is_installed(device: Device) -> None:
     assert active_release(device.state) == 2
 
 
-def test_nothing_is_installed_over_a_trial(device: Device) -> None:
+def test_an_installation_during_a_trial_is_refused(device: Device) -> None:
     install_on(device, device.bundle())
     store_of(device).activate(60)
     with pytest.raises(TransitionRefused):
@@ -161,7 +161,7 @@ def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(de
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
-def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_path: Path) -> None:
+def test_a_strict_device_refuses_a_bundle_whose_first_engine_cannot_prepare(tmp_path: Path) -> None:
     device = Device(tmp_path)
     device.prepare("[serving]\nstrict = true\n")
     with pytest.raises(EngineMissing):

@@ -119,7 +119,7 @@ def test_a_worker_reports_its_model_and_serves_the_connections_that_it_receives(
         assert read_frame(client).kind == wire.MOVED
 
 
-def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: Started) -> None:
+def test_memory_of_large_runs_is_given_back_although_all_clients_have_left(started: Started) -> None:
     """The worker tells the engine at the end of a telemetry window (tests/device/engines tests the engine)."""
     started.receive()
     client, server = socket.socketpair()

@@ -49,7 +49,7 @@ def test_a_relative_home_is_refused_for_every_folder(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_user_without_a_home_is_told_what_to_set() -> None:
+def test_the_error_for_a_user_without_a_home_names_the_variable_to_set() -> None:
     """An example is `docker run --user 54321`."""
     said = as_nobody("from edgert_deploy.common.folders import config_folder", "config_folder")
     assert said.startswith(

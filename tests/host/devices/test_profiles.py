@@ -85,7 +85,7 @@ def test_shipped_profiles_are_found_from_any_folder(tmp_path: Path, monkeypatch:
     assert load_profile("intel-nuc").engines[0] == "openvino"
 
 
-def test_the_users_own_profile_comes_first_and_others_are_still_found(
+def test_a_profile_of_the_user_precedes_a_shipped_profile_and_others_are_still_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
     assert load_profile("raspberry-pi-4").engines[0] == "tflite"
 
 
-def test_the_list_has_the_users_own_profiles_and_the_shipped_ones(
+def test_the_list_has_the_profiles_of_the_user_and_the_shipped_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

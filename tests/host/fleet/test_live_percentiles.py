@@ -113,7 +113,7 @@ def test_a_device_that_is_online_and_silent_becomes_stale() -> None:
     assert row_of(state, "pi-07", now=999.0).state == "lost"
 
 
-def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
+def test_a_short_window_before_a_deployment_does_not_make_the_device_stale() -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", False, 0.0)
     feed(state, pi.window([1.0]), now=10.0)

@@ -103,7 +103,7 @@ def test_a_line_that_a_power_cut_left_unfinished_is_ignored(tmp_path: Path) -> N
         ("<<<<<<< HEAD\n{}\n", "conflict markers"),
     ],
 )
-def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, text: str, what: str) -> None:
+def test_the_error_about_a_file_that_is_not_a_rollout_names_the_file(tmp_path: Path, text: str, what: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     notes: list[str] = []
     store = RolloutStore(tmp_path, None, notes.append)

@@ -87,7 +87,7 @@ def hello() -> bytes:
     return bytes(wire.json_frame(wire.HELLO, HELLO))
 
 
-def test_a_whole_hello_is_routed_at_once_and_a_hello_in_pieces_is_routed_once_it_is_complete(world: World) -> None:
+def test_a_hello_is_routed_as_soon_as_it_is_complete(world: World) -> None:
     world.connect(hello())
     slow = world.connect(hello()[:70])
     world.turn()

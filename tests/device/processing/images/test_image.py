@@ -218,7 +218,7 @@ def threads_all_busy(ask: Callable[[], Any]) -> None:
         ask()
 
 
-def test_exif_orientation_is_left_alone() -> None:
+def test_the_exif_orientation_is_ignored() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = photo(40, 80)

@@ -55,7 +55,7 @@ def test_values_are_what_the_formula_gives(
         assert np.array_equal(got, np.rint(want).clip(limits.min, limits.max))
 
 
-def test_tensors_that_are_no_images_are_normalized_along_axis_1() -> None:
+def test_tensors_that_are_not_images_are_normalized_along_axis_1() -> None:
     rule = Preprocess("x", 1.0, (1.0, 2.0), (2.0, 4.0))
     got, placements = Preprocessor(rule, TensorSpec("x", "FP32", (-1, 2)))(np.array([[3, 10], [1, 2]], np.uint8))
     assert got.tolist() == [[1.0, 2.0], [0.0, 0.0]]

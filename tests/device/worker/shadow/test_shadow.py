@@ -132,7 +132,7 @@ def test_drift_distinguishes_a_model_that_gets_worse_from_one_that_was_always_ba
     assert worse.figures()["shadow_drift"] == pytest.approx(0.75)
 
 
-def test_a_reference_that_fails_is_left_alone_for_a_while_and_opened_anew() -> None:
+def test_a_reference_that_fails_is_paused_and_opened_again() -> None:
     shadow, reference, _, now = a_shadow()
     reference.fails = 1
     shadow.step([ITEM], [ITEM])
@@ -200,7 +200,7 @@ def test_without_a_reference_the_model_is_served_and_the_log_says_why(device: De
     wait_until(lambda: "--with-reference" in device.log(), "the log says why")
 
 
-def test_a_reference_that_crashes_costs_no_live_answer(device: Device) -> None:
+def test_no_live_answer_is_lost_if_the_reference_crashes(device: Device) -> None:
     fault = {"op": "copy", "runs": [{"fault": "segfault", "after": 3}]}
     device.put(model="crashes", reference=fault, reference_engine="fault")
     with device.client() as client:

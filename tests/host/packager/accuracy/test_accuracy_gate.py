@@ -88,7 +88,7 @@ def test_a_drop_equal_to_the_limit_passes() -> None:
     assert not Accuracy("top1", 1000, 0.99, 0.979, 0.01).passed
 
 
-def test_a_loss_in_a_class_or_in_a_slice_that_the_mean_hides_is_named_and_can_fail_the_gate() -> None:
+def test_a_loss_in_a_class_or_slice_that_the_mean_hides_can_fail_the_gate() -> None:
     labels = np.repeat([0, 1, 2], 40)
     answers = EYE[labels]
     answers[40:52] = EYE[0]  # 12 of class 1, all at night

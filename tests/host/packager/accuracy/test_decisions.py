@@ -103,7 +103,7 @@ def test_a_constant_answer_does_not_agree_with_positive_single_values() -> None:
     assert judgement.score([np.full_like(reference, 25.0)], [reference]) < 0.1
 
 
-def test_one_bad_channel_among_many_good_ones_is_seen() -> None:
+def test_one_bad_channel_among_many_good_channels_is_noticed() -> None:
     reference = RANDOM.normal(0, 1, (40, 10, 300)).astype(np.float32)
     answers = reference.copy()
     answers[:, 3] = 0

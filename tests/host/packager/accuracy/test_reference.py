@@ -43,7 +43,7 @@ def test_the_mean_is_taken_over_the_tokens_that_the_mask_marks() -> None:
     np.testing.assert_array_equal(vectors[2], np.zeros(SIZE), "a text without a token has no direction")
 
 
-def test_changes_of_tokens_behind_the_mask_cost_no_accuracy() -> None:
+def test_changes_of_masked_tokens_do_not_reduce_the_accuracy() -> None:
     whole = states()[:2]
     reference = Reference(
         (STATES,), [whole], CalibrationSet({"mask": MASK[:2]}, None), embed=Embed("states", mask="mask")

@@ -29,7 +29,7 @@ def test_the_fields_that_changed_are_named_by_what_they_belong_to(pair: tuple[Pa
     assert not any(field.startswith(("inputs", "outputs", "targets", "files.golden")) for field in changes)
 
 
-def test_a_device_fetches_only_what_it_does_not_have(pair: tuple[Path, Path]) -> None:
+def test_a_device_fetches_only_the_files_that_it_lacks(pair: tuple[Path, Path]) -> None:
     with open_bundle(pair[0], None) as before, open_bundle(pair[1], None) as after:
         (there,), (back,) = compare(before, after).fetches, compare(after, before).fetches
         (same,) = compare(after, after).fetches
