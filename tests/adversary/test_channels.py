@@ -147,14 +147,14 @@ def test_a_foreign_key_is_refused(device: Device, registry: HostileRegistry, ent
     assert release(device) is None
 
 
-def test_a_signed_manifest_in_place_of_a_statement_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_a_signed_manifest_in_place_of_a_statement_is_refused(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
     registry.put_envelope(registry.blobs[f"sha256:{entry.envelope}"])
     assert isinstance(failure_of(following(device, registry.address)), ChannelInvalid)
 
 
-def test_the_statement_of_another_channel_is_refused(
-    device: Device, registry: HostileRegistry, entry: Entry
-) -> None:
+def test_the_statement_of_another_channel_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     canary = replace(STATEMENT, channel="canary", entries=(entry,))
     registry.put_envelope(sign_statement(canary, device.key), "stable")
     failure = failure_of(following(device, registry.address))
@@ -187,9 +187,7 @@ def test_a_statement_whose_own_key_it_revokes_is_refused(device: Device, registr
 # --- releases -------------------------------------------------------------------------------------
 
 
-def test_the_envelope_of_another_release_is_refused(
-    device: Device, registry: HostileRegistry, entry: Entry
-) -> None:
+def test_the_envelope_of_another_release_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     other = registry.put_release(device.bundle(release=4))
     registry.blobs[f"sha256:{entry.envelope}"] = registry.blobs[f"sha256:{other.envelope}"]
     registry.put_channel(device.key, 1, entry)

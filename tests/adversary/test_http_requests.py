@@ -97,7 +97,9 @@ def test_an_answer_with_values_that_json_does_not_have_is_valid_json(port: int) 
         ([], f"POST {PATH}", 400),
     ],
 )
-def test_a_request_that_servers_read_in_different_ways_is_refused(port: int, lines: list[str], start: str | None, status: int) -> None:
+def test_a_request_that_servers_read_in_different_ways_is_refused(
+    port: int, lines: list[str], start: str | None, status: int
+) -> None:
     answer = ask(port, *lines, start=start or f"POST {PATH} HTTP/1.1")
     assert (answer.status, bool(answer.json["error"])) == (status, True)
 

@@ -261,7 +261,9 @@ def test_a_folder_that_is_swapped_for_a_link_during_an_upload_leads_nowhere(atta
     assert attacked.unharmed()
 
 
-def test_a_partial_file_that_is_swapped_for_a_link_during_an_upload_leads_nowhere(attacked: Attacked, bundle: Path) -> None:
+def test_a_partial_file_that_is_swapped_for_a_link_during_an_upload_leads_nowhere(
+    attacked: Attacked, bundle: Path
+) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_PARTIALS, incoming, attacked.secret):
         _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))

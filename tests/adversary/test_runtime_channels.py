@@ -81,7 +81,9 @@ def test_a_runtime_of_a_revoked_key_is_refused(
     assert [fields["code"] for _, _, fields in events] == [SignatureInvalid.code]
 
 
-def test_a_signed_bundle_in_place_of_a_runtime_is_refused(device: Device, registry: HostileRegistry, release: RuntimeRelease) -> None:
+def test_a_signed_bundle_in_place_of_a_runtime_is_refused(
+    device: Device, registry: HostileRegistry, release: RuntimeRelease
+) -> None:
     entry = registry.put_runtime(release, BYTES, device.key)
     bundle = registry.put_release(device.bundle())
     assert refused(device, registry, replace(entry, envelope=bundle.envelope)) == "bundle.corrupt"

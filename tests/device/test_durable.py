@@ -96,9 +96,7 @@ def test_no_link_under_the_name_of_the_partial_file_is_followed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_durable_change_is_synced_to_the_disk(
-    tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_durable_change_is_synced_to_the_disk(tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     replace_file(tmp_path / "it", b"new", durable=durable)

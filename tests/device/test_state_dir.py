@@ -18,7 +18,9 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
         StateDir(Path("/" + "x" * SOCKET_PATH_BYTES_MAX)).socket("")
 
 
-def test_the_variable_for_the_socket_precedes_the_variable_for_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_for_the_socket_precedes_the_variable_for_the_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EDGERT_STATE", str(tmp_path))
     (tmp_path / "edgert.sock").touch()
     monkeypatch.delenv("EDGERT_SOCKET", raising=False)

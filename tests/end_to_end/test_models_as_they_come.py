@@ -83,7 +83,9 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_the_artifact_contains_weights_from_a_file_beside_the_model(engine: str, precision: Any, tmp_path: Path) -> None:
+def test_the_artifact_contains_weights_from_a_file_beside_the_model(
+    engine: str, precision: Any, tmp_path: Path
+) -> None:
     shutil.copy(FOLDER / "picture.onnx", tmp_path)
     shutil.copy(FOLDER / "picture.onnx.data", tmp_path)
     source = load_source(tmp_path / "picture.onnx")

@@ -170,7 +170,9 @@ def test_more_sessions_than_the_limit_are_refused_with_its_name(device: Device, 
 
 
 @pytest.mark.parametrize(("before", "after", "goes_on"), [("", "", False), ("v1", "v2", False), ("v1", "v1", True)])
-def test_a_session_survives_a_new_version_only_if_the_version_continues_the_state(before: str, after: str, goes_on: bool) -> None:
+def test_a_session_survives_a_new_version_only_if_the_version_continues_the_state(
+    before: str, after: str, goes_on: bool
+) -> None:
     with a_device() as device, device.client() as client:
         device.put(model="sums", op="add", state_id=before)
         with client.session("sums") as stream:

@@ -143,9 +143,7 @@ def test_a_link_in_the_target_folder_is_not_followed(path: Path, signing_key: Si
     assert victim.read_text() == "untouched"
 
 
-def test_only_the_requested_files_are_unpacked(
-    path: Path, signing_key: SigningKey, tmp_path: Path
-) -> None:
+def test_only_the_requested_files_are_unpacked(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with open_bundle(path, (signing_key.public,)) as bundle:

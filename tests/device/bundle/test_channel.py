@@ -45,7 +45,9 @@ def test_a_statement_for_another_channel_is_refused(signing_key: SigningKey) -> 
         read_statement(sign_statement(STATEMENT, signing_key), "canary", (signing_key.public,))
 
 
-def test_a_statement_of_a_foreign_key_is_refused_and_a_signed_manifest_in_its_place_is_refused(signing_key: SigningKey) -> None:
+def test_a_statement_of_a_foreign_key_is_refused_and_a_signed_manifest_in_its_place_is_refused(
+    signing_key: SigningKey,
+) -> None:
     with pytest.raises(SignatureInvalid, match="channel is signed by key"):
         read_statement(sign_statement(STATEMENT, new_key()), "stable", (signing_key.public,))
     with pytest.raises(ChannelInvalid):

@@ -13,7 +13,9 @@ from edgert.errors import ConfigInvalid
 from tests.support.devices import nothing_may_be_written
 
 
-def test_keys_are_read_back_from_disk_and_only_the_owner_can_read_the_private_key(tmp_path: Path, signing_key: SigningKey) -> None:
+def test_keys_are_read_back_from_disk_and_only_the_owner_can_read_the_private_key(
+    tmp_path: Path, signing_key: SigningKey
+) -> None:
     private, public = tmp_path / "keys" / "a.key.pem", tmp_path / "keys" / "a.pem"
     write_key_pair(signing_key, private, public)
     assert private.stat().st_mode & 0o777 == 0o600

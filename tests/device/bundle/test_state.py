@@ -40,7 +40,9 @@ def test_state_with_one_shape_and_datatype_is_accepted_and_measured() -> None:
         (spec("s", (-1, 2**23)), spec("t", (-1, 2**23)), "33554432 bytes per session; at most"),
     ],
 )
-def test_state_that_an_item_could_not_pass_on_to_the_next_is_refused(before: TensorSpec, after: TensorSpec, message: str) -> None:
+def test_state_that_an_item_could_not_pass_on_to_the_next_is_refused(
+    before: TensorSpec, after: TensorSpec, message: str
+) -> None:
     with pytest.raises(BundleError, match=message):
         check_state(STATE, "", (X, before), (Y, after))
 

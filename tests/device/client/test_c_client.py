@@ -424,7 +424,9 @@ def test_c_sends_and_receives_tensors_of_megabytes(serving: Device, driver: Path
         assert large.ask("infer 0 1 2 1 300000 6")["outputs"]["y"]["values"][0] == 6.0
 
 
-def test_c_shares_memory_with_the_daemon_unless_compiled_without_shared_memory(serving: Device, driver: Path, tmp_path: Path) -> None:
+def test_c_shares_memory_with_the_daemon_unless_compiled_without_shared_memory(
+    serving: Device, driver: Path, tmp_path: Path
+) -> None:
     def areas(lines: Lines) -> int:
         return Path(f"/proc/{lines.process.pid}/maps").read_text().count("/memfd:edgert")
 
@@ -717,7 +719,9 @@ def test_a_system_header_before_edgert_h_is_an_error_with_the_next_step(tmp_path
     assert subprocess.run([*command, "-D_POSIX_C_SOURCE=200809L"], timeout=60).returncode == 0
 
 
-def test_c_looks_for_the_socket_in_the_same_places_as_python(serving: Device, built: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_c_looks_for_the_socket_in_the_same_places_as_python(
+    serving: Device, built: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """The client uses the first existing socket, not the default path of this user's daemon."""
     program = built(ROOT / "examples" / "c" / "classify.c")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGERT_")} | {"HOME": os.fspath(tmp_path)}

@@ -216,7 +216,9 @@ def test_a_refused_hello_is_repeated_only_if_the_daemon_says_when(
     ],
     ids=["refused", "overloaded", "stopping", "broken", "other request", "moved", "other answer"],
 )
-def test_each_frame_has_the_documented_effect_on_the_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
+def test_each_frame_has_the_documented_effect_on_the_request(
+    frame: wire.Frame, event: type[Exception], over: bool
+) -> None:
     talk = a_conversation([3])
     talk.request(np.zeros(3, np.float32), 0, 1)
     assert type(talk.received(frame)) is event

@@ -113,7 +113,9 @@ def test_an_adopted_daemon_that_ends_in_order_stays_down(device: Device, monitor
     assert device.daemon_pid() is None
 
 
-def test_a_monitor_that_is_told_to_end_also_ends_an_adopted_daemon(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_monitor_that_is_told_to_end_also_ends_an_adopted_daemon(
+    device: Device, monitor: subprocess.Popen[bytes]
+) -> None:
     monitor.kill()
     monitor.wait()
     pid = device.run("start")["pid"]
@@ -161,7 +163,9 @@ def test_the_command_start_lets_the_monitor_of_a_killed_daemon_start_the_next_da
     assert pausing_monitor.wait(WAIT_S_MAX) == 0
 
 
-def test_the_command_stop_ends_the_monitor_of_a_killed_daemon(device: Device, pausing_monitor: subprocess.Popen[bytes]) -> None:
+def test_the_command_stop_ends_the_monitor_of_a_killed_daemon(
+    device: Device, pausing_monitor: subprocess.Popen[bytes]
+) -> None:
     assert device.run("stop") == {"stopped": False}
     assert pausing_monitor.wait(WAIT_S_MAX) == 0
 

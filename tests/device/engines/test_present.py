@@ -40,7 +40,9 @@ def test_installed_engines_are_probed_once_and_missing_engines_every_time(asked:
     assert asked == [name for name in ENGINES if name not in ("null", "tflite")]
 
 
-def test_a_change_of_the_packages_or_of_the_file_causes_a_new_probe_of_all_engines(asked: list[str], tmp_path: Path) -> None:
+def test_a_change_of_the_packages_or_of_the_file_causes_a_new_probe_of_all_engines(
+    asked: list[str], tmp_path: Path
+) -> None:
     versions_file = tmp_path / "engines.json"
     engine_versions(versions_file)
     os.utime(tmp_path / "site-packages", ns=(1, 1))

@@ -239,7 +239,9 @@ def test_status_describes_the_channel_in_words(
     assert "release 1 of echo is not tried again: the bundle is for other-profile" in lines[2]
 
 
-def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_begins_no_second_round(registry: HostileRegistry) -> None:
+def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_begins_no_second_round(
+    registry: HostileRegistry,
+) -> None:
     with a_device(f'[follow]\nregistry = "{registry.address}"\n', started=False) as device:
         registry.put_channel(device.key, 7)
         device.start()

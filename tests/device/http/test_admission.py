@@ -50,7 +50,9 @@ def ended(places: list[Place]) -> list[int]:
     return [number for number, place in enumerate(places) if place.end_reason]
 
 
-def test_a_new_client_takes_the_place_of_the_client_that_is_most_overdue(clock: Clock, client: Callable[..., Place]) -> None:
+def test_a_new_client_takes_the_place_of_the_client_that_is_most_overdue(
+    clock: Clock, client: Callable[..., Place]
+) -> None:
     admission, places = Admission(LIMITS, clock), [client() for _ in range(PLACES)]
     assert all(map(admission.admit, places))
     places[0].due_s = None  # its request is handled
@@ -68,7 +70,9 @@ def test_a_client_whose_request_is_handled_keeps_its_place(clock: Clock, client:
     assert ended(places) == []
 
 
-def test_an_address_with_many_places_takes_no_place_from_an_address_with_few(clock: Clock, client: Callable[..., Place]) -> None:
+def test_an_address_with_many_places_takes_no_place_from_an_address_with_few(
+    clock: Clock, client: Callable[..., Place]
+) -> None:
     admission = Admission(LIMITS, clock)
     few, many = client("10.0.0.2"), [client() for _ in range(PLACES - 1)]
     assert all(map(admission.admit, (few, *many)))

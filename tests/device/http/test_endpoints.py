@@ -391,7 +391,9 @@ def test_a_body_that_unpacks_to_too_many_bytes_is_refused(site: Site) -> None:
         (b"GET /v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     ],
 )
-def test_bytes_that_are_not_http_are_answered_with_the_reason_and_end_the_connection(site: Site, sent: bytes, status: int) -> None:
+def test_bytes_that_are_not_http_are_answered_with_the_reason_and_end_the_connection(
+    site: Site, sent: bytes, status: int
+) -> None:
     with site.connect() as sock, sock.makefile("rb") as file:
         sock.sendall(sent)
         assert read_answer(file).status == status

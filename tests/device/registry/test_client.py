@@ -142,7 +142,9 @@ def test_a_wrong_password_is_refused(server: RegistryServer) -> None:
         Registry(server.repository, None, server.ca).manifest("steady")
 
 
-def test_a_caching_mirror_asks_the_registry_once_for_each_blob_and_manifest(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_caching_mirror_asks_the_registry_once_for_each_blob_and_manifest(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     digest = server.registry().put_manifest("mirrored", manifest_of(BLOB))
     with Mirror(tmp_path / "mirror", server) as mirror:
         before = len(server.requests)

@@ -307,7 +307,9 @@ def heard_in_session(broker: Broker) -> list[int]:
     return heard
 
 
-def test_a_hint_is_passed_on_once_although_the_broker_sends_it_at_each_connection(tmp_path: Path, broker: Broker) -> None:
+def test_a_hint_is_passed_on_once_although_the_broker_sends_it_at_each_connection(
+    tmp_path: Path, broker: Broker
+) -> None:
     device = ForwardingDevice(tmp_path, broker.settings, hint_topic="edgert/hint/stable")
     publisher = Connection(broker.settings)
     device.start()
@@ -349,7 +351,9 @@ def test_a_message_that_is_too_large_for_the_broker_does_not_delay_others(
     assert sum("does not accept a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
 
 
-def test_a_message_that_was_held_back_for_a_bad_link_arrives_after_the_next_message(tmp_path: Path, broker: Broker) -> None:
+def test_a_message_that_was_held_back_for_a_bad_link_arrives_after_the_next_message(
+    tmp_path: Path, broker: Broker
+) -> None:
     device, listener = ForwardingDevice(tmp_path, broker.settings), Listener(broker.settings)
     device.append(3)
     (first,) = device.spool.take(1)

@@ -102,9 +102,7 @@ def test_the_process_stops_within_two_seconds_while_its_broker_is_silent(tmp_pat
 
 
 @pytest.mark.parametrize("action", [("--boot", "b1"), ("--clear", "show")])
-def test_an_invalid_configuration_ends_the_process_with_the_reason(
-    tmp_path: Path, action: tuple[str, str]
-) -> None:
+def test_an_invalid_configuration_ends_the_process_with_the_reason(tmp_path: Path, action: tuple[str, str]) -> None:
     ended = start_forwarder(tmp_path, MqttSettings("127.0.0.1", 1883), device="7", action=action)
     _, said = ended.communicate()
     assert ended.returncode == ConfigInvalid.exit_code

@@ -53,7 +53,9 @@ def test_the_preferred_artifact_is_used_if_it_works(version: InstalledVersion) -
     assert asked == ["preferred"]
 
 
-def test_the_next_artifact_is_used_if_the_preferred_one_fails_unless_strict_forbids_this(version: InstalledVersion) -> None:
+def test_the_next_artifact_is_used_if_the_preferred_one_fails_unless_strict_forbids_this(
+    version: InstalledVersion,
+) -> None:
     _, use = fails_on("preferred")
     working = first_working(version, use)
     assert (working.artifact.id, working.tried) == ("null", ("preferred: preferred does not load",))

@@ -25,7 +25,9 @@ from tests.support.trees import another_tree
 TARGET = WheelTarget("3.11", "aarch64", "2.36")
 
 
-def test_the_wheel_of_edgert_contains_both_packages_and_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheel_of_edgert_contains_both_packages_and_the_profiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert source_tree() is not None

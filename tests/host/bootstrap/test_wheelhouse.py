@@ -130,7 +130,9 @@ def test_the_error_names_an_engine_without_wheels_for_the_device(
         prepare(PI, ("warp-drive",))
 
 
-def test_the_engines_are_reduced_to_those_with_wheels_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engines_are_reduced_to_those_with_wheels_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Markers exclude tflite for this Python, and the index has no onnxruntime for glibc 2.27."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     old = WheelTarget("3.13", "armv7l", "2.36")
@@ -144,7 +146,9 @@ def test_the_engines_are_reduced_to_those_with_wheels_for_the_device(tmp_path: P
         prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"))
 
 
-def test_a_wheelhouse_that_pip_cannot_complete_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheelhouse_that_pip_cannot_complete_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigInvalid, match="machine-of-nobody"):
         prepare(WheelTarget("3.11", "machine-of-nobody", "2.36"), ("null",))

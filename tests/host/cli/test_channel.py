@@ -91,7 +91,9 @@ def test_a_release_that_was_trained_worse_is_not_offered_silently(
     assert "warning" not in edgert.stderr, "it is the channel's own release"
 
 
-def test_a_channel_can_be_renewed_and_resumed_and_can_lose_a_model(project: SigningKey, edgert: Edgert, tmp_path: Path) -> None:
+def test_a_channel_can_be_renewed_and_resumed_and_can_lose_a_model(
+    project: SigningKey, edgert: Edgert, tmp_path: Path
+) -> None:
     assert edgert("publish", "digits-1.edgert", "--channel", "stable")[0] == 0
     second = new_key()
     write_key_pair(second, *key_paths(tmp_path / "conf" / "keys", "second"))

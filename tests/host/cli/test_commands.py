@@ -136,7 +136,9 @@ def test_a_named_pipe_is_refused_before_it_is_opened(
     assert (code, "is a named pipe" in answer["error"]["message"]) == (4, True), answer
 
 
-def test_a_key_may_be_read_from_the_pipe_of_another_command(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
+def test_a_key_may_be_read_from_the_pipe_of_another_command(
+    edgert: Edgert, inventory: Inventory, tmp_path: Path
+) -> None:
     """A shell passes a pipe for `--key <(command)`."""
     key = new_key()
     bundle = make_null_bundle(tmp_path, key)

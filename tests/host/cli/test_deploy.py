@@ -204,7 +204,9 @@ def test_ctrl_c_stops_a_deployment_and_reports_the_result_of_each_device(
     )
 
 
-def test_a_second_ctrl_c_detaches_at_once_and_does_not_delay_a_later_deployment(slow: SlowInstall, edgert: Edgert) -> None:
+def test_a_second_ctrl_c_detaches_at_once_and_does_not_delay_a_later_deployment(
+    slow: SlowInstall, edgert: Edgert
+) -> None:
     code, shown, told = slow.interrupted_deploy(slow.there.bundle(release=2), presses=2)
     assert code == 130
     assert "detached: " in told

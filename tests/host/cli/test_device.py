@@ -47,7 +47,9 @@ def test_the_option_inventory_names_another_file(edgert: Edgert, inventory: Inve
     assert [d.name for d in Inventory(other).devices()] == ["here"]
 
 
-def test_the_host_key_of_an_ssh_device_is_pinned_and_the_device_is_probed(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:
+def test_the_host_key_of_an_ssh_device_is_pinned_and_the_device_is_probed(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice
+) -> None:
     words = ("device", "add", "board", sshd.address, "--identity", sshd.client_key, "--fingerprint", sshd.fingerprint)
     code, added = edgert(*words, "--profile", "this-machine", "--state", sshd.state, "--home", sshd.home / "edgert")
     assert code == 0, added

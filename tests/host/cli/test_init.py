@@ -69,7 +69,9 @@ def test_init_in_a_folder_that_was_removed_is_refused(
     assert "cannot make . a project: .: No such file or directory" in capfd.readouterr().err
 
 
-def test_init_keeps_existing_files_and_names_the_lines_that_they_lack(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_init_keeps_existing_files_and_names_the_lines_that_they_lack(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / ".gitignore").write_text("mine\n")
     assert main(["device", "add", "old", "--local", "dev"]) == 0

@@ -43,7 +43,9 @@ def files_of(folder: Path) -> set[str]:
     return {name for name in ("config.toml", "keys", "models", "edgert.sock") if (folder / name).exists()}
 
 
-def test_a_dry_run_lists_what_is_removed_and_what_is_kept_and_changes_nothing(edgert: Edgert, here: Path, state: Path) -> None:
+def test_a_dry_run_lists_what_is_removed_and_what_is_kept_and_changes_nothing(
+    edgert: Edgert, here: Path, state: Path
+) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     before = files_of(state)
     code, answer = edgert("uninstall", "here", "--dry-run")

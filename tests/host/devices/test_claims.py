@@ -118,7 +118,9 @@ def test_the_claim_of_a_dead_host_blocks_other_hosts_until_it_expires_but_not_it
         pass
 
 
-def test_a_command_that_continues_without_its_host_blocks_others_until_it_ends(device: Device, on_host: Callable[[str], None]) -> None:
+def test_a_command_that_continues_without_its_host_blocks_others_until_it_ends(
+    device: Device, on_host: Callable[[str], None]
+) -> None:
     on_host("one")
     Path(device.home).mkdir(parents=True)
     words = ["sh", "-c", _WITH_LOCK, "sh", f"{device.home}/working", "sh", "-c", "echo begun; exec cat"]

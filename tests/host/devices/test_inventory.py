@@ -126,7 +126,9 @@ def test_a_change_leaves_all_other_lines_unchanged(inventory: Inventory) -> None
     assert inventory.devices() == [kitchen, inventory.device("here")]
 
 
-def test_changes_that_other_commands_made_after_the_file_was_read_are_kept(inventory: Inventory, tmp_path: Path) -> None:
+def test_changes_that_other_commands_made_after_the_file_was_read_are_kept(
+    inventory: Inventory, tmp_path: Path
+) -> None:
     """A user may need a while to confirm a host key; meanwhile, another command may change the file."""
     other = Inventory(tmp_path / "link.toml")
     other.path.symlink_to(inventory.path)
@@ -208,7 +210,9 @@ def test_a_name_that_a_device_or_a_group_already_has_is_refused(inventory: Inven
         ("[devices.kitchen]", "[devices.Kitchen]", "name 'Kitchen'"),
     ],
 )
-def test_the_error_about_a_broken_inventory_names_the_place(inventory: Inventory, old: str, new: str, what: str) -> None:
+def test_the_error_about_a_broken_inventory_names_the_place(
+    inventory: Inventory, old: str, new: str, what: str
+) -> None:
     inventory.path.write_text(WRITTEN.replace(old, new))
     with pytest.raises(ConfigInvalid, match=what) as caught:
         inventory.devices()
@@ -242,7 +246,9 @@ def test_an_ssh_device_without_its_host_key_is_refused(inventory: Inventory) -> 
         inventory.devices()
 
 
-def test_the_inventory_of_the_project_precedes_the_inventory_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inventory_of_the_project_precedes_the_inventory_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)

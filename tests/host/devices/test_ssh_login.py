@@ -268,7 +268,9 @@ def test_the_ssh_config_may_include_other_files_and_name_missing_files(board: Ss
         read_ssh_config()
 
 
-def test_an_identity_that_is_not_a_private_key_is_refused_with_the_next_step(board: SshDevice, home: Home, tmp_path: Path) -> None:
+def test_an_identity_that_is_not_a_private_key_is_refused_with_the_next_step(
+    board: SshDevice, home: Home, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigInvalid, match=rf"is a public key: give {board.client_key}$"):
         says(replace(board.device(), identity=f"{board.client_key}.pub"))
     (tmp_path / "notes").write_text("ssh-ed25519 AAAA")

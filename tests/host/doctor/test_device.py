@@ -125,7 +125,9 @@ def test_the_state_of_telemetry_is_the_state_that_the_forwarder_reports(inventor
         assert f"127.0.0.1:{broker.port}" in text_of(found, "telemetry")
 
 
-def test_the_next_step_for_a_broker_that_refuses_the_login_is_to_set_the_login(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_next_step_for_a_broker_that_refuses_the_login_is_to_set_the_login(
+    inventory: Inventory, tmp_path: Path
+) -> None:
     broker = Broker.in_folder(tmp_path / "broker", secured=True)
     settings = f'[mqtt]\nhost = "localhost"\nport = {broker.port}\ntls = true\nca = "{broker.folder}/ca.pem"\n'
     with broker, a_device(settings) as device:
@@ -159,7 +161,9 @@ def test_a_registry_that_a_follower_cannot_reach_is_reported_with_the_next_step(
     assert f"edgert bootstrap d-test --follow {registry} --channel stable" in text_of(found, "channel")
 
 
-def test_faults_of_the_connection_are_reported_with_their_next_steps(inventory: Inventory, sshd: SshDevice, tmp_path: Path) -> None:
+def test_faults_of_the_connection_are_reported_with_their_next_steps(
+    inventory: Inventory, sshd: SshDevice, tmp_path: Path
+) -> None:
     new_ssh_key(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     unreachable = check_device(sshd.device(port=free_port()), {})

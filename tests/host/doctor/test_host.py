@@ -66,9 +66,7 @@ def test_the_doctor_logs_in_to_the_broker_of_the_project(inventory: Inventory, t
     assert [f.exit_code for f in found if f.check == "broker"] == [6]
 
 
-def test_a_project_without_a_login_for_its_devices_gets_a_warning(
-    inventory: Inventory, tmp_path: Path
-) -> None:
+def test_a_project_without_a_login_for_its_devices_gets_a_warning(inventory: Inventory, tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
         address = f'[broker]\naddress = "localhost:{broker.port}"\nca = "{broker.settings.ca}"\ntls = true\n'
         (tmp_path / "conf" / "edgert.toml").write_text(address)
@@ -92,7 +90,9 @@ def test_the_doctor_logs_in_to_the_registry_of_the_project(inventory: Inventory,
 
 
 @pytest.mark.parametrize("table", ["broker", "registry"])
-def test_the_next_step_for_an_invalid_address_names_the_table_of_the_project_file(table: str, inventory: Inventory, tmp_path: Path) -> None:
+def test_the_next_step_for_an_invalid_address_names_the_table_of_the_project_file(
+    table: str, inventory: Inventory, tmp_path: Path
+) -> None:
     (tmp_path / "conf" / "edgert.toml").write_text(f'[{table}]\naddress = "ftp://x/y"\n')
     found = [finding for finding in check_host(inventory) if finding.check == table]
     assert [(f.level, f.exit_code, f"[{table}]" in f.next_step) for f in found] == [(FAIL, 4, True)]

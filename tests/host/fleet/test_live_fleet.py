@@ -222,7 +222,9 @@ def test_alarms_of_models_and_of_the_device_are_added_and_removed() -> None:
         ({f"{'n' * 65}_alarms": "a", f"{'n' * 64}_alarms": "a"}, {"n" * 64: ("a",)}),
     ],
 )
-def test_only_valid_ids_are_read_as_models_and_alarms(fields: dict[str, str | int | float], alarms: dict[str, tuple[str]]) -> None:
+def test_only_valid_ids_are_read_as_models_and_alarms(
+    fields: dict[str, str | int | float], alarms: dict[str, tuple[str]]
+) -> None:
     assert alarms_of(fields) == alarms
 
 

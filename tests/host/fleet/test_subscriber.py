@@ -38,7 +38,9 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def test_a_subscriber_receives_retained_messages_and_reports_and_survives_a_restart_of_the_broker(broker: Broker) -> None:
+def test_a_subscriber_receives_retained_messages_and_reports_and_survives_a_restart_of_the_broker(
+    broker: Broker,
+) -> None:
     state, pi, said = LivePercentiles(), Sender("pi-07"), list[str]()
     publish(broker, [(pi.topics.status, b"online")], retain=True)
     subscriber = FleetSubscriber(broker.settings, [state], "plant-a", log=said.append)

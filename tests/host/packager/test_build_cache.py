@@ -131,14 +131,18 @@ def test_the_least_recently_used_entry_is_evicted_first(builds: Builds, source: 
     assert builds.count == 4
 
 
-def test_a_build_succeeds_although_the_cache_cannot_be_written(builds: Builds, source: SourceModel, tmp_path: Path) -> None:
+def test_a_build_succeeds_although_the_cache_cannot_be_written(
+    builds: Builds, source: SourceModel, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     builds.cache = BuildCache(tmp_path / "file" / "cache")
     assert builds(source, SAMPLES) == builds(source, SAMPLES)
     assert builds.count == 2
 
 
-def test_the_environment_sets_the_folder_and_the_limit_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_sets_the_folder_and_the_limit_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("EDGERT_CACHE", "3MB")
     assert default_cache() == BuildCache(tmp_path / "edgert" / "build", 3_000_000)

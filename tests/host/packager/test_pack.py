@@ -88,9 +88,7 @@ def test_a_failed_build_leaves_an_earlier_bundle_unchanged(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_without_labels_the_values_of_several_outputs_are_compared(
-    signing_key: SigningKey, tmp_path: Path
-) -> None:
+def test_without_labels_the_values_of_several_outputs_are_compared(signing_key: SigningKey, tmp_path: Path) -> None:
     source = load_source(models.write(models.two_by_two(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"a": models.random(16, 3), "b": models.random(16, 3, seed=1)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02, allow_overlap=True)

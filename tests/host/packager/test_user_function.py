@@ -41,7 +41,9 @@ def test_the_error_names_a_missing_function_and_the_searched_folders(
             user_function(f"models/user_three:{name}")
 
 
-def test_a_module_that_fails_at_its_import_is_not_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_at_its_import_is_not_reported_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "user_four.py").write_text("import no_such_library")
     with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):

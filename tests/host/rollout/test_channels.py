@@ -77,9 +77,7 @@ def test_the_error_names_a_missing_channel(server: RegistryServer, key: SigningK
         host(server, key, tmp_path / "seen").read("nothing")
 
 
-def test_an_older_statement_of_the_registry_is_noticed(
-    server: RegistryServer, key: SigningKey, tmp_path: Path
-) -> None:
+def test_an_older_statement_of_the_registry_is_noticed(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
     channels, registry = host(server, key, tmp_path / "seen"), server.registry()
     channels.change("old", one, key)
     older = registry.manifest(channel_tag("old"))
@@ -91,7 +89,9 @@ def test_an_older_statement_of_the_registry_is_noticed(
     assert host(server, key, tmp_path / "another user").read("old").entries == (ENTRY,)
 
 
-def test_the_loss_of_a_channel_in_the_registry_is_noticed(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_the_loss_of_a_channel_in_the_registry_is_noticed(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
     SeenCounters(tmp_path / "seen").keep(server.repository, "lost", 7)
     with pytest.raises(ConfigInvalid, match="any more"):
         host(server, key, tmp_path / "seen").change("lost", one, key)

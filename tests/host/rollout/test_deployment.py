@@ -150,7 +150,9 @@ def test_a_failure_before_the_switch_needs_no_rollback(
     assert device.slots == RELEASE_1
 
 
-def test_the_error_of_a_link_that_dies_during_the_trial_says_that_the_trial_ends_by_itself(bundle: Path, key: SigningKey) -> None:
+def test_the_error_of_a_link_that_dies_during_the_trial_says_that_the_trial_ends_by_itself(
+    bundle: Path, key: SigningKey
+) -> None:
     device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
     error = roll_out(bundle, device).error
     assert error is not None
@@ -202,9 +204,7 @@ def test_a_model_that_another_deployment_works_on_is_not_changed(bundle: Path, k
     assert (device.done, device.slots, device.claims) == ([], RELEASE_1, {"echo": "echo.another"})
 
 
-def test_a_second_deployment_from_the_same_host_is_refused_while_the_first_runs(
-    bundle: Path, key: SigningKey
-) -> None:
+def test_a_second_deployment_from_the_same_host_is_refused_while_the_first_runs(bundle: Path, key: SigningKey) -> None:
     device, second = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1)
     outcomes: list[Outcome] = []
     device.before = lambda verb: outcomes.append(roll_out(bundle, second)) if verb == "check" else None
@@ -264,7 +264,9 @@ def test_after_ctrl_c_the_error_does_not_claim_a_rollback_that_failed(bundle: Pa
     assert "ends by itself" in error.message
 
 
-def test_a_second_ctrl_c_detaches_at_once_and_the_error_says_what_happens_to_the_device(bundle: Path, key: SigningKey) -> None:
+def test_a_second_ctrl_c_detaches_at_once_and_the_error_says_what_happens_to_the_device(
+    bundle: Path, key: SigningKey
+) -> None:
     hanging, quick, stop = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1), UserStop()
     hangs, never = threading.Event(), threading.Event()
 

@@ -44,7 +44,9 @@ def key() -> SigningKey:
     return new_key()
 
 
-def test_the_registry_has_every_file_of_a_published_release(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_the_registry_has_every_file_of_a_published_release(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
     path = make_null_bundle(tmp_path, key, "whole", padding_bytes=200_000)
     counts: list[tuple[int, int]] = []
     release = publish(server.registry(), path, lambda sent, total: counts.append((sent, total)))

@@ -82,7 +82,9 @@ def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> 
     ],
     ids=str,
 )
-def test_an_invalid_message_of_a_worker_raises_an_error_that_the_supervisor_handles(worker: FakeWorker, message: dict[str, Any]) -> None:
+def test_an_invalid_message_of_a_worker_raises_an_error_that_the_supervisor_handles(
+    worker: FakeWorker, message: dict[str, Any]
+) -> None:
     """The supervisor kills a worker for these errors. Any other error would end the daemon."""
     with pytest.raises((ValueError, KeyError, TypeError)):
         worker.handle_message(message, 100.0)

@@ -36,7 +36,9 @@ def cli(broker: Broker, *words: str) -> Result:
     return CliRunner().invoke(forget, ["--broker", f"127.0.0.1:{broker.port}", *words])
 
 
-def test_a_device_is_forgotten_by_the_broker_and_by_the_store_and_by_home_assistant(tmp_path: Path, store_url: str) -> None:
+def test_a_device_is_forgotten_by_the_broker_and_by_the_store_and_by_home_assistant(
+    tmp_path: Path, store_url: str
+) -> None:
     gone, said = a_device("pi-1")
     stays, other = a_device("pi-2", b"online")
     event = json.dumps({"v": 1, "ts": NOW_MS, "boot": "b1", "seq": 1, "event": "degraded", "model": "digits"}).encode()

@@ -225,7 +225,9 @@ def test_devices_that_follow_the_registry_of_the_project_get_its_authority(
         assert found.ca == ""
 
 
-def test_the_option_for_the_authority_precedes_the_authority_of_the_project(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+def test_the_option_for_the_authority_precedes_the_authority_of_the_project(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
     for name in ("conf/ca.pem", "given.pem"):
         (tmp_path / name).write_text(name)
     (tmp_path / "conf" / "edgert.toml").write_text(f'[registry]\naddress = "{REGISTRY}"\nca = "ca.pem"\n')

@@ -64,7 +64,9 @@ def login_of(settings: dict[str, Any]) -> dict[str, Any]:
         (("[::1]:9000",), "::1", 9000),
     ],
 )
-def test_the_port_is_that_of_the_address_or_else_that_of_the_protocol(words: tuple[str, ...], host: str, port: int) -> None:
+def test_the_port_is_that_of_the_address_or_else_that_of_the_protocol(
+    words: tuple[str, ...], host: str, port: int
+) -> None:
     settings = settings_of("--broker", *words)
     assert (settings["host"], settings["port"]) == (host, port)
 

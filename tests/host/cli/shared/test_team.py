@@ -157,7 +157,9 @@ def test_a_host_can_list_and_resume_and_abort_a_rollout_of_another_host(hosts: t
     assert [host.drift("here") for host in hosts] == [(3, []), (3, [])]
 
 
-def test_a_host_asks_before_it_takes_over_a_rollout_that_may_still_run_on_another_host(hosts: tuple[Host, Host]) -> None:
+def test_a_host_asks_before_it_takes_over_a_rollout_that_may_still_run_on_another_host(
+    hosts: tuple[Host, Host],
+) -> None:
     a, b = hosts
     with a.deploying(signal.SIGKILL):
         pass

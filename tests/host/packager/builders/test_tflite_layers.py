@@ -22,7 +22,9 @@ from tests.support.builders import build, samples_for
 
 
 @pytest.mark.parametrize("make", [models.cnn, models.mlp, models.transformer])
-def test_the_layers_of_the_file_have_the_multiply_accumulates_of_the_source(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_the_layers_of_the_file_have_the_multiply_accumulates_of_the_source(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
     source = load_source(models.write(make(), tmp_path / "m.onnx"))
     artifact = build("tflite", source, samples_for(source), "fp32", tmp_path / "out")
     want = sum(layer.macs or 0 for layer in onnx_layers(tmp_path / "m.onnx"))

@@ -41,7 +41,9 @@ def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
     return BuildProcesses(folder, source, calibration, BuildCache(folder / "cache"))
 
 
-def test_two_simultaneous_builds_are_in_the_cache_afterwards(digits_source: Any, digits_calibration: Any, tmp_path: Path) -> None:
+def test_two_simultaneous_builds_are_in_the_cache_afterwards(
+    digits_source: Any, digits_calibration: Any, tmp_path: Path
+) -> None:
     cache, lines = BuildCache(tmp_path / "cache"), list[str]()
     builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
     builds.prebuild(SPECS, lines.append, processes=2)

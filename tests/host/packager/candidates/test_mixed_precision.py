@@ -98,7 +98,9 @@ def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> Candidat
     return CandidateBuilder(evaluate_source(request), request.cache, folder, lines.append)
 
 
-def test_a_search_that_ended_with_its_budget_continues_where_it_stopped(build_request: BuildRequest, tmp_path: Path) -> None:
+def test_a_search_that_ended_with_its_budget_continues_where_it_stopped(
+    build_request: BuildRequest, tmp_path: Path
+) -> None:
     box: DeviceProfile = build_request.targets[0]
     lines: list[str] = []
     found, rounds = None, 0

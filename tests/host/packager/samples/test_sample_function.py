@@ -104,7 +104,9 @@ def load(function: str, source: SourceModel = ONE, rule: Preprocess | None = Non
     return load_samples(Path(f"edgert_test_samples:{function}"), source, rule, at_least=10)
 
 
-def test_a_function_may_give_arrays_or_dictionaries_or_labels(in_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_may_give_arrays_or_dictionaries_or_labels(
+    in_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert load("rows").inputs["x"][:, 0].tolist() == list(range(12))
     assert capfd.readouterr().out == ""  # stdout belongs to the command's result
     labelled = load("labelled")

@@ -28,7 +28,9 @@ def load(path: Path, rule: Sound | Series, *item: int) -> CalibrationSet:
     return load_samples(path, source(*item), rule, ("no", "yes"), at_least=1)
 
 
-def test_wav_files_are_cut_into_windows_as_on_a_device_and_each_window_has_the_class_of_its_file(tmp_path: Path) -> None:
+def test_wav_files_are_cut_into_windows_as_on_a_device_and_each_window_has_the_class_of_its_file(
+    tmp_path: Path,
+) -> None:
     random = np.random.default_rng(0)
     for label, count in (("no", 1000), ("yes", 2100)):
         (tmp_path / label).mkdir()

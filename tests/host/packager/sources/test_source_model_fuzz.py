@@ -106,7 +106,9 @@ def test_damaged_onnx_files_are_read_or_refused(forked_probe: Forked, make: Any,
 
 @few
 @given(make=MAKERS, draw=st.data())
-def test_onnx_files_with_changed_fields_are_read_or_refused(forked_probe: Forked, make: Any, draw: st.DataObject) -> None:
+def test_onnx_files_with_changed_fields_are_read_or_refused(
+    forked_probe: Forked, make: Any, draw: st.DataObject
+) -> None:
     proto = make()
     for _ in range(draw.draw(st.integers(1, 3))):
         operated(proto, draw)
@@ -120,7 +122,9 @@ def a_tflite_file() -> bytes:
 
 @few
 @given(draw=st.data())
-def test_damaged_tflite_files_are_read_or_refused(forked_probe: Forked, a_tflite_file: bytes, draw: st.DataObject) -> None:
+def test_damaged_tflite_files_are_read_or_refused(
+    forked_probe: Forked, a_tflite_file: bytes, draw: st.DataObject
+) -> None:
     judged(forked_probe, "tflite", damaged(a_tflite_file, draw))
 
 

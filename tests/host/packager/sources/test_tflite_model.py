@@ -38,7 +38,9 @@ def digits_tflite(digits_source: SourceModel, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def test_a_tflite_model_has_the_same_description_as_its_onnx_model(digits_tflite: Path, digits_source: SourceModel) -> None:
+def test_a_tflite_model_has_the_same_description_as_its_onnx_model(
+    digits_tflite: Path, digits_source: SourceModel
+) -> None:
     source = load_source(digits_tflite)
     assert (source.kind, source.proto, source.quantized) == ("tflite", None, False)
     assert (source.inputs, source.outputs) == (digits_source.inputs, digits_source.outputs)

@@ -131,7 +131,9 @@ def test_a_sum_of_integers_stays_exact() -> None:
         ),
     ],
 )
-def test_movements_of_elements_give_the_results_of_numpy(formula: Callable[[Value], Value], wanted: Callable[[Array], Array]) -> None:
+def test_movements_of_elements_give_the_results_of_numpy(
+    formula: Callable[[Value], Value], wanted: Callable[[Array], Array]
+) -> None:
     assert_computes(formula, wanted)
 
 

@@ -226,7 +226,9 @@ def check_answers(path: Path, how: Conversion, answers: str = "y.npy") -> None:
     assert str(path.parent).encode() not in source.proto.SerializeToString()
 
 
-def test_models_from_torch_export_and_from_torchscript_give_the_answers_of_the_module(torch_models: tuple[str, Path]) -> None:
+def test_models_from_torch_export_and_from_torchscript_give_the_answers_of_the_module(
+    torch_models: tuple[str, Path],
+) -> None:
     python, folder = torch_models
     check_answers(folder / "net.pt2", Conversion(python))
     source = load_source(folder / "net.pt2", Conversion(python))
@@ -239,13 +241,17 @@ def test_models_from_torch_export_and_from_torchscript_give_the_answers_of_the_m
 
 
 @pytest.mark.parametrize("name", ["net.keras", "net.h5", "saved"])
-def test_models_from_keras_and_from_saved_models_give_the_answers_of_the_model(name: str, keras_models: tuple[str, Path]) -> None:
+def test_models_from_keras_and_from_saved_models_give_the_answers_of_the_model(
+    name: str, keras_models: tuple[str, Path]
+) -> None:
     python, folder = keras_models
     check_answers(folder / name, Conversion(python))
 
 
 @pytest.mark.parametrize("name", ["sequential.keras", "sequential.h5"])
-def test_a_converted_sequential_model_with_gelu_gives_the_answers_of_the_model(name: str, keras_models: tuple[str, Path]) -> None:
+def test_a_converted_sequential_model_with_gelu_gives_the_answers_of_the_model(
+    name: str, keras_models: tuple[str, Path]
+) -> None:
     """A Sequential model has no output names, and tf2onnx writes an operator that ONNX lacks."""
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "z.npy")
@@ -253,7 +259,9 @@ def test_a_converted_sequential_model_with_gelu_gives_the_answers_of_the_model(n
 
 
 @pytest.mark.parametrize("name", ["adapted.keras", "adapted"])
-def test_a_converted_adapted_normalization_gives_the_answers_of_the_model(name: str, keras_models: tuple[str, Path]) -> None:
+def test_a_converted_adapted_normalization_gives_the_answers_of_the_model(
+    name: str, keras_models: tuple[str, Path]
+) -> None:
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "n.npy")
 

@@ -177,7 +177,9 @@ def test_a_model_whose_work_is_inside_a_branch_or_loop_is_never_called_int8(
         builders.build(engine, source, inputs_of(source), "int8", tmp_path / "out")
 
 
-def test_tflite_refuses_control_flow_and_names_the_engines_that_support_it(stays: tuple[str, SourceModel], tmp_path: Path) -> None:
+def test_tflite_refuses_control_flow_and_names_the_engines_that_support_it(
+    stays: tuple[str, SourceModel], tmp_path: Path
+) -> None:
     pytest.importorskip("ai_edge_litert")
     kind, source = stays
     with pytest.raises(OperatorUnsupported, match=rf"{kind} \(node '.*depends on the data.*onnxruntime or openvino"):

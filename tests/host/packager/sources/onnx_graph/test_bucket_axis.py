@@ -108,9 +108,7 @@ def test_a_length_that_the_model_does_not_run_at_is_refused(tmp_path: Path) -> N
         ("tokens=8", ("scores=1",), "--pad scores: the inputs with axis 'tokens' are ids, mask"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_names_of_the_model(
-    buckets: str, pads: tuple[str, ...], says: str
-) -> None:
+def test_an_unknown_name_is_refused_with_the_names_of_the_model(buckets: str, pads: tuple[str, ...], says: str) -> None:
     with pytest.raises(SourceInvalid, match=says):
         source_in(buckets, *pads)
 

@@ -145,7 +145,9 @@ def test_a_model_of_scikit_learn_is_packed_in_fp32_for_onnx_runtime_alone(
     np.testing.assert_array_equal(got[1], [[one[c] for c in range(3)] for one in want[1]])
 
 
-def test_a_target_without_onnx_runtime_is_refused_and_a_request_for_int8_is_refused(signing_key: SigningKey, tmp_path: Path) -> None:
+def test_a_target_without_onnx_runtime_is_refused_and_a_request_for_int8_is_refused(
+    signing_key: SigningKey, tmp_path: Path
+) -> None:
     path = models.write(classical.tree(), tmp_path / "tree.onnx")
     for engine in ("tflite", "openvino", "tensorrt"):
         with pytest.raises(

@@ -60,7 +60,9 @@ def test_a_model_with_qat_is_distinguished_from_float_models_and_from_packed_wei
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_every_engine_keeps_the_answers_of_a_model_with_qat_and_reports_this(engine: str, source: SourceModel, tmp_path: Path) -> None:
+def test_every_engine_keeps_the_answers_of_a_model_with_qat_and_reports_this(
+    engine: str, source: SourceModel, tmp_path: Path
+) -> None:
     samples = samples_for(source)
     artifact = build(engine, source, samples, "int8", tmp_path / "out")
     assert artifact.qat
@@ -75,7 +77,9 @@ def test_every_engine_keeps_the_answers_of_a_model_with_qat_and_reports_this(eng
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_build_in_fp32_is_the_network_without_its_quantization(engine: str, source: SourceModel, tmp_path: Path) -> None:
+def test_a_build_in_fp32_is_the_network_without_its_quantization(
+    engine: str, source: SourceModel, tmp_path: Path
+) -> None:
     samples = samples_for(source)
     artifact = build(engine, source, samples, "fp32", tmp_path / "out")
     assert not artifact.qat

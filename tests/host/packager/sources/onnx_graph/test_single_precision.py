@@ -32,7 +32,9 @@ def with_weights_in(kind: str, weights: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "tflite"])
 @pytest.mark.parametrize(("kind", "name"), [("FLOAT16", "FP16"), ("BFLOAT16", "BF16")])
-def test_weights_of_16_bits_have_the_same_values_in_every_engine(tmp_path: Path, engine: str, kind: str, name: str) -> None:
+def test_weights_of_16_bits_have_the_same_values_in_every_engine(
+    tmp_path: Path, engine: str, kind: str, name: str
+) -> None:
     weights = np.round(8 * models.random(4, 8)) / 8  # exact in both precisions
     source = load_source(models.write(with_weights_in(kind, weights), tmp_path / "m.onnx"))
     assert source.remarks[0].startswith(f"the model computes in {name};")
