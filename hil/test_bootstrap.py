@@ -120,7 +120,7 @@ def everything(root: Path) -> dict[str, str]:
     return {path: said for path, said in found.items() if path not in COPIES}
 
 
-def test_an_upgrade_goes_on_trial_is_kept_and_sends_only_changed_wheels(world: World) -> None:
+def test_an_upgrade_sends_only_changed_wheels_and_is_kept_after_its_trial(world: World) -> None:
     setting = "    strict: bool = False\n"
     newer = world.another("newer", "edgert/config.py", setting, f"{setting}    of_tomorrow: float = 0.0\n")
     before = world.in_use()

@@ -115,7 +115,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             host.edgertd(dut.name, "stop")
 
 
-def test_the_first_engine_of_the_profile_serves_right_answers(device: UnderTest) -> None:
+def test_the_first_engine_of_the_profile_gives_right_answers(device: UnderTest) -> None:
     device.deploy(1)
     measured = device.accuracy()
     print(f"\n{device.dut.name}: {measured}")
@@ -180,7 +180,7 @@ def test_a_release_with_wrong_answers_is_rolled_back(device: UnderTest) -> None:
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN
 
 
-def test_after_a_reboot_it_serves_without_an_operator(device: UnderTest) -> None:
+def test_after_a_reboot_the_device_serves_without_an_operator(device: UnderTest) -> None:
     if not device.systemd:
         pytest.skip("no systemd on this device: nothing starts the daemon after a reboot")
     device.deploy(2)

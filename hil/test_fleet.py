@@ -142,7 +142,7 @@ def test_a_bad_release_is_rolled_back_on_every_device(fleet: Fleet) -> None:
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
-def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: Fleet) -> None:
+def test_a_device_that_breaks_a_limit_is_rolled_back_and_the_waves_stop(fleet: Fleet) -> None:
     """Only the app of one device sends a value on which the release fails. The test then aborts the rollout."""
     fails_at_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
     words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_share=5%", "--watch", "4s")

@@ -67,7 +67,7 @@ def _files_over_a_cut_link(sshd: SshDevice, folder: Path, link: int) -> int:
     return files
 
 
-def test_a_slow_link_is_not_taken_for_a_dead_one(sshd: SshDevice, tmp_path: Path) -> None:
+def test_a_slow_link_is_not_taken_for_a_dead_link(sshd: SshDevice, tmp_path: Path) -> None:
     """Each block takes longer than the time-out, but data always moves."""
     source, there = tmp_path / "source", tmp_path / "far" / "file"
     source.write_bytes(os.urandom(400_000))

@@ -95,7 +95,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield World(host, server, relay, container)
 
 
-def test_the_service_takes_a_release_with_a_login_that_only_systemd_can_read(world: World) -> None:
+def test_the_service_installs_a_release_with_a_login_that_only_systemd_can_read(world: World) -> None:
     assert not greets(world.container.ip, 22, 2), "no host reaches the device"
     world.publish(1)
     world.wait_for(1)
@@ -104,7 +104,7 @@ def test_the_service_takes_a_release_with_a_login_that_only_systemd_can_read(wor
     assert kept.stat().st_uid != 0, "the round ran as the user of the service"
 
 
-def test_a_release_that_breaks_a_limit_goes_back_without_a_host(world: World) -> None:
+def test_a_release_that_breaks_a_limit_is_rolled_back_without_a_host(world: World) -> None:
     world.publish(2)
     world.wait_for(2)
     world.publish(3, "--limit", "min_requests=1000000")
@@ -114,7 +114,7 @@ def test_a_release_that_breaks_a_limit_goes_back_without_a_host(world: World) ->
     assert world.told().wanted[MODEL].release == 3
 
 
-def test_a_slow_link_that_loses_packets_and_breaks_ends_with_the_release(world: World) -> None:
+def test_a_release_arrives_over_a_slow_link_that_loses_packets_and_breaks(world: World) -> None:
     """1 Mbit/s, 2 % loss and broken connections: no byte arrives twice, except the bytes of a broken TLS record."""
     world.container.spoil(1000, 0.02)
     port = world.relay.port

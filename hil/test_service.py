@@ -106,7 +106,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
             yield made_world
 
 
-def test_the_daemon_is_a_user_without_rights_who_can_write_its_state_only(world: World) -> None:
+def test_the_daemon_runs_as_a_user_without_rights_who_can_write_only_its_state(world: World) -> None:
     pid = world.unit("MainPID")
     status = dict(line.split(":\t", 1) for line in world.sh(f"cat /proc/{pid}/status").splitlines() if ":\t" in line)
     assert world.sh(f"stat -c %U /proc/{pid}") == "edgert"
@@ -142,7 +142,7 @@ def test_only_apps_of_the_group_may_connect(world: World) -> None:
     assert int(world.sh(f"runuser -u {rootfs.USER} -- {ask} >/dev/null; echo $?")) == 0
 
 
-def test_a_killed_daemon_restarts_and_serves(world: World) -> None:
+def test_systemd_restarts_a_killed_daemon_and_it_serves_again(world: World) -> None:
     pid = world.unit("MainPID")
     world.sh(f"kill -9 {pid}")
     world.wait_until_it_serves(pid)
@@ -177,7 +177,7 @@ def test_a_daemon_that_cannot_start_is_restarted_until_it_can(world: World) -> N
     world.wait_until_it_serves(pid)
 
 
-def test_a_start_or_stop_by_hand_names_the_command_of_the_unit(world: World) -> None:
+def test_the_refusal_of_a_start_or_stop_by_hand_names_the_command_of_the_unit(world: World) -> None:
     """A monitor would keep a second daemon beside the daemon of the unit. systemd would restart a stopped daemon."""
     pid = world.unit("MainPID")
     with pytest.raises(DeviceError, match="systemctl stop edgertd"):
@@ -261,7 +261,7 @@ ASK = "/opt/edgert/venv/bin/python -c 'import sys, numpy as np; from edgert impo
 LEAK = -66605.0  # a request with this value leaks 10 MB (edgert/engines/fault.py)
 
 
-def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world: World) -> None:
+def test_a_model_serves_again_after_the_kernel_killed_its_worker_for_its_memory(world: World) -> None:
     host = world.host
     bundle = make_null_bundle(host.folder, host.key, "leaky", profile=PROFILE, engine="fault")
     host.edgert("deploy", bundle, NAME)
@@ -279,7 +279,7 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world
     assert (crash.model, "killed by signal 9" in str(crash.fields["reason"])) == ("leaky", True)
 
 
-def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> None:
+def test_a_lack_of_processes_ends_neither_the_daemon_nor_a_worker(world: World) -> None:
     """Until there are free processes, new clients are refused. Then a worker that ended meanwhile is started."""
     host = world.host
     daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
@@ -407,7 +407,7 @@ def _steps(host: Host) -> str:
     return " ".join(host.edgertd("mine", "status")["channel"]["steps"])
 
 
-def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World) -> None:
+def test_an_uninstall_clears_the_messages_that_the_broker_retains_for_the_device(world: World) -> None:
     pid = world.unit("MainPID")
     add = 'sed -i "/^\\[mqtt\\]/a home_assistant = \\"homeassistant\\"" /var/lib/edgert/config.toml'
     world.sh(f"{add} && systemctl restart edgertd")
@@ -427,7 +427,7 @@ def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World)
     assert known() == set()
 
 
-def test_a_monitor_that_runs_the_daemon_goes_on_where_systemd_could(world: World) -> None:
+def test_a_device_with_a_monitor_keeps_it_until_an_operator_stops_it_and_asks_for_systemd(world: World) -> None:
     host = world.host
     world.sh("mv /root/edgert /opt/edgert")
     (done,) = host.edgert("bootstrap", NAME, "--engines", "null", "--service", "monitor")["devices"]

@@ -83,7 +83,7 @@ def answering(path_part: str, answer: Callable[[BaseHTTPRequestHandler], object]
 # --- statements -----------------------------------------------------------------------------------
 
 
-def test_rollback_an_older_statement_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_an_older_statement_is_refused_as_a_rollback(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     registry.put_channel(device.key, 7)
     followed(following(device, registry.address))
     registry.put_channel(device.key, 6, entry)
@@ -91,7 +91,7 @@ def test_rollback_an_older_statement_is_refused(device: Device, registry: Hostil
     assert release(device) is None
 
 
-def test_rollback_two_statements_with_one_counter_are_noticed(
+def test_a_second_statement_with_the_same_counter_is_refused(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     registry.put_channel(device.key, 7)
@@ -101,7 +101,7 @@ def test_rollback_two_statements_with_one_counter_are_noticed(
     assert release(device) is None
 
 
-def test_rollback_to_an_older_release_needs_a_signed_downgrade(
+def test_a_channel_cannot_go_back_to_an_older_release_without_a_signed_downgrade(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     install(device.bundle(release=6), device.state, read_config(device.state))
@@ -113,7 +113,7 @@ def test_rollback_to_an_older_release_needs_a_signed_downgrade(
     assert release(device) == 6
 
 
-def test_freeze_an_expired_statement_is_refused_and_a_kept_one_installs_nothing_after_its_expiry(
+def test_an_expired_statement_is_refused_and_raises_an_alarm(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     events = Events()
@@ -129,7 +129,7 @@ def test_freeze_an_expired_statement_is_refused_and_a_kept_one_installs_nothing_
     assert release(device) is None
 
 
-def test_freeze_a_clock_that_is_set_back_makes_no_expired_statement_valid(
+def test_an_expired_statement_is_refused_although_the_clock_is_set_back(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     _set_files_to_1970(device)
@@ -147,14 +147,14 @@ def test_a_foreign_key_is_refused(device: Device, registry: HostileRegistry, ent
     assert release(device) is None
 
 
-def test_a_signed_manifest_of_a_bundle_is_no_statement(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_a_signed_manifest_in_place_of_a_statement_is_refused(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
     registry.put_envelope(registry.blobs[f"sha256:{entry.envelope}"])
     assert isinstance(failure_of(following(device, registry.address)), ChannelInvalid)
 
 
-def test_mix_and_match_the_statement_of_another_channel_is_refused(
-    device: Device, registry: HostileRegistry, entry: Entry
-) -> None:
+def test_the_statement_of_another_channel_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     canary = replace(STATEMENT, channel="canary", entries=(entry,))
     registry.put_envelope(sign_statement(canary, device.key), "stable")
     failure = failure_of(following(device, registry.address))
@@ -178,7 +178,7 @@ def test_a_revoked_key_signs_neither_a_statement_nor_a_bundle(device: Device, re
     assert release(device) is None
 
 
-def test_a_stolen_key_cannot_revoke_itself_to_look_harmless(device: Device, registry: HostileRegistry) -> None:
+def test_a_statement_whose_own_key_it_revokes_is_refused(device: Device, registry: HostileRegistry) -> None:
     statement = replace(STATEMENT, revoked=(device.key.public.key_id,))
     registry.put_envelope(sign(statement.to_bytes(), device.key, CHANNEL_PAYLOAD_TYPE))
     assert isinstance(failure_of(following(device, registry.address)), SignatureInvalid)
@@ -187,9 +187,7 @@ def test_a_stolen_key_cannot_revoke_itself_to_look_harmless(device: Device, regi
 # --- releases -------------------------------------------------------------------------------------
 
 
-def test_mix_and_match_the_envelope_of_another_release_is_refused(
-    device: Device, registry: HostileRegistry, entry: Entry
-) -> None:
+def test_the_envelope_of_another_release_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     other = registry.put_release(device.bundle(release=4))
     registry.blobs[f"sha256:{entry.envelope}"] = registry.blobs[f"sha256:{other.envelope}"]
     registry.put_channel(device.key, 1, entry)
@@ -197,7 +195,7 @@ def test_mix_and_match_the_envelope_of_another_release_is_refused(
     assert release(device) is None
 
 
-def test_mix_and_match_a_statement_that_names_another_release_than_its_bundle_is_refused(
+def test_a_statement_that_names_another_release_than_its_bundle_is_refused(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     events = Events()
@@ -208,7 +206,7 @@ def test_mix_and_match_a_statement_that_names_another_release_than_its_bundle_is
     assert release(device) is None
 
 
-def test_a_file_with_other_bytes_is_refused_removed_and_fetched_again(
+def test_a_file_with_other_bytes_is_refused_and_fetched_again_in_the_next_round(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     registry.put_channel(device.key, 1, entry)
@@ -342,7 +340,7 @@ def test_senseless_answers_are_refused(
     assert release(device) is None
 
 
-def test_a_registry_that_says_that_nothing_changed_cannot_make_a_device_forget(
+def test_a_false_answer_that_nothing_changed_does_not_hide_a_release_from_the_next_round(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
     registry.put_channel(device.key, 1, entry)

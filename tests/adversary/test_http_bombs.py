@@ -144,14 +144,14 @@ def refused(status: int) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_json_that_claims_more_than_it_holds(server: Server, name: str) -> None:
+def test_json_that_claims_more_than_it_holds_is_refused(server: Server, name: str) -> None:
     assert post(server, BOMBS[name]) == 400
     with attacked(server, lambda: refused(post(server, BOMBS[name]))):
         answers_health(server)
 
 
 @pytest.mark.parametrize("lengths", [[1_000_000] + [1] * 250, [FRAME_BYTES - 100_000] + [0] * 30])
-def test_files_of_which_one_is_long(server: Server, lengths: list[int]) -> None:
+def test_files_of_which_one_is_long_are_refused(server: Server, lengths: list[int]) -> None:
     body, text_bytes = files(lengths)
     said = {"Inference-Header-Content-Length": str(text_bytes)}
     assert post(server, body, **said) == 400
@@ -159,13 +159,13 @@ def test_files_of_which_one_is_long(server: Server, lengths: list[int]) -> None:
         answers_health(server)
 
 
-def test_a_body_that_unpacks_to_much(server: Server) -> None:
+def test_a_body_that_unpacks_to_too_many_bytes_is_refused(server: Server) -> None:
     bomb = gzip.compress(bytes(20 * FRAME_BYTES))
     with attacked(server, lambda: refused(post(server, bomb, **{"Content-Encoding": "gzip"}))):
         answers_health(server)
 
 
-def test_a_body_in_many_short_chunks(server: Server) -> None:
+def test_a_body_in_many_short_chunks_does_not_delay_the_answer_about_health(server: Server) -> None:
     chunks = b"2\r\nab\r\n" * 65_536
 
     def attack() -> None:
@@ -178,7 +178,7 @@ def test_a_body_in_many_short_chunks(server: Server) -> None:
         answers_health(server)
 
 
-def test_lengths_that_are_only_stated(server: Server) -> None:
+def test_lengths_that_are_only_stated_take_no_memory_from_good_requests(server: Server) -> None:
     _, text_bytes = files([16])
     head = HEAD + b"Inference-Header-Content-Length: %d\r\n" % text_bytes
     with attacked(server, lambda: None):
@@ -204,7 +204,7 @@ def test_lengths_that_are_only_stated(server: Server) -> None:
     ],
     ids=["field", "name", "address", "trailer", "extension", "blank lines"],
 )
-def test_heads_and_fields_without_an_end_need_little_memory(server: Server, begins: bytes) -> None:
+def test_endless_heads_and_endless_fields_need_little_memory(server: Server, begins: bytes) -> None:
     filler = (b"\r\n" if begins.endswith(b"\r\n\r\n") else b"aa") * 32_768
 
     def attack() -> None:

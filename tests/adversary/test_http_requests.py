@@ -48,19 +48,19 @@ def test_a_good_request_is_answered(port: int) -> None:
 
 @pytest.mark.parametrize("shape", [[0, 2**62], [2**62, 0], [0, 2**33], [0, 2**31, 2**31], [2**63, 4], [0] * 9])
 @pytest.mark.parametrize("binary", [False, True])
-def test_shapes_that_no_array_has(port: int, shape: list[int], binary: bool) -> None:
+def test_a_shape_that_no_array_can_have_is_refused(port: int, shape: list[int], binary: bool) -> None:
     entry: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": shape}
     entry["parameters" if binary else "data"] = {"binary_data_size": 0} if binary else []
     assert ask(port, body=json.dumps({"inputs": [entry]}).encode()).status == 400
 
 
 @pytest.mark.parametrize("shape", [[0], [0, 4], [0, 0], [4, 0]])
-def test_empty_arrays(port: int, shape: list[int]) -> None:
+def test_an_empty_array_is_answered_or_refused(port: int, shape: list[int]) -> None:
     entry = {"name": "x", "datatype": "FP32", "shape": shape, "data": []}
     assert ask(port, body=json.dumps({"inputs": [entry]}).encode()).status in (200, 400)
 
 
-def test_an_answer_is_json_whatever_the_model_computes(port: int) -> None:
+def test_an_answer_with_values_that_json_does_not_have_is_valid_json(port: int) -> None:
     odd = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
     body, said = binary_body(odd)
     length = int(said["Inference-Header-Content-Length"])
@@ -97,12 +97,14 @@ def test_an_answer_is_json_whatever_the_model_computes(port: int) -> None:
         ([], f"POST {PATH}", 400),
     ],
 )
-def test_requests_that_servers_read_in_two_ways(port: int, lines: list[str], start: str | None, status: int) -> None:
+def test_a_request_that_servers_read_in_different_ways_is_refused(
+    port: int, lines: list[str], start: str | None, status: int
+) -> None:
     answer = ask(port, *lines, start=start or f"POST {PATH} HTTP/1.1")
     assert (answer.status, bool(answer.json["error"])) == (status, True)
 
 
-def test_no_host_in_http_1_1_is_refused_even_where_the_connection_ends(port: int) -> None:
+def test_http_1_1_without_a_host_is_refused_and_http_1_0_without_a_host_is_answered(port: int) -> None:
     assert ask(port, "Connection: close", host=False).status == 400
     assert ask(port, host=False, start=f"POST {PATH} HTTP/1.0").status == 200
 
@@ -142,11 +144,11 @@ def test_the_content_types_of_forms_are_refused(port: int, kind: str) -> None:
     ],
     ids=", ".join,
 )
-def test_tools_and_the_user_s_own_requests_are_answered(port: int, lines: list[str]) -> None:
+def test_requests_of_tools_and_requests_that_the_user_starts_are_answered(port: int, lines: list[str]) -> None:
     assert ask(port, *lines).status == 200
 
 
-def test_a_link_to_the_figures_may_be_followed(port: int) -> None:
+def test_a_browser_may_follow_a_link_of_another_site(port: int) -> None:
     lines = ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"]
     assert ask(port, *lines, start="GET /v2 HTTP/1.1", body=b"").status == 200
     assert ask(port, *lines[:1], start="GET /metrics HTTP/1.1", body=b"").status == 403

@@ -118,7 +118,7 @@ def bundle(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_link_under_the_name_of_a_resumed_upload(attacked: Attacked, bundle: Path) -> None:
+def test_a_link_under_the_name_of_a_resumed_upload_is_not_followed(attacked: Attacked, bundle: Path) -> None:
     digest = hashlib.sha256(bundle.read_bytes()).hexdigest()[:32]
     there = attacked.state / "incoming" / bundle.name
     os.symlink(attacked.secret, there.with_name(f".{there.name}.{digest}.part"))
@@ -127,7 +127,7 @@ def test_a_link_under_the_name_of_a_resumed_upload(attacked: Attacked, bundle: P
     assert attacked.unharmed()
 
 
-def test_a_link_in_place_of_the_folder(attacked: Attacked, bundle: Path) -> None:
+def test_a_link_in_place_of_the_folder_is_refused(attacked: Attacked, bundle: Path) -> None:
     (attacked.state / "incoming").rmdir()
     os.symlink(attacked.victim, attacked.state / "incoming")
     with pytest.raises(StorageFailed, match="incoming is a link"):
@@ -136,7 +136,7 @@ def test_a_link_in_place_of_the_folder(attacked: Attacked, bundle: Path) -> None
 
 
 @pytest.mark.parametrize("target", ["victim", "victim/secret"])
-def test_a_link_in_place_of_the_configuration(attacked: Attacked, target: str) -> None:
+def test_a_link_in_place_of_the_configuration_is_replaced_by_a_file(attacked: Attacked, target: str) -> None:
     config = attacked.state / "config.toml"
     os.symlink(attacked.victim.parent / target, config)
     put(attacked.transport, attacked.device, DeviceFile(str(config), b'device = "d"\n', "configuration"))
@@ -144,7 +144,7 @@ def test_a_link_in_place_of_the_configuration(attacked: Attacked, target: str) -
     assert (config.is_symlink(), config.read_bytes(), config.owner()) == (False, b'device = "d"\n', "root")
 
 
-def test_a_link_in_place_of_the_keys(attacked: Attacked) -> None:
+def test_a_link_in_place_of_the_keys_is_refused(attacked: Attacked) -> None:
     (attacked.state / "keys").rmdir()
     os.symlink(attacked.victim, attacked.state / "keys")
     for name in ("keys/secret", "config.toml"):
@@ -153,7 +153,7 @@ def test_a_link_in_place_of_the_keys(attacked: Attacked) -> None:
     assert attacked.unharmed()
 
 
-def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked) -> None:
+def test_the_removal_of_a_key_removes_no_file_behind_a_link(attacked: Attacked) -> None:
     key = new_key().public
     (attacked.state / "config.toml").write_text('device = "d"\nprofile = "p"\n')
     words = [
@@ -188,7 +188,7 @@ def test_a_transferred_file_belongs_to_the_owner_of_the_folder(attacked: Attacke
     assert (there.owner(), there.parent.owner()) == ("nobody", "nobody")
 
 
-def test_a_local_device_follows_no_link_either(attacked: Attacked, bundle: Path) -> None:
+def test_the_transport_of_a_local_device_follows_no_link(attacked: Attacked, bundle: Path) -> None:
     here = Device("here", "local", attacked.device.state, "this-machine", attacked.device.state)
     transport, incoming = open_transport(here), attacked.state / "incoming"
     transport.put(bundle, f"{incoming}/deeper/one")
@@ -200,7 +200,7 @@ def test_a_local_device_follows_no_link_either(attacked: Attacked, bundle: Path)
     assert attacked.unharmed()
 
 
-def test_files_that_root_reads_through_a_link_do_not_reach_the_daemons_user(attacked: Attacked) -> None:
+def test_a_file_that_a_link_leads_root_to_does_not_reach_the_daemons_user(attacked: Attacked) -> None:
     """If root copied its own file as the configuration, the daemon's user could read the copy."""
     config = attacked.state / "config.toml"
     attacked.victim.chmod(0o755)
@@ -254,21 +254,23 @@ def test_a_device_without_setpriv_uses_its_python(attacked: Attacked) -> None:
     assert "install util-linux" in done.stderr
 
 
-def test_a_race_for_the_folder(attacked: Attacked, bundle: Path) -> None:
+def test_a_folder_that_is_swapped_for_a_link_during_an_upload_leads_nowhere(attacked: Attacked, bundle: Path) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_FOLDER, incoming, attacked.victim):
         _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))
     assert attacked.unharmed()
 
 
-def test_a_race_for_a_partial_file(attacked: Attacked, bundle: Path) -> None:
+def test_a_partial_file_that_is_swapped_for_a_link_during_an_upload_leads_nowhere(
+    attacked: Attacked, bundle: Path
+) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_PARTIALS, incoming, attacked.secret):
         _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))
     assert attacked.unharmed()
 
 
-def test_a_race_for_the_configuration(attacked: Attacked) -> None:
+def test_a_configuration_that_is_swapped_for_a_link_while_root_writes_it_leads_nowhere(attacked: Attacked) -> None:
     config = DeviceFile(f"{attacked.state}/config.toml", b'device = "d"\n', "configuration")
     with attacked.attacked_by(_SWAP_PARTIALS, attacked.state, attacked.secret):
         _again_and_again(lambda: put(attacked.transport, attacked.device, config))

@@ -59,7 +59,7 @@ def test_a_message_of_another_kind_is_refused_and_counted(kind: str) -> None:
     assert state.refused == 1
 
 
-def test_broken_stages_hide_neither_the_latencies_beside_them_nor_the_stages_of_others(tmp_path: Path) -> None:
+def test_a_report_with_broken_stages_keeps_its_latencies_and_hides_no_other_report(tmp_path: Path) -> None:
     bad, good, store = Pi("pi-1"), Pi("pi-2"), str(tmp_path / "fleet.db")
     hist, metrics = bad.window(NOW_MS - 1, [1.0] * 3, engine=[0.5] * 3)
     sent = [(hist[0], json.dumps({**json.loads(hist[1]), "stages": "eJw="}).encode()), metrics]
@@ -100,7 +100,7 @@ def url(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
         yield url, broker
 
 
-def test_the_page_shows_all_the_others(browser: Browser, url: tuple[str, Broker]) -> None:
+def test_the_page_shows_all_valid_reports(browser: Browser, url: tuple[str, Broker]) -> None:
     page = browser.open(url[0])
     for words in ("temp_c hot, limit 85.0", "all is well", "plant-a", f"{len(BAD)} messages were not understood"):
         seen(page, words)
@@ -108,7 +108,7 @@ def test_the_page_shows_all_the_others(browser: Browser, url: tuple[str, Broker]
     page.tab.context.close()
 
 
-def test_an_item_that_cannot_be_drawn_says_so_in_its_place(browser: Browser, url: tuple[str, Broker]) -> None:
+def test_the_page_marks_the_place_of_an_item_that_it_cannot_show(browser: Browser, url: tuple[str, Broker]) -> None:
     page = browser.open(url[0] + "rollouts")
 
     def spoil(what: str, name: str) -> None:

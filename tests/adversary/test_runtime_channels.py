@@ -81,7 +81,9 @@ def test_a_runtime_of_a_revoked_key_is_refused(
     assert [fields["code"] for _, _, fields in events] == [SignatureInvalid.code]
 
 
-def test_a_signed_bundle_is_no_runtime(device: Device, registry: HostileRegistry, release: RuntimeRelease) -> None:
+def test_a_signed_bundle_in_place_of_a_runtime_is_refused(
+    device: Device, registry: HostileRegistry, release: RuntimeRelease
+) -> None:
     entry = registry.put_runtime(release, BYTES, device.key)
     bundle = registry.put_release(device.bundle())
     assert refused(device, registry, replace(entry, envelope=bundle.envelope)) == "bundle.corrupt"
@@ -113,7 +115,7 @@ def test_a_wheel_with_other_bytes_is_refused_and_removed(
     assert not list(device.state.incoming.glob("*.part"))
 
 
-def test_a_runtime_older_than_one_that_was_live_is_refused(
+def test_a_runtime_that_is_older_than_an_earlier_live_runtime_is_refused(
     device: Device, registry: HostileRegistry, release: RuntimeRelease
 ) -> None:
     device.state.follow.mkdir()
@@ -145,7 +147,7 @@ def test_a_runtime_that_does_not_fit_this_device_is_refused(
         {"engines": ["$(reboot)"]},
     ],
 )
-def test_even_a_signed_runtime_names_no_path_and_no_option(
+def test_a_signed_runtime_that_names_a_path_or_an_option_is_refused(
     device: Device, registry: HostileRegistry, release: RuntimeRelease, value: dict[str, object]
 ) -> None:
     document = json.loads(release.to_bytes())
@@ -161,7 +163,7 @@ def test_even_a_signed_runtime_names_no_path_and_no_option(
     assert refused(device, registry, replace(entry, digest=digest, envelope=of_envelope)) == BundleError.code
 
 
-def test_a_device_without_runtimes_of_its_own_says_so(
+def test_a_device_whose_runtime_bootstrap_did_not_install_refuses_a_runtime(
     device: Device, registry: HostileRegistry, release: RuntimeRelease
 ) -> None:
     registry.put_channel(device.key, 1, registry.put_runtime(release, BYTES, device.key))

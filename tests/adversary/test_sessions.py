@@ -50,7 +50,7 @@ def first_sum(sock: socket.socket) -> float:
     return float(np.frombuffer(frame.tensors[0].data, np.float32)[0])
 
 
-def test_a_thousand_idle_sessions_meet_a_named_limit_and_leave_the_others_alone(device: Device) -> None:
+def test_a_thousand_idle_sessions_meet_a_named_limit_and_do_not_disturb_the_others(device: Device) -> None:
     with device.client() as client, contextlib.ExitStack() as held:
         refusals = set()
         for _ in range(1000):
@@ -79,7 +79,7 @@ def test_the_memory_of_all_sessions_has_a_named_limit(device: Device) -> None:
         assert "0.02 MB are the limit ([serving] session_mb)" in wire.error_of(frame).message
 
 
-def test_a_client_may_bring_a_memory_of_the_right_form_for_itself_alone(device: Device) -> None:
+def test_a_memory_that_a_client_brings_changes_only_its_own_session(device: Device) -> None:
     with a_session(device) as one, a_session(device) as other:
         one.sendall(resume(STATE, NOTHING))
         assert first_sum(one) == 11
@@ -129,7 +129,7 @@ def test_the_memory_of_another_version_is_refused(device: Device, value: dict[st
         assert sock.recv(1) == b""
 
 
-def test_a_connection_that_is_no_session_takes_no_memory(device: Device) -> None:
+def test_a_connection_without_a_session_refuses_a_memory(device: Device) -> None:
     for hello in ({"model": "sums"}, {"model": "sums", "session": 1}, {"model": "sums", "session": "true"}):
         with raw(device) as sock:
             sock.sendall(wire.json_frame(wire.HELLO, hello))

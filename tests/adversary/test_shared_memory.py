@@ -34,7 +34,7 @@ def held_mb(descriptors: list[int]) -> float:
     return sum(os.fstat(descriptor).st_blocks for descriptor in descriptors) * 512 / 1e6
 
 
-def test_shared_memory_has_a_budget_shows_in_the_status_and_is_freed() -> None:
+def test_shared_memory_is_limited_and_reported_in_the_status_and_freed_at_the_end() -> None:
     with a_device(f"[serving]\nworker_mb_max = {4 * BUDGET_MB}\n") as device:
         device.put(item_shape=(400, 400))  # 10 MB for each connection
         with contextlib.ExitStack() as descriptors:

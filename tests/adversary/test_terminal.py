@@ -83,7 +83,7 @@ def controls(text: str) -> set[str]:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_nothing_that_a_device_says_controls_the_operators_terminal(
+def test_messages_of_a_device_do_not_control_the_terminal_of_the_operator(
     words: list[str], hostile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bundle = str(make_null_bundle(tmp_path / "b", new_key()))
@@ -94,7 +94,7 @@ def test_nothing_that_a_device_says_controls_the_operators_terminal(
     assert controls(out + err) == set()
 
 
-def test_nothing_in_a_bundle_controls_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_bundle_does_not_control_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bundle = str(
         make_null_bundle(
             tmp_path, new_key(), receipt={"format": 2, "candidates": [], "licence": ESCAPE, "notes": ESCAPE}

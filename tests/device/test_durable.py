@@ -25,7 +25,7 @@ from edgert.durable import (
 from edgert.errors import SlotsBusy, StorageFailed
 
 
-def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_an_error_leaves_the_old_file_and_no_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     replace_file(path, b"old")
 
@@ -57,7 +57,7 @@ def test_a_disk_without_enough_free_space_is_named_with_both_sizes(tmp_path: Pat
         check_free(tmp_path, 10**18, "release 1 of cam")
 
 
-def test_a_fault_of_the_disk_is_one_error_and_a_held_lock_another(tmp_path: Path) -> None:
+def test_a_fault_of_the_disk_and_a_held_lock_raise_different_errors(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "state.json"
     with pytest.raises(StorageFailed, match=rf"^cannot write {path}: No such file or directory$"):
         store_file(path, b"new")
@@ -86,7 +86,7 @@ def test_the_next_write_replaces_a_file_that_a_power_cut_left_behind(tmp_path: P
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_no_link_beside_it_is_followed(tmp_path: Path, shared: bool) -> None:
+def test_no_link_under_the_name_of_the_partial_file_is_followed(tmp_path: Path, shared: bool) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     (tmp_path / (f".it.{os.getpid()}.new" if shared else ".it.new")).symlink_to(victim)
@@ -96,9 +96,7 @@ def test_no_link_beside_it_is_followed(tmp_path: Path, shared: bool) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_change_is_written_through_where_it_is_to_be_durable(
-    tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_durable_change_is_synced_to_the_disk(tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     replace_file(tmp_path / "it", b"new", durable=durable)
@@ -135,7 +133,7 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
         locked(tmp_path / "lock", 0.0)
 
 
-def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+def test_a_caller_waits_for_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     held = locked(path)
     threading.Timer(0.05, held.close).start()

@@ -50,13 +50,13 @@ def environment(home: Path, python: str, *, exactly: bool = False) -> Environmen
     return Environment("d", str(home), NEW, f"python{PYTHON}", engines, PINS, Installed(FIRST, wheels=base), exactly)
 
 
-def test_wheels_that_an_environment_holds_are_not_installed_again_but_edgert_is() -> None:
+def test_only_new_wheels_are_installed_and_edgert_is_always_installed_again() -> None:
     assert changed_wheels(PINS, {}) == tuple(PINS)
     assert changed_wheels(PINS, PINS) == ("edgert-1-py3-none-any.whl",)
     assert changed_wheels(PINS, {**PINS, "numpy-2-py3-none-any.whl": "3"}) == tuple(PINS)
 
 
-def test_an_environment_is_the_base_of_another_only_with_the_same_python_and_the_same_packages_of_the_system() -> None:
+def test_an_environment_is_the_base_of_another_only_with_the_same_python_and_system_packages() -> None:
     complete = '{"engines": ["tflite"], "extras": [], "wheels": {"edgert-1-py3-none-any.whl": "1"}, "edgert": "1"}'
     pyvenv = {"version": "3.11.2", "include-system-site-packages": "false", "home": "/usr/bin"}
     there = Installed.read(FIRST, complete, pyvenv)
@@ -72,7 +72,7 @@ def test_packages_are_spelled_as_pip_spells_them() -> None:
     assert package_of("ai_edge_litert-2.1-cp311-cp311-linux_x86_64.whl") == "ai-edge-litert"
 
 
-def test_an_engine_that_does_not_load_is_left_out_or_refuses_the_whole(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_load_is_left_out_unless_exactly_these_engines_are_wanted(tmp_path: Path) -> None:
     fails = 'case "$*" in *tflite) echo "it crashed" >&2; exit 1 ;; esac'
     assert make_environment(run, environment(tmp_path / "a", fails)) == {
         "tflite": "engine tflite does not load: it crashed"
@@ -104,7 +104,7 @@ def test_a_folder_that_is_mounted_noexec_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", noexec], check=True)
 
 
-def test_an_engine_gets_byte_code_also_where_a_follower_inherits_that_the_daemon_writes_none(
+def test_an_engine_gets_byte_code_although_the_daemon_sets_python_to_write_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = tmp_path / "code"
@@ -141,7 +141,7 @@ def test_a_self_test_says_why_it_failed(tmp_path: Path) -> None:
         assert said == why or (why and why in said)
 
 
-def test_the_release_of_an_environment_is_that_of_the_channel(tmp_path: Path) -> None:
+def test_the_release_of_an_environment_is_read_from_its_file(tmp_path: Path) -> None:
     assert release_in_use(tmp_path) is None
     (tmp_path / "release").write_text("7\n")
     assert release_in_use(tmp_path) == 7
@@ -173,7 +173,7 @@ def test_the_digest_of_code_follows_from_python_files_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["", "kept\n", "deferred\n2\n\n"], ids=["none", "cut-off", "unknown"])
-def test_an_outcome_that_is_not_whole_or_not_known_is_none(text: str) -> None:
+def test_an_incomplete_or_unknown_outcome_is_read_as_no_outcome(text: str) -> None:
     assert RuntimeOutcome.read(text) == RuntimeOutcome()
 
 

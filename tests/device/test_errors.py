@@ -34,19 +34,19 @@ def test_each_class_is_found_by_its_own_codes() -> None:
     assert all(by_wire_code(cls.wire_code) in cls.__mro__ for cls in ours)
 
 
-def test_an_unknown_code_is_the_root() -> None:
+def test_an_unknown_code_gives_the_root_class() -> None:
     assert (by_code("made.up"), by_wire_code(65535)) == (EdgeRTError, EdgeRTError)
     assert by_wire_code(DaemonEnded.wire_code) is DaemonUnreachable
 
 
-def test_a_class_states_only_what_differs() -> None:
+def test_a_class_inherits_the_attributes_that_it_does_not_state() -> None:
     assert (LoginRefused.exit_code, LoginRefused.retryable, DeviceUnreachable.retryable) == (6, False, True)
     with pytest.raises(AssertionError, match="exit"):
         type("Odd", (EdgeRTError,), {}, exit=3)
 
 
 @pytest.mark.parametrize("cls", classes())
-def test_another_message_keeps_class_and_fields(cls: type[EdgeRTError]) -> None:
+def test_an_error_with_another_message_keeps_its_class_and_fields(cls: type[EdgeRTError]) -> None:
     error = cls("full", retry_after_s=0.25)
     other = error.with_message("the queue is full")
     assert (type(other), other.message, str(other), other.retry_after_s) == (
@@ -68,7 +68,7 @@ def test_another_message_keeps_class_and_fields(cls: type[EdgeRTError]) -> None:
     ],
     ids=["no-device", "all-good", "first", "ctrl-c"],
 )
-def test_the_first_error_decides_the_exit_code_and_ctrl_c_before_it(
+def test_the_first_error_decides_the_exit_code_unless_the_user_pressed_ctrl_c(
     errors: Sequence[EdgeRTError | None], code: int
 ) -> None:
     assert exit_code_of(errors) == code

@@ -42,13 +42,13 @@ def test_every_import_of_an_optional_package_is_known() -> None:
 
 
 @pytest.mark.parametrize("module", EXTRAS)
-def test_the_extras_bring_the_package(module: str) -> None:
+def test_the_listed_extras_install_the_package(module: str) -> None:
     names = distributions_by_module().get(module, {module})
     for extra in EXTRAS[module]:
         assert names & brought_by(extra), f"edgert[{extra}] does not bring {module}"
 
 
-def test_without_extras_every_command_works_or_names_the_line_that_installs_what_it_needs(tmp_path: Path) -> None:
+def test_without_extras_every_command_works_or_names_the_command_that_installs_its_packages(tmp_path: Path) -> None:
     commands = HOST_COMMANDS + [["fleet", name] for name in FLEET_COMMANDS]
     answers = helped(environment_with(tmp_path / "base"), commands)
     assert [answer for answer in answers if answer[1] not in (0, 4)] == []
@@ -58,14 +58,14 @@ def test_without_extras_every_command_works_or_names_the_line_that_installs_what
     assert {code for _, code, _ in answers} == {0, 4}
 
 
-def test_an_extra_brings_all_that_its_commands_need(tmp_path: Path) -> None:
+def test_an_extra_installs_all_packages_that_its_commands_need(tmp_path: Path) -> None:
     fleet = [["fleet", name] for name in FLEET_COMMANDS]
     answers = helped(environment_with(tmp_path / "fleet", "fleet"), fleet)
     answers += helped(environment_with(tmp_path / "host", "host"), HOST_COMMANDS)
     assert [answer for answer in answers if answer[1] != 0] == []
 
 
-def test_a_module_that_no_extra_brings_is_no_missing_extra() -> None:
+def test_a_missing_module_that_no_extra_installs_is_not_reported_as_a_missing_extra() -> None:
     assert missing_package(ModuleNotFoundError("No module named 'nothing'", name="nothing")) is None
     assert missing_package(ValueError("onnx")) is None
     error = missing_package(ModuleNotFoundError("No module named 'rich.table'", name="rich.table"), "fleet")

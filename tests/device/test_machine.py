@@ -12,7 +12,7 @@ import pytest
 from edgert import machine
 
 
-def test_the_hottest_zone_counts_and_broken_ones_do_not(tmp_path: Path) -> None:
+def test_the_temperature_is_that_of_the_hottest_zone_that_can_be_read(tmp_path: Path) -> None:
     assert machine.temp_c(tmp_path) is None
     for number, text in enumerate(("41250\n", "not a number", "55000\n")):
         (tmp_path / f"thermal_zone{number}").mkdir()
@@ -20,7 +20,7 @@ def test_the_hottest_zone_counts_and_broken_ones_do_not(tmp_path: Path) -> None:
     assert machine.temp_c(tmp_path) == 55.0
 
 
-def test_only_the_present_bits_mean_throttled(tmp_path: Path) -> None:
+def test_only_the_bits_about_the_present_mean_throttled(tmp_path: Path) -> None:
     path = tmp_path / "get_throttled"
     assert machine.throttled(path) is None
     for text, throttled in (("0", False), ("50000", False), ("50005", True)):  # the upper bits are about the past
@@ -40,7 +40,7 @@ def test_the_fields_of_a_sys_message_are_those_of_this_machine(tmp_path: Path) -
     assert machine.disk_free_bytes(tmp_path / "missing") is None
 
 
-def test_a_process_without_a_free_descriptor_knows_less_and_goes_on(tmp_path: Path) -> None:
+def test_a_process_without_a_free_descriptor_reports_fewer_facts_and_continues(tmp_path: Path) -> None:
     """An unreadable fact once ended the thread that reports a worker's figures."""
     (tmp_path / "thermal_zone0").mkdir()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -53,7 +53,7 @@ def test_a_process_without_a_free_descriptor_knows_less_and_goes_on(tmp_path: Pa
     assert isinstance(fields["disk_free_bytes"], int)
 
 
-def test_a_process_has_a_size_and_one_that_is_gone_has_none() -> None:
+def test_a_process_has_a_size_and_a_process_that_has_ended_has_none() -> None:
     size = machine.process_mb(os.getpid())
     assert size is not None
     assert 5 < size < 5000

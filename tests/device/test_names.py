@@ -9,7 +9,7 @@ from edgert.names import ID_CHARS_MAX, checked_id
 
 
 @pytest.mark.parametrize("value", ["pi-07", "a", "9a", "plant_a.north", "x" * ID_CHARS_MAX])
-def test_an_id_stays_as_it_is(value: str) -> None:
+def test_a_valid_id_stays_unchanged(value: str) -> None:
     assert checked_id("device", value) == value
 
 

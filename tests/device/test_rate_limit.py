@@ -7,7 +7,7 @@ import pytest
 from edgert.rate_limit import RateLimit
 
 
-def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
+def test_the_limit_holds_and_idle_time_does_not_allow_a_burst() -> None:
     now = [100.0]
 
     def sleep(seconds: float) -> None:

@@ -18,7 +18,9 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
         StateDir(Path("/" + "x" * SOCKET_PATH_BYTES_MAX)).socket("")
 
 
-def test_the_environment_names_the_socket_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_for_the_socket_precedes_the_variable_for_the_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EDGERT_STATE", str(tmp_path))
     (tmp_path / "edgert.sock").touch()
     monkeypatch.delenv("EDGERT_SOCKET", raising=False)
@@ -28,7 +30,7 @@ def test_the_environment_names_the_socket_first(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_user_without_a_home_finds_the_socket_of_the_machine_and_names_a_state_folder() -> None:
+def test_a_user_without_a_home_gets_the_socket_of_the_machine_and_must_name_a_state_folder() -> None:
     assert as_nobody("from edgert.state_dir import default_socket", "default_socket") == str(SYSTEM_SOCKET)
     said = as_nobody("from edgert.state_dir import default_state_dir", "default_state_dir")
     assert said.startswith("ConfigInvalid: this user has no home folder")

@@ -31,7 +31,7 @@ def start(stdin: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("how", ["signal", "supervisor"])
-def test_it_stops_in_time(how: str) -> None:
+def test_a_process_stops_by_a_signal_and_at_the_end_of_its_input(how: str) -> None:
     process = start(subprocess.PIPE)
     if how == "signal":
         process.send_signal(signal.SIGTERM)
@@ -48,7 +48,7 @@ def test_a_process_that_hangs_is_ended() -> None:
     assert process.communicate(timeout=WAIT_S_MAX)[0] == b"ready\n"
 
 
-def test_without_a_pipe_for_standard_input_only_a_signal_stops_it() -> None:
+def test_without_a_pipe_for_standard_input_only_a_signal_stops_the_process() -> None:
     process = start(subprocess.DEVNULL)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
@@ -56,7 +56,7 @@ def test_without_a_pipe_for_standard_input_only_a_signal_stops_it() -> None:
     assert process.wait(WAIT_S_MAX) == 0
 
 
-def test_a_stop_is_final() -> None:
+def test_a_stop_stays_set() -> None:
     stop = Stop()
     assert not stop.is_set()
     stop.set()

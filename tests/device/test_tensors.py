@@ -26,7 +26,7 @@ def test_a_spec_that_no_tensor_can_have_is_refused(datatype: str, shape: tuple[i
         TensorSpec("x", datatype, shape)
 
 
-def test_a_spec_describes_an_array_and_survives_json() -> None:
+def test_a_spec_describes_an_array_and_is_read_back_from_json() -> None:
     spec = TensorSpec.of("x", np.zeros((2, 0, 3), np.float16))
     assert (spec.form, spec.item_shape, spec.dtype) == ("FP16 [2, 0, 3]", (0, 3), np.dtype("float16"))
     assert TensorSpec.from_json(spec.as_json()) == spec
@@ -46,7 +46,7 @@ def test_a_spec_describes_an_array_and_survives_json() -> None:
         ("FP32", (-1, 3, 3), False, False),
     ],
 )
-def test_scores_have_an_axis_of_classes_and_rank_those_if_there_are_several(
+def test_an_output_may_be_scores_by_its_shape_and_ranks_classes_if_there_are_several(
     datatype: str, shape: tuple[int, ...], scores: bool, classes: bool
 ) -> None:
     spec = TensorSpec("y", datatype, shape)

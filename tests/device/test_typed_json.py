@@ -83,27 +83,27 @@ def test_a_file_that_is_missing_or_damaged_has_no_value(tmp_path: Path) -> None:
         assert read_json(Wheel, path) is None
 
 
-def test_it_survives_the_way_through_json() -> None:
+def test_a_value_is_equal_after_the_way_through_json() -> None:
     assert from_json(Bike, json.loads(json.dumps(VALUE))) == BIKE
     assert VALUE["loud"] is True, "the fields of a flat one are beside the others"
     silent = replace(BIKE, bell=None)
     assert from_json(Bike, to_json(silent)) == silent, "a name that both have is the bike's"
 
 
-def test_a_field_may_have_no_key_while_it_is_none() -> None:
+def test_a_field_that_is_none_may_have_no_key() -> None:
     assert "lock" not in VALUE
     locked = replace(BIKE, lock=4711)
     assert to_json(locked)["lock"] == 4711
     assert from_json(Bike, to_json(locked)) == locked
 
 
-def test_defaults_stand_in_and_unknown_keys_are_ignored() -> None:
+def test_defaults_replace_missing_keys_and_unknown_keys_are_ignored() -> None:
     least = {key: VALUE[key] for key in ("name", "price", "colour", "wheels", "gears")}
     bike = from_json(Bike, {**least, "basket": {"deep": [1]}})
     assert (bike.owner, bike.bell) == (None, None)
 
 
-def test_an_unknown_key_of_a_closed_class_is_named_with_those_that_it_has() -> None:
+def test_the_error_about_an_unknown_key_of_a_closed_class_lists_the_known_keys() -> None:
     with pytest.raises(UnknownKey, match=r"locks\[0\] has an unknown key 'colour'; known: digits"):
         from_json(Rack, {"locks": [{"digits": 4, "colour": "red"}]})
 
@@ -135,7 +135,7 @@ def test_a_wrong_value_is_named(change: dict[str, Any], words: str) -> None:
         from_json(Bike, {**VALUE, **change})
 
 
-def test_json_that_is_deep_or_no_object_is_refused() -> None:
+def test_json_that_is_too_deep_or_is_no_object_is_refused() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

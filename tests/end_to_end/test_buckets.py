@@ -53,7 +53,7 @@ def atol(request: pytest.FixtureRequest) -> float:
     return ATOL.get(request.node.callspec.params["device"], 1e-3)
 
 
-def test_the_manifest_states_axis_sizes_pads_and_cuts_and_a_golden_sample_for_each_bucket(device: Device) -> None:
+def test_the_manifest_describes_the_buckets_and_has_a_golden_sample_for_each_bucket(device: Device) -> None:
     version = load_live(SlotStore(device.state.models / "text"), read_config(device.state))
     stated = json.loads(version.manifest.to_bytes())["buckets"]
     assert (stated["axis"], stated["sizes"]) == ("tokens", [8, 16, 32])
@@ -64,7 +64,7 @@ def test_the_manifest_states_axis_sizes_pads_and_cuts_and_a_golden_sample_for_ea
 
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9, 16, 17, 31, 32])
-def test_any_length_gets_the_models_own_answer_in_its_own_length(client: Client, length: int) -> None:
+def test_a_request_of_any_length_gets_the_models_own_answer_in_this_length(client: Client, length: int) -> None:
     sent = text(length, seed=5)
     got = client.infer("text", sent)
     want = answers_to(sent)
@@ -102,7 +102,7 @@ def test_many_clients_of_many_lengths_get_their_own_answers(device: Device, atol
                 np.testing.assert_allclose(np.asarray(answer[name]), array, atol=atol)
 
 
-def test_a_batch_of_one_length_is_one_request(client: Client, atol: float) -> None:
+def test_a_batch_of_samples_of_one_length_may_be_one_request(client: Client, atol: float) -> None:
     rows = [text(10, seed=i) for i in range(3)]
     got = client.infer("text", {name: np.stack([row[name] for row in rows]) for name in ("ids", "mask")})
     assert got["states"].shape == (3, 10, 16)

@@ -95,7 +95,7 @@ def releases(devices: dict[str, Device]) -> dict[str, int]:
 
 
 @pytest.mark.timeout(900)
-def test_a_broken_release_is_rolled_back_on_the_canary_alone_and_the_fixed_one_reaches_all(
+def test_a_broken_release_is_rolled_back_on_the_canary_alone_and_the_fixed_release_reaches_all(
     server: RegistryServer, address: str, key: SigningKey, edgert: Edgert
 ) -> None:
     first, second = sorted(position(ChannelDevice("default", name, "this-machine"), "echo", 2) for name in NAMES)[:2]
@@ -125,7 +125,7 @@ def test_a_broken_release_is_rolled_back_on_the_canary_alone_and_the_fixed_one_r
 
 
 @pytest.mark.timeout(900)
-def test_a_link_that_breaks_200_times_costs_no_byte_twice_and_ends_with_the_release(
+def test_a_release_arrives_over_a_link_that_breaks_200_times_and_no_byte_is_sent_twice(
     server: RegistryServer, address: str, key: SigningKey, edgert: Edgert
 ) -> None:
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def recorded(broker: Broker, store: Path) -> Iterator[None]:
 
 
 @pytest.mark.timeout(900)
-def test_a_release_is_halted_by_what_devices_report(
+def test_a_release_is_halted_by_the_reports_of_devices(
     server: RegistryServer, address: str, key: SigningKey, edgert: Edgert, tmp_path: Path
 ) -> None:
     store = tmp_path / "fleet.db"

@@ -112,7 +112,7 @@ def test_an_unknown_model_is_refused_with_the_known_names(serving: Device) -> No
         client.infer("nothing", ITEM)
 
 
-def test_without_a_daemon_the_message_says_how_to_start_one(tmp_path: os.PathLike[str]) -> None:
+def test_without_a_daemon_the_error_says_how_to_start_the_daemon(tmp_path: os.PathLike[str]) -> None:
     with pytest.raises(DaemonUnreachable, match="edgertd start"):
         Client(f"{tmp_path}/none.sock").infer("echo", ITEM)
 
@@ -165,7 +165,7 @@ def test_a_hello_in_single_bytes_followed_by_requests_is_served(serving: Device)
             assert frame.tensors[0].data == ITEM.tobytes()
 
 
-def test_a_silent_client_delays_no_other(serving: Device) -> None:
+def test_a_silent_client_does_not_delay_other_clients(serving: Device) -> None:
     with raw(serving), serving.client() as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
@@ -268,7 +268,7 @@ def test_a_stop_answers_or_refuses_every_request() -> None:
         assert not device.socket.exists()
 
 
-def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
+def test_a_daemon_that_was_killed_serves_the_same_versions_after_a_restart() -> None:
     with a_device() as device:
         device.put()
         device.put(model="other")
@@ -351,7 +351,7 @@ def test_connections_beyond_the_limit_are_told_to_retry() -> None:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 
-def test_a_client_with_kept_connections_finds_a_restarted_daemon() -> None:
+def test_a_client_with_kept_connections_reconnects_to_a_restarted_daemon() -> None:
     with a_device() as device:
         device.put()
         with device.client() as client:
@@ -401,7 +401,7 @@ def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
         device.prepare()
 
 
-def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
+def test_a_check_names_which_of_two_artifacts_of_one_engine_serves() -> None:
     """A profile may prefer one engine twice, in INT8 and in FP32; each has its own golden answers."""
     with a_device() as device:
         device.put(first=("null", b"?"))  # this artifact does not load

@@ -126,7 +126,7 @@ def test_a_bundle_cut_anywhere_leaves_nothing_behind(device: Device, tmp_path: P
     all_refused(device, tmp_path, (whole[:length] for length in lengths))
 
 
-def test_parts_of_two_bundles_do_not_form_a_third(device: Device, tmp_path: Path) -> None:
+def test_a_bundle_joined_from_parts_of_two_bundles_is_refused(device: Device, tmp_path: Path) -> None:
     """Two bundles with the same names and sizes, both signed, are cut and joined at every block."""
     one = make_null_bundle(tmp_path / "one", device.key, release=4, padding_bytes=2048).read_bytes()
     two = make_null_bundle(tmp_path / "two", device.key, release=5, padding_bytes=2048).read_bytes()
@@ -218,7 +218,7 @@ def test_a_signed_size_beyond_the_disk_is_refused_before_the_first_byte(
     refused(device, signed(tmp_path / "bomb.edgert", device.key, grow), (BundleError, StorageFailed))
 
 
-def test_an_envelope_or_a_tail_of_any_size_is_not_read(device: Device, tmp_path: Path) -> None:
+def test_an_envelope_or_a_tail_that_is_too_large_is_refused_unread(device: Device, tmp_path: Path) -> None:
     path = tmp_path / "bomb.edgert"
     for claimed in (ENVELOPE_BYTES_MAX + 1, 8**11 - 1):
         path.write_bytes(header(ENVELOPE_NAME, claimed))

@@ -107,7 +107,7 @@ def test_frames_cut_short_anywhere_end_the_connection(device: Device) -> None:
 
 
 @pytest.mark.parametrize("body", [2**20, 2**31, 2**40, 2**64 - 64, 2**64 - 1], ids=hex)
-def test_false_lengths_cost_no_memory(device: Device, body: int) -> None:
+def test_false_lengths_take_no_memory(device: Device, body: int) -> None:
     header = wire.HEADER.pack(wire.MAGIC, wire.VERSION, wire.INFER, 0, 1, 0, 0, 0, 1, 0, body, *(0,) * 6)
     for hello in (HELLO, b""):
         with raw(device) as sock:
@@ -126,7 +126,7 @@ def test_a_tensor_that_claims_more_than_its_frame_is_refused(device: Device) -> 
         assert ends(sock)
 
 
-def test_many_silent_connections_keep_no_client_out(device: Device) -> None:
+def test_many_silent_connections_do_not_keep_other_clients_out(device: Device) -> None:
     silent = []
     try:
         for _ in range(CONNECTIONS):
@@ -181,7 +181,7 @@ def test_a_flood_is_accepted_at_a_bounded_rate_and_no_connection_is_lost(tmp_pat
         assert routed == BURST_MAX + 100
 
 
-def test_clients_beyond_the_limit_are_refused_with_an_error_and_the_others_served(device: Device) -> None:
+def test_clients_beyond_the_limit_are_refused_with_an_error_and_the_others_are_served(device: Device) -> None:
     silent, refused = [], 0
     with device.client() as client:
         client.infer("echo", ITEM)  # a good client that connected earlier
@@ -225,7 +225,7 @@ def test_descriptors_that_a_client_sends_are_refused_or_closed(device: Device) -
         assert _descriptors(device) < before + 50
 
 
-def test_a_client_that_never_reads_costs_its_own_connection_only(device: Device) -> None:
+def test_a_client_that_never_reads_loses_only_its_own_connection(device: Device) -> None:
     large = np.zeros((1000, 4), np.float32)
     with contextlib.ExitStack() as held:
         for _ in range(8):
@@ -239,7 +239,7 @@ def test_a_client_that_never_reads_costs_its_own_connection_only(device: Device)
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
 
 
-def test_slow_senders_delay_no_other_client(device: Device) -> None:
+def test_slow_senders_do_not_delay_other_clients(device: Device) -> None:
     with contextlib.ExitStack() as held:
         slow = [held.enter_context(raw(device)) for _ in range(20)]
         data = HELLO + request()

@@ -67,7 +67,7 @@ def impatient() -> Iterator[Device]:
 
 
 @pytest.mark.parametrize("fault", ["segfault", "exit", "hang", "hang-holding-lock"])
-def test_a_fault_costs_its_own_requests_only(request: pytest.FixtureRequest, fault: str) -> None:
+def test_a_fault_fails_only_its_own_requests(request: pytest.FixtureRequest, fault: str) -> None:
     pair: Device = request.getfixturevalue("impatient" if fault.startswith("hang") else "pair")
     with load(pair, "other", threads=2) as (others, other_errors):
         before = len(others)
@@ -92,7 +92,7 @@ def test_an_engine_that_refuses_a_run_keeps_its_worker(pair: Device) -> None:
     assert (pair.serving()["pid"], pair.serving()["crashes"]) == (pid, 0)
 
 
-def test_a_slow_run_within_the_limit_is_left_alone(pair: Device) -> None:
+def test_a_slow_run_within_the_limit_is_not_ended(pair: Device) -> None:
     pid = pair.serving()["pid"]
     with pair.client() as client:
         for _ in range(4):
@@ -100,7 +100,7 @@ def test_a_slow_run_within_the_limit_is_left_alone(pair: Device) -> None:
     assert (pair.serving()["pid"], pair.serving()["crashes"]) == (pid, 0)
 
 
-def test_a_leak_is_replaced_at_the_soft_limit_without_a_failed_request() -> None:
+def test_a_worker_that_leaks_is_replaced_at_the_soft_limit_without_a_failed_request() -> None:
     with a_device("[serving]\nworker_mb_max = 150\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         pid = device.serving()["pid"]
@@ -115,7 +115,7 @@ def test_a_leak_is_replaced_at_the_soft_limit_without_a_failed_request() -> None
         assert recycled["memory_mb"] > recycled["limit_mb"] == 150
 
 
-def test_a_leak_past_the_hard_limit_is_a_crash() -> None:
+def test_a_leak_beyond_the_hard_limit_counts_as_a_crash() -> None:
     with a_device("[serving]\nworker_mb_max = 100\nbatch_max = 1\n") as device:
         device.put(engine="fault", program={"runs": [{"fault": "leak", "value": 7.0, "mb": 300}]})
         pid = device.serving()["pid"]
@@ -131,7 +131,7 @@ def test_a_leak_past_the_hard_limit_is_a_crash() -> None:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 
-def test_a_crash_at_load_on_trial_rolls_back() -> None:
+def test_a_version_on_trial_that_crashes_at_load_is_rolled_back() -> None:
     with a_device() as device:
         device.put()
         device.run(
@@ -144,7 +144,7 @@ def test_a_crash_at_load_on_trial_rolls_back() -> None:
             assert client.infer("echo", ITEM, trace=True).release == 1
 
 
-def test_three_crashes_roll_back_to_a_good_version_but_never_to_one_that_failed() -> None:
+def test_after_three_crashes_the_good_version_before_serves_and_never_a_version_that_failed() -> None:
     with a_device("[serving]\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         device.put(release=2, engine="fault")
@@ -176,7 +176,7 @@ def test_a_worker_killed_by_the_kernel_restarts_and_others_are_not_affected(pair
     assert pair.serving("other")["pid"] == other
 
 
-def test_models_serve_on_without_the_fork_server_and_a_crash_brings_a_new_one(pair: Device) -> None:
+def test_models_serve_without_the_fork_server_and_a_crash_starts_a_new_fork_server(pair: Device) -> None:
     pair.stop()
     pair.start()  # the first model was installed before the second: now both workers are forks
     wait_until(lambda: all(pair.serving(name)["state"] == "ready" for name in ("echo", "other")), "both serve")
@@ -198,7 +198,7 @@ def test_models_serve_on_without_the_fork_server_and_a_crash_brings_a_new_one(pa
 # --- engine preference ----------------------------------------------------------------------------
 
 
-def test_the_next_engine_serves_if_the_first_does_not_load_and_status_says_so() -> None:
+def test_the_next_engine_serves_if_the_first_does_not_load_and_the_status_reports_this() -> None:
     with a_device() as device:
         device.put(first=("fault", b'{"op": "copy", "load": {"fault": "raise"}}'))
         state = device.serving()
@@ -210,7 +210,7 @@ def test_the_next_engine_serves_if_the_first_does_not_load_and_status_says_so() 
         assert (degraded["model"], degraded["model_version"]) == ("echo", "r1")
 
 
-def test_strict_serves_on_the_first_engine_only() -> None:
+def test_with_strict_only_the_first_engine_serves() -> None:
     with a_device("[serving]\nstrict = true\n") as device:
         device.put()
         device.run("install", os.fspath(device.bundle(release=2, first=("fault", b"?"))))
@@ -340,7 +340,7 @@ def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() ->
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-def test_an_engine_that_reports_progress_is_not_taken_for_stuck(speaks: bool) -> None:
+def test_an_engine_that_reports_progress_is_not_killed_as_stuck(speaks: bool) -> None:
     """A rebuild of a TensorRT plan takes minutes. An engine that reports no progress is seen as stuck."""
     with a_device(started=False) as device:
         fault = {"fault": "slow", "s": 2.0} if speaks else {"fault": "hang-holding-lock"}
@@ -386,7 +386,7 @@ class GatedSession(Session):
         return None
 
 
-def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
+def test_the_other_process_sees_in_a_run_page_when_a_run_begins_and_ends() -> None:
     page, session = RunPage.create(lambda: 5_000_000_000), GatedSession()
     other_side = RunPage(os.dup(page.descriptor))
     watched = page.watch(session)
@@ -400,7 +400,7 @@ def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
     assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 5.0)
 
 
-def test_a_run_that_raises_has_ended() -> None:
+def test_a_run_that_raises_counts_as_ended() -> None:
     page = RunPage.create()
     with pytest.raises(TypeError):
         page.watch(GatedSession()).run()  # type: ignore[call-arg]  # no tensors

@@ -77,7 +77,7 @@ def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
     return np.asarray(picture.reshape(-1, 3).mean(axis=0) / 255 * 4)
 
 
-def test_frames_files_and_batches_give_the_right_amounts(answering: tuple[bool, Client]) -> None:
+def test_frames_and_files_and_batches_of_images_give_the_right_amounts(answering: tuple[bool, Client]) -> None:
     _, client = answering
     for i, label in enumerate(LABELS):
         exact, other = tinted(label, 24, 32, 7), tinted(label, 200, 301, 8)
@@ -90,7 +90,7 @@ def test_frames_files_and_batches_give_the_right_amounts(answering: tuple[bool, 
     assert client.infer("colour", batch)["scores_classes"].ravel().tolist() == [0, 1, 2]
 
 
-def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(answering: tuple[bool, Client]) -> None:
+def test_the_models_own_tensor_is_used_unchanged_and_other_tensors_are_refused(answering: tuple[bool, Client]) -> None:
     fold, client = answering
     picture = tinted("green", 24, 32)
     normalized = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]

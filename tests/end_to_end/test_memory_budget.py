@@ -41,7 +41,7 @@ def budget_for_two() -> int:
         return round(float(device.serving()["memory_mb"]) * 2.4)
 
 
-def test_models_share_a_budget(budget_for_two: int) -> None:
+def test_models_share_a_memory_budget(budget_for_two: int) -> None:
     config = f"[serving]\nmemory_mb = {budget_for_two}\n[models.pinned]\npinned = true\n"
     with a_device(config) as device:
         for model in ("pinned", "one", "two"):
@@ -74,7 +74,7 @@ def test_models_share_a_budget(budget_for_two: int) -> None:
         assert "unloaded" in device.log()
 
 
-def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two: int) -> None:
+def test_a_model_in_use_is_not_unloaded_and_the_requests_for_the_other_are_refused_for_now(budget_for_two: int) -> None:
     with a_device(f"[serving]\nmemory_mb = {budget_for_two * 3 // 5}\n") as device:
         put(device, model="busy", delay_s=0.01)
         time.sleep(IDLE_S_MIN)
@@ -109,7 +109,7 @@ def test_a_model_larger_than_the_whole_budget_is_refused_once_its_size_is_known(
         assert states(device) == {"echo": "failed"}
 
 
-def test_without_a_budget_every_model_is_loaded_one_after_the_other_on_one_processor() -> None:
+def test_without_a_budget_all_models_are_loaded_one_after_the_other_on_one_processor() -> None:
     with a_device() as device:
         device.put(model="one")
         device.put(model="two")
@@ -130,7 +130,7 @@ def test_without_a_budget_every_model_is_loaded_one_after_the_other_on_one_proce
         assert {"one": "loading", "two": "loading"} not in seen
 
 
-def test_a_new_version_is_swapped_in_beside_the_old_one_even_where_the_budget_holds_one(budget_for_two: int) -> None:
+def test_a_new_version_loads_beside_the_old_version_although_the_budget_holds_only_one(budget_for_two: int) -> None:
     with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
         put(device, delay_s=0.002)
         with load(device, threads=2) as (releases, errors):

@@ -83,7 +83,9 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_weights_in_a_file_beside_the_model_are_in_the_artifact(engine: str, precision: Any, tmp_path: Path) -> None:
+def test_the_artifact_contains_weights_from_a_file_beside_the_model(
+    engine: str, precision: Any, tmp_path: Path
+) -> None:
     shutil.copy(FOLDER / "picture.onnx", tmp_path)
     shutil.copy(FOLDER / "picture.onnx.data", tmp_path)
     source = load_source(tmp_path / "picture.onnx")
@@ -98,7 +100,7 @@ def test_weights_in_a_file_beside_the_model_are_in_the_artifact(engine: str, pre
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_model_in_fp16_is_built_from_its_weights_in_fp32(engine: str, precision: Any, tmp_path: Path) -> None:
+def test_a_model_in_fp16_is_built_in_fp32_from_its_weights(engine: str, precision: Any, tmp_path: Path) -> None:
     source = load_source(FOLDER / "half.onnx")
     assert {spec.datatype for spec in (*source.inputs, *source.outputs)} == {"FP32"}
     assert "computes in FP16" in source.remarks[0]
@@ -113,7 +115,7 @@ def test_a_model_in_fp16_is_built_from_its_weights_in_fp32(engine: str, precisio
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_state_whose_batch_is_second_comes_first_and_the_steps_go_on_as_in_the_model(
+def test_a_state_whose_second_axis_is_the_batch_gets_the_batch_in_front_and_the_same_answers(
     engine: str, tmp_path: Path
 ) -> None:
     source = load_source(FOLDER / "speech.onnx")

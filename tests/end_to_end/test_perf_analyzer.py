@@ -38,7 +38,7 @@ def statistics(device: Device) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", [[], ["--concurrency-range", "4"]])
-def test_it_measures_a_model_with_the_default_configuration(
+def test_perf_analyzer_measures_a_model_with_the_default_configuration(
     tool: PerfAnalyzer, device: Device, protocol: list[str]
 ) -> None:
     before = statistics(device)["inference_stats"]

@@ -153,7 +153,7 @@ def test_a_file_gets_its_label(client: Client, label: str, form: str, kind: Any)
     assert 0.33 < float(answer["scores_probabilities"][0]) <= 1.0
 
 
-def test_files_frames_and_tensors_of_one_image_agree(client: Client) -> None:
+def test_a_file_and_a_frame_and_a_tensor_of_one_image_give_the_same_answer(client: Client) -> None:
     picture = tinted("green", 200, 300)
     by_file = client.infer("colour", encoded(picture, "PNG"))["scores"]
     by_frame = client.infer("colour", picture)["scores"]
@@ -186,7 +186,7 @@ def test_stages_are_timed_and_a_cache_hit_decodes_nothing(client: Client) -> Non
 @pytest.mark.parametrize(
     "bad", [b"", b"no picture", png_header(30_000, 30_000), encoded(photo(99, 99))[:-500]], ids=str
 )
-def test_a_bad_file_costs_only_its_own_request(client: Client, bad: bytes) -> None:
+def test_an_invalid_file_fails_only_its_own_request(client: Client, bad: bytes) -> None:
     with pytest.raises(RequestError):
         client.infer("colour", bad)
     assert named(client, client.infer("colour", encoded(tinted("blue", 60, 60)))) == "blue"
@@ -218,7 +218,7 @@ def test_boxes_have_the_coordinates_of_the_sent_image(
     assert (answer["detected_classes"][1:] == -1).all()
 
 
-def test_a_client_that_sends_the_models_tensor_gets_the_models_outputs_too(client: Client) -> None:
+def test_a_client_that_sends_the_models_tensor_also_gets_the_models_outputs(client: Client) -> None:
     tensor = np.zeros((1, 3, SIDE, SIDE), np.float32)
     tensor[0, 0, 10:20, 30:50] = 1.0
     answer = client.infer("bright", tensor)

@@ -66,7 +66,7 @@ def follow_until(device: HomeDevice, *says: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_runtime_is_fetched_tried_and_kept_and_one_that_does_not_serve_goes_back(
+def test_a_runtime_that_serves_is_kept_after_its_trial_and_a_runtime_that_fails_is_rolled_back(
     server: RegistryServer, device: HomeDevice, tmp_path: Path
 ) -> None:
     new = offer(

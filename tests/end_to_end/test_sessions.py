@@ -45,7 +45,7 @@ def item(value: float) -> NDArray[np.float32]:
     return np.full(4, value, np.float32)
 
 
-def test_a_request_begins_with_the_state_that_the_one_before_left(client: Client) -> None:
+def test_a_request_of_a_session_begins_with_the_state_of_the_previous_request(client: Client) -> None:
     with client.session("sums") as stream:
         assert [stream.infer(item(n))["y"][0] for n in (1, 2, 3)] == [1, 3, 6]
         assert stream.infer(np.stack([item(10), item(20)]))["y"][:, 0].tolist() == [
@@ -56,13 +56,13 @@ def test_a_request_begins_with_the_state_that_the_one_before_left(client: Client
         assert stream.infer(item(1))["y"][0] == 1
 
 
-def test_state_is_no_tensor_of_the_app(client: Client) -> None:
+def test_an_app_sees_no_tensor_of_the_state(client: Client) -> None:
     told = client.metadata("sums")
     assert [[spec["name"] for spec in told[key]] for key in ("inputs", "outputs")] == [["x"], ["y"]]
     assert list(client.infer("sums", item(1))) == ["y"]
 
 
-def test_a_request_without_a_session_begins_with_zeros(client: Client) -> None:
+def test_a_request_without_a_session_begins_with_a_state_of_zeros(client: Client) -> None:
     for _ in range(2):
         assert client.infer("sums", np.stack([item(1), item(2)]), cache=False)["y"][:, 0].tolist() == [1, 3]
 
@@ -89,7 +89,7 @@ def test_windows_are_smoothed_over_the_requests_of_a_session(client: Client, siz
     assert len(whole) == 9
 
 
-def test_a_request_that_fails_changes_nothing(client: Client) -> None:
+def test_a_request_that_fails_leaves_the_state_unchanged(client: Client) -> None:
     with client.session("windows") as stream:
         first = stream.infer(np.ones(7, np.float32))["y"]
         with pytest.raises(RequestError, match="not finite"):
@@ -103,12 +103,12 @@ def test_a_request_that_fails_changes_nothing(client: Client) -> None:
     assert again[0].tolist() == [1, 1, 2, 2, 2, 2, 2, 2]
 
 
-def test_a_model_that_keeps_nothing_has_no_sessions(client: Client) -> None:
+def test_a_model_without_state_refuses_sessions(client: Client) -> None:
     with pytest.raises(RequestError, match="send its requests without a session"):
         client.session("echo")
 
 
-def test_interleaved_sessions_share_batches_and_give_the_same_as_alone(device: Device) -> None:
+def test_interleaved_sessions_share_batches_and_give_the_same_answers_as_alone(device: Device) -> None:
     def sums(seed: int) -> None:
         values = np.random.default_rng(seed).integers(1, 100, 50)
         with device.client() as client, client.session("slow") as stream:
@@ -121,7 +121,7 @@ def test_interleaved_sessions_share_batches_and_give_the_same_as_alone(device: D
     wait_until(lambda: device.serving("slow")["sessions"] == 0, "all sessions have ended")
 
 
-def test_hot_swaps_under_load_cost_no_session_its_state(device: Device) -> None:
+def test_every_session_keeps_its_state_in_hot_swaps_under_load(device: Device) -> None:
     def sums_until(release: int) -> None:
         total, answered_by = 0, 0
         with device.client() as client, client.session("slow") as stream:
@@ -139,7 +139,7 @@ def test_hot_swaps_under_load_cost_no_session_its_state(device: Device) -> None:
             each.result()
 
 
-def test_a_session_that_finds_no_place_at_once_goes_on_later() -> None:
+def test_a_session_that_finds_no_place_at_first_continues_later() -> None:
     with a_device("[serving]\nsessions_max = 1\n") as device, device.client() as client:
         device.put(model="sums", op="add", state_id="v1")
         with client.session("sums") as stream:
@@ -170,7 +170,9 @@ def test_more_sessions_than_the_limit_are_refused_with_its_name(device: Device, 
 
 
 @pytest.mark.parametrize(("before", "after", "goes_on"), [("", "", False), ("v1", "v2", False), ("v1", "v1", True)])
-def test_a_session_survives_a_new_version_only_if_that_continues_it(before: str, after: str, goes_on: bool) -> None:
+def test_a_session_survives_a_new_version_only_if_the_version_continues_the_state(
+    before: str, after: str, goes_on: bool
+) -> None:
     with a_device() as device, device.client() as client:
         device.put(model="sums", op="add", state_id=before)
         with client.session("sums") as stream:
@@ -209,7 +211,7 @@ def test_a_session_ends_with_its_worker(device: Device) -> None:
         asyncio.run(ended())
 
 
-def test_an_idle_session_ends_with_the_limits_name() -> None:
+def test_an_idle_session_ends_with_an_error_that_names_the_limit() -> None:
     with a_device("[serving]\nsession_idle_s = 0.2\n") as device, device.client() as client:
         device.put(model="sums", op="add", state_id="")
         with client.session("sums") as stream:
@@ -221,7 +223,7 @@ def test_an_idle_session_ends_with_the_limits_name() -> None:
 # --- asyncio --------------------------------------------------------------------------------------
 
 
-def test_asyncio_has_sessions_side_by_side(device: Device) -> None:
+def test_an_asyncio_client_has_simultaneous_sessions(device: Device) -> None:
     async def sums(client: AsyncClient, seed: int) -> None:
         values = np.random.default_rng(seed).integers(1, 100, 50)
         async with client.session("sums") as stream:
@@ -253,7 +255,7 @@ def test_an_asyncio_session_moves_with_its_state(waits: bool) -> None:
         asyncio.run(across_versions(device))
 
 
-def test_a_refused_request_after_a_move_does_not_cost_an_asyncio_session_its_memory() -> None:
+def test_an_asyncio_session_keeps_its_memory_after_a_move_and_a_refused_request() -> None:
     async def across_versions(device: Device) -> None:
         async with AsyncClient(device.socket) as client, client.session("sums") as stream:
             await stream.infer(item(1))

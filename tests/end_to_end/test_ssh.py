@@ -139,7 +139,7 @@ def accuracy(world: World) -> float:
         return float((scores.argmax(axis=-1) == labels).mean())
 
 
-def test_bootstrap_again_changes_nothing(world: World) -> None:
+def test_a_second_bootstrap_changes_nothing(world: World) -> None:
     pid = world.daemon().status().daemon.pid
     code, again = world.edgert("bootstrap", "board", *MONITOR)
     assert (code, again["devices"][0]["changed"]) == (0, [])
@@ -148,7 +148,7 @@ def test_bootstrap_again_changes_nothing(world: World) -> None:
     assert again["devices"][0]["status"]["engines"]["onnxruntime"]
 
 
-def test_an_environment_has_the_byte_code_that_a_device_runs_and_no_other(world: World) -> None:
+def test_an_environment_has_only_the_byte_code_that_a_device_runs(world: World) -> None:
     """The daemon writes no byte code, so without it each of its processes would compile all modules again."""
     (site,) = (world.sshd.home / "edgert/venv").glob("lib/python*/site-packages")
     compiled = {path.relative_to(site).parts[0] for path in site.rglob("*.pyc")}
@@ -179,7 +179,7 @@ def test_two_hosts_that_bootstrap_one_device_at_once_do_not_interfere(tmp_path: 
             hosts[0].daemon().call("stop")
 
 
-def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
+def test_a_device_is_deployed_to_and_answers_and_swaps_under_load_and_rolls_back(world: World) -> None:
     code, first = world.deploy(world.build(1))
     assert (code, first["devices"][0]["result"], first["devices"][0]["serving"]) == (0, "live", 1)
     assert accuracy(world) >= 0.97
@@ -216,7 +216,7 @@ def test_an_engine_that_does_not_load_keeps_the_old_environment(serving: World) 
     assert_serves_on(serving)
 
 
-def test_a_runtime_goes_on_trial_under_the_monitor_too(serving: World) -> None:
+def test_a_device_with_a_monitor_tries_a_new_runtime(serving: World) -> None:
     newer, venv = another_tree(serving.folder / "newer"), serving.sshd.home / "edgert" / "venv"
     before = venv.resolve()
     code, done = serving.edgert("bootstrap", "board", *MONITOR, "--upgrade", tree=newer)
@@ -228,7 +228,7 @@ def test_a_runtime_goes_on_trial_under_the_monitor_too(serving: World) -> None:
     assert_serves_on(serving)
 
 
-def test_a_flipped_bit_is_refused_here_and_there(serving: World) -> None:
+def test_a_flipped_bit_is_refused_on_the_host_and_on_the_device(serving: World) -> None:
     flipped = flip_bit(serving.build(3), -5000)
     code, answer = serving.deploy(flipped)
     assert (code, answer["error"]["code"]) == (5, "bundle.corrupt")
@@ -236,7 +236,7 @@ def test_a_flipped_bit_is_refused_here_and_there(serving: World) -> None:
     assert_serves_on(serving)
 
 
-def test_an_older_release_is_refused_here_and_there(serving: World) -> None:
+def test_an_older_release_is_refused_on_the_host_and_on_the_device(serving: World) -> None:
     older = serving.build(1)
     code, answer = serving.deploy(older)
     assert (code, answer["error"]["code"]) == (5, "bundle.release_too_old")
@@ -244,7 +244,7 @@ def test_an_older_release_is_refused_here_and_there(serving: World) -> None:
     assert_serves_on(serving)
 
 
-def test_a_wrong_key_is_refused_here_and_there(serving: World) -> None:
+def test_a_wrong_key_is_refused_on_the_host_and_on_the_device(serving: World) -> None:
     foreign = make_null_bundle(serving.folder / "foreign", new_key(), model="digits", release=9)
     code, answer = serving.deploy(foreign)
     assert (code, answer["error"]["code"]) == (5, "bundle.signature_invalid")
@@ -252,7 +252,7 @@ def test_a_wrong_key_is_refused_here_and_there(serving: World) -> None:
     assert_serves_on(serving)
 
 
-def test_another_profile_is_refused_here_and_there(serving: World) -> None:
+def test_another_profile_is_refused_on_the_host_and_on_the_device(serving: World) -> None:
     other = make_null_bundle(serving.folder / "other", the_key(serving), "digits", 9, "jetson-orin-nano")
     code, answer = serving.deploy(other)
     assert (code, answer["error"]["code"]) == (5, "bundle.not_compatible")
@@ -370,7 +370,7 @@ class Load:
                 self._changed.notify_all()
 
 
-def test_a_device_takes_text_once_it_has_tokenizers(serving: World) -> None:
+def test_a_device_accepts_a_model_of_text_once_it_has_tokenizers(serving: World) -> None:
     pytest.importorskip("tokenizers")
     folder, rows = serving.folder / "text", sentences(190, 7)
     folder.mkdir()

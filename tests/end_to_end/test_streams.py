@@ -55,7 +55,7 @@ def test_chunks_of_any_length_give_the_models_own_answers(device: Device, shell:
     np.testing.assert_allclose(np.concatenate(got), want, atol=1e-3)
 
 
-def test_sessions_side_by_side_give_the_same_as_alone(device: Device, shell: Shell) -> None:
+def test_simultaneous_sessions_give_the_same_answers_as_a_single_session(device: Device, shell: Shell) -> None:
     def ask(seed: int) -> None:
         signal, _ = recording(seed, chunks=30)
         with device.client() as client, client.session("bursts") as stream:
@@ -66,7 +66,7 @@ def test_sessions_side_by_side_give_the_same_as_alone(device: Device, shell: She
         list(pool.map(ask, range(300, 306)))
 
 
-def test_a_whole_recording_in_one_request_is_a_session_of_its_own(device: Device, shell: Shell) -> None:
+def test_a_whole_recording_in_one_request_is_answered_like_a_session(device: Device, shell: Shell) -> None:
     signal, lasting = recording(201)
     with device.client() as client:
         answer = client.infer("bursts", signal)
@@ -75,7 +75,7 @@ def test_a_whole_recording_in_one_request_is_a_session_of_its_own(device: Device
     assert [names[i] == "burst" for i in answer["scores_classes"][:, 0]] == lasting.astype(bool).tolist()
 
 
-def test_a_recording_needs_its_order(shell: Shell) -> None:
+def test_samples_of_a_stateful_model_without_an_order_are_refused(shell: Shell) -> None:
     rows = frames(recording(0)[0])
     np.savez(shell.folder / "frames.npz", x=rows)
     (shell.folder / "profiles/this-machine.toml").write_text(
@@ -90,7 +90,7 @@ def test_a_recording_needs_its_order(shell: Shell) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_client_sees_neither_state_nor_its_output(device: Device) -> None:
+def test_the_client_sees_neither_the_state_input_nor_the_state_output(device: Device) -> None:
     with Client(device.socket) as client:
         told = client.metadata("bursts")
     assert [spec["name"] for spec in told["inputs"]] == ["x"]

@@ -79,7 +79,7 @@ def of_device(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["device"] == "d-test" and row["model"] == "echo" and row["p50_ms"]]
 
 
-def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
+def test_the_percentiles_of_the_fleet_include_the_requests_of_a_device(tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker, a_device(mqtt_config(broker)) as device:
         device.put(delay_s=0.02)
         seen: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
         assert row["model_version"] == "r1"
 
 
-def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_version(tmp_path: Path) -> None:
+def test_an_alarm_is_visible_to_later_subscribers_and_events_name_their_version(tmp_path: Path) -> None:
     alarms = "[alarms]\nworker_mb = 1\n"  # every worker uses more
     heard: list[dict[str, Any]] = []
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
@@ -126,7 +126,7 @@ def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_versi
         listening.close()
 
 
-def test_checks_benchmarks_and_clients_that_time_out_are_distinguished_from_requests_of_apps(tmp_path: Path) -> None:
+def test_requests_of_checks_and_of_benchmarks_and_of_clients_that_time_out_are_counted_apart(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
         listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)}))  # fmt: skip
@@ -168,7 +168,7 @@ def loads(payload: bytes) -> dict[str, Any]:
     return fields
 
 
-def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:
+def test_without_a_broker_the_device_serves_and_no_report_is_lost(tmp_path: Path) -> None:
     """The device reaches the broker only once `edgert fleet watch` listens: no report waits there."""
     broker, port = Broker.in_folder(tmp_path / "broker", secured=True, extra=("log_type all",)), free_port()
     with broker, a_device(mqtt_config(broker, port)) as device:

@@ -94,7 +94,7 @@ def test_a_long_text_is_cut_and_an_empty_one_has_the_special_tokens(client: Clie
     assert client.infer("intents", ["", "play some jazz"])["scores"].shape == (2, len(LABELS))
 
 
-def test_bytes_that_are_no_text_are_refused_and_the_connection_continues(client: Client) -> None:
+def test_bytes_that_are_not_text_are_refused_and_the_connection_continues(client: Client) -> None:
     with pytest.raises(
         RequestError, match="text 0 of the request is not UTF-8: invalid start byte at byte 5: encode it"
     ):

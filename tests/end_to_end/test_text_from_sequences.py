@@ -51,7 +51,7 @@ def needed(text: str) -> int:
 
 
 @pytest.mark.parametrize("buckets", [(), ("--buckets", f"steps={STEPS // 2},{STEPS}")], ids=["fixed", "buckets"])
-def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...]) -> None:
+def test_a_sequence_is_answered_as_text(tmp_path: Path, buckets: tuple[str, ...]) -> None:
     random = np.random.default_rng(1)
     texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
     shell = ShellHere(tmp_path)
@@ -85,7 +85,7 @@ def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...])
         assert "scores_text  'ü a'" in shown.stdout
 
 
-def test_a_signal_comes_back_as_text_and_its_health_check_compares_the_scores(tmp_path: Path) -> None:
+def test_a_signal_is_answered_as_text_and_the_health_check_compares_the_scores(tmp_path: Path) -> None:
     random, shell = np.random.default_rng(2), ShellHere(tmp_path)
     texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
     write_model(tmp_path / "reader.onnx", STEPS)

@@ -115,7 +115,7 @@ def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
     ],
     ids=["p99", "errors", "memory", "agreement", "min-requests"],
 )
-def test_a_broken_limit_brings_the_version_before_back_and_says_which(
+def test_a_broken_limit_rolls_back_to_the_version_before_and_the_reason_names_the_limit(
     device: Device, limit: str, bundle: dict[str, Any], values: tuple[float, ...], says: str
 ) -> None:
     limits = {name: value for name, value in parse_limits([limit]).items() if value is not None}
@@ -129,7 +129,7 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
     assert device.model()["rolled_back"]["reason"] == reason
 
 
-def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a_number_of_requests(
+def test_without_traffic_golden_samples_replace_requests_except_for_limits_on_agreement_and_requests(
     device: Device,
 ) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_share": 0.0}, 0.5, unattended=True))
@@ -145,7 +145,7 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
     )
 
 
-def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Device) -> None:
+def test_the_host_can_keep_the_version_only_after_all_limits_held(device: Device) -> None:
     limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_share=0")
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
@@ -167,7 +167,7 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
     assert device.run("trial", "echo", "--digest", found["digest"])["state"] == "kept"
 
 
-def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -> None:
+def test_a_benchmark_never_counts_in_the_figures_of_a_trial(device: Device) -> None:
     on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 600.0))
     words = ("bench", "--model", "echo", "--for", "0.1s", "--clients", "1")
     assert "edgertd trial echo --wait" in device.run(*words, code=7)["error"]["message"]
@@ -197,13 +197,13 @@ def test_a_limit_that_this_device_can_never_measure_is_refused_at_once(device: D
     device.run("rollback", "echo")
 
 
-def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device: Device) -> None:
+def test_a_version_whose_worker_ends_during_the_watch_is_rolled_back(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0))
     os.kill(device.serving()["pid"], signal.SIGKILL)
     assert "killed by signal 9" in reason_of_rollback(device, store, release)
 
 
-def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(device: Device) -> None:
+def test_a_watch_begins_although_the_slots_were_locked_when_the_version_came_up(device: Device) -> None:
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
     store = SlotStore(device.state.models / "echo")
@@ -221,7 +221,7 @@ def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device
     assert "p99_ms could not be measured" in reason_of_rollback(device, store, release)
 
 
-def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
+def test_a_trial_is_reported_as_watching_until_the_slots_record_its_verdict(device: Device) -> None:
     """Otherwise, a command that waits for the trial would see no trial, and no reason of the rollback."""
     store, release = on_trial(device, TrialLimits({"memory_mb": 5.0}, 60.0))
     wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
@@ -246,7 +246,7 @@ class ReadLate(SlotStore):
         return super().read()
 
 
-def test_a_watch_that_ends_while_the_device_is_asked_tells_its_last_figures(device: Device) -> None:
+def test_a_watch_that_ends_while_the_device_is_asked_reports_its_last_figures(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
     told = trial_of(device.state, ReadLate(store.folder), "")
     assert told.watch is not None
@@ -333,7 +333,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_a_deployment_tells_why_the_device_rolled_back_or_what_it_measured(device: Device) -> None:
+def test_a_deployment_reports_the_reason_of_a_rollback_or_the_figures_of_the_trial(device: Device) -> None:
     before = device.model()["live"]["release"]
     outcome = deployed(device, TrialLimits({"p99_ms": 5.0}, 1.0), delay_s=0.01)
     assert outcome.error is not None
@@ -349,7 +349,7 @@ def test_a_deployment_tells_why_the_device_rolled_back_or_what_it_measured(devic
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(device: Device) -> None:
+def test_a_deployment_reports_the_reason_of_a_device_that_rolls_back_between_two_steps(device: Device) -> None:
     before = device.model()["live"]["release"]
     store = SlotStore(device.state.models / "echo")
 
@@ -370,14 +370,14 @@ def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(devi
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
+def test_a_deployment_continues_over_a_link_that_comes_back_in_time(device: Device) -> None:
     outcome = deployed(device, TrialLimits({}, 2.0), lambda listed: CutLink(listed, 1))
     assert outcome.result == "live"
 
 
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("unattended", [False, True])
-def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: Device, unattended: bool) -> None:
+def test_a_device_whose_link_is_lost_during_the_watch_decides_alone(device: Device, unattended: bool) -> None:
     before = device.model()["live"]["release"]
     outcome = deployed(device, TrialLimits({}, 1.0, unattended, 10.0), lambda listed: CutLink(listed, 100))
     assert outcome.error is not None
@@ -393,7 +393,7 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_ctrl_c_in_the_middle_of_a_watch_takes_the_version_back(device: Device) -> None:
+def test_ctrl_c_during_a_watch_rolls_the_version_back(device: Device) -> None:
     before, stop = device.model()["live"]["release"], UserStop()
 
     class Pressed(LocalTransport):

@@ -60,7 +60,7 @@ def suppressed(manager: str) -> set[tuple[str, str, bool]]:
     }
 
 
-def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_silenced(
+def test_alerts_of_devices_are_grouped_and_inhibited_and_silenced_before_they_reach_the_receivers(
     broker: Broker, tmp_path: Path
 ) -> None:
     one, two, planned = Pi("pi-1"), Pi("pi-2"), Pi("pi-3", site="plant-b")
@@ -98,7 +98,7 @@ def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_sile
     assert {to for to, _ in heard} == {"/operators"}
 
 
-def test_a_missed_target_is_computed_from_native_histograms_and_burns_through_to_on_call(
+def test_a_missed_target_in_native_histograms_raises_the_fast_burn_alert_and_it_reaches_the_on_call_receiver(
     broker: Broker, tmp_path: Path
 ) -> None:
     pi, folder = Pi("pi-1"), tmp_path / "prometheus"

@@ -64,7 +64,7 @@ def run(path: Path, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[
     return np.asarray(session.run(None, {"input_ids": ids, "attention_mask": mask})[0])
 
 
-def test_padding_changes_nothing_and_the_fixed_form_is_the_mean(weights: Path, tmp_path: Path) -> None:
+def test_padding_does_not_change_the_answer_and_the_fixed_form_gives_the_mean(weights: Path, tmp_path: Path) -> None:
     write_minilm(weights, tmp_path / "open.onnx")
     write_minilm(weights, tmp_path / "fixed.onnx", 8)
     ids, ones = np.random.default_rng(1).integers(0, WORDS, (2, 5)), np.ones((2, 5), np.int64)
@@ -76,7 +76,7 @@ def test_padding_changes_nothing_and_the_fixed_form_is_the_mean(weights: Path, t
     np.testing.assert_allclose(embeddings(rule, states, ones), states.mean(axis=1), atol=1e-5)
 
 
-def test_its_files_fit_its_model(weights: Path, tmp_path: Path) -> None:
+def test_the_files_of_the_example_fit_its_model(weights: Path, tmp_path: Path) -> None:
     for file in EXAMPLE.glob("*.toml"):
         shutil.copy(file, tmp_path)
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
@@ -89,7 +89,7 @@ def test_its_files_fit_its_model(weights: Path, tmp_path: Path) -> None:
     assert after == Embed("last_hidden_state", mask="attention_mask")
 
 
-def test_its_sentences_differ_and_are_always_the_same() -> None:
+def test_the_sentences_of_the_example_differ_and_are_the_same_in_each_run() -> None:
     found = sentences(450)
     assert len(set(found)) == 450
     assert found == sentences(450)

@@ -57,7 +57,7 @@ def test_a_wav_file_of_words_gives_its_commands(device: Device) -> None:
         assert answered(client, samples) == SPOKEN
 
 
-def test_silence_and_noise_are_no_command(device: Device) -> None:
+def test_neither_silence_nor_noise_is_answered_as_a_command(device: Device) -> None:
     noise = np.random.default_rng(3).normal(0, 0.02, 5 * 8000).astype(np.float32)
     with device.client() as client:
         assert answered(client, noise) == []
@@ -68,7 +68,7 @@ def test_silence_and_noise_are_no_command(device: Device) -> None:
         assert answer.stages.postprocess_us > 0
 
 
-def test_the_app_hears_the_commands_of_a_stream(device: Device) -> None:
+def test_the_app_prints_the_commands_of_a_stream(device: Device) -> None:
     samples, _ = read_wav(COMMANDS.read_bytes())
     done = subprocess.run(
         [sys.executable, EXAMPLE / "app.py"],

@@ -19,13 +19,13 @@ CORPUS_BYTES_MAX = 512 * 1024
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_reader_takes_or_refuses_its_seeds(name: str) -> None:
+def test_a_reader_accepts_or_refuses_its_seeds(name: str) -> None:
     for seed in TARGETS[name].seeds():
         TARGETS[name].run(seed)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_reader_takes_or_refuses_what_the_corpus_keeps(path: Path) -> None:
+def test_a_reader_accepts_or_refuses_each_input_of_the_corpus_in_little_memory(path: Path) -> None:
     target = TARGETS[path.parent.name]
     target.run(target.seeds()[0])  # excludes imports and objects that are created once
     data = path.read_bytes()

@@ -38,19 +38,19 @@ def page_id(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_files_exist(page: Path) -> None:
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
     named = {path for path in PATH.findall(page.read_text()) if not NOT_OURS.fullmatch(path)}
     assert sorted(path for path in named if not exists(path, page)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_lead_to_files(page: Path) -> None:
+def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
     links = {link for link in LINK.findall(page.read_text()) if "://" not in link}
     assert sorted(link for link in links if not (page.parent / link).exists()) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_commands_can_be_typed(page: Path) -> None:
+def test_the_commands_of_a_page_are_valid(page: Path) -> None:
     text = page.read_text()
     lines = [line for block in BLOCK.findall(text) for line in commands_in(block)]
     problems = [problem for line in lines for problem in problems_of(line, complete=True)]
@@ -59,7 +59,7 @@ def test_commands_can_be_typed(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_make_targets_and_benchmarks_exist(page: Path) -> None:
+def test_the_make_targets_and_benchmarks_that_a_page_names_exist(page: Path) -> None:
     text, makefile = page.read_text(), (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", text, re.MULTILINE))
     assert sorted(target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)) == []
@@ -69,14 +69,14 @@ def test_make_targets_and_benchmarks_exist(page: Path) -> None:
     assert sorted(name for name, file in files.items() if not file.exists()) == []
 
 
-def test_scripts_call_commands_that_exist() -> None:
+def test_the_commands_that_scripts_call_exist() -> None:
     lines = [(script, line) for script in SCRIPTS for line in commands_called(script)]
     assert len(lines) > 100
     problems = [f"{page_id(script)}: {text}" for script, line in lines for text in problems_of(line, complete=False)]
     assert problems == []
 
 
-def test_code_names_pages_that_exist() -> None:
+def test_the_pages_that_code_names_exist() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".h")]
     named = {(path, name) for path in files for name in re.findall(r"(?<![\w/.])docs/[\w./-]*\w", path.read_text())}
     assert (

@@ -73,7 +73,7 @@ def has_its_test(side: str, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("side", PACKAGES)
-def test_every_test_file_has_a_module_of_its_name(side: str) -> None:
+def test_every_test_file_has_the_name_of_a_module(side: str) -> None:
     strangers = {
         str(path.relative_to(ROOT)) for path in (ROOT / "tests" / side).rglob("test_*.py") if not mirrors(path)
     }
@@ -91,12 +91,12 @@ def test_every_module_with_logic_has_a_test_of_its_name(side: str) -> None:
     assert without == {name for name in PROVEN_ELSEWHERE if name.startswith(f"{package}/")}
 
 
-def test_each_file_in_proven_elsewhere_is_a_test() -> None:
+def test_each_file_in_proven_elsewhere_is_a_test_file() -> None:
     assert [name for name in PROVEN_ELSEWHERE.values() if ROOT / name not in all_test_files()] == []
 
 
 @pytest.mark.parametrize("side", PACKAGES)
-def test_every_folder_of_tests_is_a_room(side: str) -> None:
+def test_every_folder_of_tests_has_a_package_of_the_same_name(side: str) -> None:
     folders = {path.parent.relative_to(ROOT / "tests" / side) for path in (ROOT / "tests" / side).rglob("test_*.py")}
     assert [str(folder) for folder in folders if not (PACKAGES[side] / folder).is_dir()] == []
 
@@ -111,7 +111,7 @@ def test_no_test_file_imports_another() -> None:
     assert found == [], "move what both need to tests/support/"
 
 
-def test_the_root_holds_no_other_files() -> None:
+def test_the_root_contains_only_the_listed_files() -> None:
     files = {path.name for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".")}
     assert files - AT_THE_ROOT == set(), "a scratch file belongs below /tmp; a new file of the project, into this list"
 

@@ -60,7 +60,7 @@ def test_a_lock_has_one_version_of_each_requirement(
     assert len(lock.lines(wanted, there)) == len(wanted) > 10
 
 
-def test_setup_tells_a_python_that_does_not_run_from_one_without_venv() -> None:
+def test_setup_distinguishes_a_python_that_does_not_run_from_a_python_without_venv() -> None:
     made = subprocess.run(
         ["make", "setup", "PYTHON=false", "VENV=build/none"], cwd=ROOT, capture_output=True, text=True, check=False
     )

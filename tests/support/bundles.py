@@ -52,15 +52,15 @@ def make_null_bundle(
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
-    The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy"), the sum of the item's
-    values ("sum") or 0 ("zeros"). `program` replaces the artifact's bytes (b"?" does not load) or is added to its
-    JSON. `first` is the engine and the bytes of an artifact that is tried before it. `reference` is the program of an
-    artifact to compare answers with. `golden_off_by` makes the golden outputs wrong by that much, so that the health
-    check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
-    `foreign_bytes` belong to no target. `signed_at` matters only if the bundle `expires`. `receipt` holds the findings
-    of the build. `rules` are fields of the manifest for pre- and postprocessing. With a `state_id` (it may be ""), the
-    model also adds the state `s`, which becomes `y` ("add"). `score` is the score of the source and of its artifacts at
-    the build.
+    The model takes FP32 `x` and gives FP32 `y`. Both have the shape [-1, *item_shape]. `y` is `x` ("copy"), the sum of
+    the item's values ("sum") or 0 ("zeros"). If `program` is bytes, it replaces the artifact's bytes (b"?" does not
+    load). If it is a dict, it is added to the artifact's JSON. `first` is the engine and the bytes of an artifact that
+    the device tries before this artifact. `reference` is the program of the FP32 reference artifact. `golden_off_by` is
+    added to the golden outputs, so that the health check fails. `padding_bytes` of incompressible data make the bundle
+    larger; `padding` is given data. `foreign_bytes` belong to no target. `signed_at` matters only if the bundle
+    `expires`. `receipt` holds the findings of the build. `rules` are fields of the manifest for pre- and
+    postprocessing. With a `state_id` (it may be ""), the model also has the state `s`. With "add", both `y` and the next
+    state are `x` + `s`. `score` is the score of the source and of its artifacts at the build.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))

@@ -36,7 +36,7 @@ def test_a_bundle_opens_with_the_key_that_signed_it(path: Path, signing_key: Sig
         assert bundle.manifest.model == "echo"
 
 
-def test_it_is_a_plain_archive_for_those_who_look(path: Path, signing_key: SigningKey) -> None:
+def test_a_bundle_is_a_plain_tar_archive(path: Path, signing_key: SigningKey) -> None:
     with tarfile.open(path) as archive:
         names = archive.getnames()
     assert names == ["manifest.dsse.json", *(entry.path for entry in read_all(path, signing_key).files)]
@@ -86,7 +86,7 @@ def test_every_truncation_is_refused(path: Path, signing_key: SigningKey, tmp_pa
             read_all(cut, signing_key)
 
 
-def test_errors_name_the_file_also_where_two_bundles_are_open(
+def test_an_error_names_its_file_although_two_bundles_are_open(
     path: Path, tmp_path: Path, signing_key: SigningKey
 ) -> None:
     other = tmp_path / "other.edgert"
@@ -116,7 +116,7 @@ def test_bytes_behind_the_end_are_refused(path: Path, signing_key: SigningKey, t
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_no_header_can_be_a_link_a_folder_or_a_device(
+def test_a_header_of_a_link_or_of_a_folder_or_of_a_device_is_refused(
     path: Path, signing_key: SigningKey, kind: bytes, tmp_path: Path
 ) -> None:
     data = bytearray(path.read_bytes())
@@ -143,9 +143,7 @@ def test_a_link_in_the_target_folder_is_not_followed(path: Path, signing_key: Si
     assert victim.read_text() == "untouched"
 
 
-def test_only_the_wanted_files_are_unpacked_and_they_are_what_was_signed(
-    path: Path, signing_key: SigningKey, tmp_path: Path
-) -> None:
+def test_only_the_requested_files_are_unpacked(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with open_bundle(path, (signing_key.public,)) as bundle:
@@ -158,7 +156,7 @@ def test_only_the_wanted_files_are_unpacked_and_they_are_what_was_signed(
             assert (out / name).stat().st_mode & 0o777 == 0o644 & ~current_umask()
 
 
-def test_a_disk_that_takes_no_file_is_storage_failed(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
+def test_a_disk_that_accepts_no_file_raises_storage_failed(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
     with open_bundle(path, (signing_key.public,)) as bundle, pytest.raises(StorageFailed):
         bundle.unpack(tmp_path / ("x" * 300), frozenset(bundle.manifest.artifacts[0].files))
 
@@ -195,7 +193,7 @@ def test_a_file_that_is_not_what_the_manifest_says_is_never_packed(
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_other_files_are_no_bundles(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("something"), io.BytesIO())
@@ -211,7 +209,7 @@ def test_other_files_are_no_bundles(tmp_path: Path) -> None:
             pass
 
 
-def test_a_bundle_is_a_value_that_names_no_secret(path: Path) -> None:
+def test_a_bundle_contains_no_private_key(path: Path) -> None:
     with open_bundle(path, None) as bundle:
         assert isinstance(bundle, Bundle)
         assert b"PRIVATE" not in bundle.envelope.payload

@@ -45,14 +45,16 @@ def test_a_statement_for_another_channel_is_refused(signing_key: SigningKey) -> 
         read_statement(sign_statement(STATEMENT, signing_key), "canary", (signing_key.public,))
 
 
-def test_a_statement_of_a_foreign_key_and_a_signed_manifest_are_refused(signing_key: SigningKey) -> None:
+def test_a_statement_of_a_foreign_key_is_refused_and_a_signed_manifest_in_its_place_is_refused(
+    signing_key: SigningKey,
+) -> None:
     with pytest.raises(SignatureInvalid, match="channel is signed by key"):
         read_statement(sign_statement(STATEMENT, new_key()), "stable", (signing_key.public,))
     with pytest.raises(ChannelInvalid):
         read_statement(sign(STATEMENT.to_bytes(), signing_key), "stable", (signing_key.public,))
 
 
-def test_bytes_without_end_are_refused_by_their_number(signing_key: SigningKey) -> None:
+def test_a_statement_with_too_many_bytes_is_refused(signing_key: SigningKey) -> None:
     with pytest.raises(ChannelInvalid, match="exceeds"):
         read_statement(b" " * (STATEMENT_BYTES_MAX + 1), "stable", (signing_key.public,))
 
@@ -66,7 +68,7 @@ def test_a_key_cannot_revoke_itself(signing_key: SigningKey) -> None:
         read_statement(forged, "stable", (signing_key.public,))
 
 
-def test_a_counter_only_rises() -> None:
+def test_a_statement_with_a_lower_counter_is_refused() -> None:
     check_next(STATEMENT, 6, NOW_S)
     check_next(STATEMENT, 7, NOW_S)
     with pytest.raises(ChannelTooOld, match="counter 7, and 8 was seen"):
@@ -95,7 +97,7 @@ def test_raising_a_share_only_adds_devices() -> None:
         before = selected
 
 
-def test_other_releases_select_other_devices_first() -> None:
+def test_two_releases_reach_different_devices_first() -> None:
     def first(release: int) -> set[str]:
         return {each.device for each in devices(500) if position(each, "digits", release) < 0.1}
 
@@ -116,11 +118,11 @@ def test_other_releases_select_other_devices_first() -> None:
         ({"sites": ("lab",), "tags": ("indoors",)}, False),
     ],
 )
-def test_selectors_name_sites_profiles_and_tags(selectors: dict[str, Any], selected: bool) -> None:
+def test_an_entry_selects_devices_by_site_or_by_profile_or_by_tag(selectors: dict[str, Any], selected: bool) -> None:
     assert replace(ENTRY, **selectors).selects(CAMERA) is selected
 
 
-def test_a_device_takes_the_first_entry_that_selects_it() -> None:
+def test_a_device_takes_the_first_of_the_entries_that_select_it() -> None:
     new = replace(ENTRY, release=9, share=0.3)
     statement = replace(STATEMENT, entries=(new, ENTRY, replace(ENTRY, model="echo", release=1)))
     taken = {found.release for each in devices(100) if (found := statement.entry_for("digits", each))}
@@ -159,7 +161,7 @@ def test_a_device_takes_the_first_entry_that_selects_it() -> None:
         lambda v: v["entries"][0].update(only="night"),
     ],
 )
-def test_a_statement_that_is_not_one_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+def test_a_statement_with_an_invalid_value_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
     value = json.loads(STATEMENT.to_bytes())
     change(value)
     with pytest.raises(ChannelInvalid):
@@ -167,6 +169,6 @@ def test_a_statement_that_is_not_one_is_refused(change: Callable[[dict[str, Any]
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format":1}'])
-def test_bytes_that_are_no_statement_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_statement_are_refused(data: bytes) -> None:
     with pytest.raises(ChannelInvalid):
         Statement.from_bytes(data)

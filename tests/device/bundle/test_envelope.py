@@ -17,7 +17,7 @@ from edgert.errors import BundleCorrupt, SignatureInvalid
 PAYLOAD = b'{"model":"digits"}'
 
 
-def test_the_same_payload_and_key_give_the_same_envelope(signing_key: SigningKey) -> None:
+def test_two_signatures_of_one_payload_with_one_key_give_equal_envelopes(signing_key: SigningKey) -> None:
     assert sign(PAYLOAD, signing_key) == sign(PAYLOAD, signing_key)
 
 
@@ -31,13 +31,13 @@ def test_the_signed_bytes_are_dsses_pre_authentication_encoding(signing_key: Sig
     assert envelope["signatures"][0]["keyid"] == hashlib.sha256(raw).hexdigest()[:16]
 
 
-def test_the_trusted_key_that_signed_is_found(signing_key: SigningKey) -> None:
+def test_verification_returns_the_trusted_key_that_signed(signing_key: SigningKey) -> None:
     envelope = parse_envelope(sign(PAYLOAD, signing_key))
     assert envelope.payload == PAYLOAD
     assert envelope.verify((new_key().public, signing_key.public)) == signing_key.public
 
 
-def test_a_changed_payload_and_an_unknown_key_are_distinguished(signing_key: SigningKey) -> None:
+def test_the_error_distinguishes_a_changed_payload_from_an_unknown_key(signing_key: SigningKey) -> None:
     value = json.loads(sign(PAYLOAD, signing_key))
     value["payload"] = base64.b64encode(PAYLOAD + b" ").decode()
     with pytest.raises(SignatureInvalid, match="was changed"):
@@ -46,7 +46,7 @@ def test_a_changed_payload_and_an_unknown_key_are_distinguished(signing_key: Sig
         parse_envelope(sign(PAYLOAD, signing_key)).verify((new_key().public,))
 
 
-def test_a_key_id_that_lies_helps_nobody(signing_key: SigningKey) -> None:
+def test_a_forged_key_id_does_not_make_a_signature_valid(signing_key: SigningKey) -> None:
     forged = json.loads(sign(PAYLOAD, new_key()))
     forged["signatures"][0]["keyid"] = signing_key.public.key_id
     with pytest.raises(SignatureInvalid):
@@ -79,7 +79,7 @@ def envelope_with(**changes: Any) -> bytes:
         envelope_with(signatures=5),
     ],
 )
-def test_bytes_that_are_no_envelope_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_an_envelope_are_refused(data: bytes) -> None:
     with pytest.raises(BundleCorrupt):
         parse_envelope(data)
 

@@ -45,7 +45,7 @@ GOOD = Manifest(
 )
 
 
-def test_a_manifest_comes_back_as_it_was() -> None:
+def test_a_manifest_is_read_back_unchanged() -> None:
     data = GOOD.to_bytes()
     assert Manifest.from_bytes(data) == GOOD
     assert Manifest.from_bytes(data).to_bytes() == data
@@ -55,7 +55,7 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.from_bytes(plain.to_bytes()) == plain
 
 
-def test_its_bytes_are_canonical() -> None:
+def test_the_bytes_of_a_manifest_are_canonical() -> None:
     data = GOOD.to_bytes()
     assert data == json.dumps(json.loads(data), sort_keys=True, separators=(",", ":")).encode()
 
@@ -110,7 +110,7 @@ def test_rules_may_be_left_out() -> None:
         ("state", [{"input": "image", "mirror": 1}]),
     ],
 )
-def test_an_unknown_key_of_a_rule_is_refused_as_it_would_change_answers(key: str, rule: object) -> None:
+def test_an_unknown_key_of_a_rule_is_refused_because_it_could_change_answers(key: str, rule: object) -> None:
     value = {**json.loads(GOOD.to_bytes()), key: rule}
     with pytest.raises(BundleError, match=r"unknown key 'mirror'.*update edgert on the device"):
         Manifest.from_bytes(json.dumps(value).encode())
@@ -205,12 +205,12 @@ def test_a_manifest_with_a_value_that_is_not_allowed_is_refused(make: Callable[[
     "data",
     [b"", b"{}", b"[]", b"null", b"\xff", b'{"format":1}', b'{"format":2}', b"[" * 100_000, b'{"format":1,"model":[]}'],
 )
-def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(BundleError):
         Manifest.from_bytes(data)
 
 
-def test_no_value_of_another_type_ends_in_anything_but_bundle_error() -> None:
+def test_a_value_of_another_type_raises_only_bundle_error() -> None:
     value = json.loads(GOOD.to_bytes())
     wrongs: tuple[Any, ...] = (None, 5, -1, "text", [], [None], {}, True, [[[]]])
     for key in value:
@@ -222,12 +222,12 @@ def test_no_value_of_another_type_ends_in_anything_but_bundle_error() -> None:
                 continue
 
 
-def test_a_number_too_large_for_json_is_refused() -> None:
+def test_a_number_that_is_too_large_for_json_is_refused() -> None:
     with pytest.raises(BundleError):
         Manifest.from_bytes(GOOD.to_bytes().replace(b'"release":3', b'"release":1e999'))
 
 
-def test_another_format_asks_for_an_update() -> None:
+def test_a_manifest_of_another_format_is_refused_with_the_advice_to_update_edgert() -> None:
     value = {**json.loads(GOOD.to_bytes()), "format": 2}
     with pytest.raises(BundleError, match="update edgert"):
         Manifest.from_bytes(json.dumps(value).encode())

@@ -80,6 +80,6 @@ def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detec
         )
 
 
-def test_an_output_must_not_have_the_name_of_an_added_one() -> None:
+def test_an_output_of_the_model_with_the_name_of_an_added_output_is_refused() -> None:
     with pytest.raises(BundleError, match="rename it in the model"):
         check_rules(PREPROCESS, None, DETECT, INPUTS, (*OUTPUTS, TensorSpec(DETECT.added[0], "FP32", (-1,))))

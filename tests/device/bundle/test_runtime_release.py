@@ -22,7 +22,7 @@ def test_a_signed_release_is_read_back_unchanged() -> None:
     assert read_runtime(sign_runtime(RELEASE, key), (key.public,)) == (RELEASE, RELEASE.to_bytes())
 
 
-def test_a_device_gets_the_first_target_with_all_that_it_has() -> None:
+def test_a_device_gets_the_first_target_with_all_of_its_engines_and_extras() -> None:
     here = ("3.11", "aarch64", "2.36")
     assert RELEASE.target_for(*here, frozenset({"tflite"}), NONE) == SMALL
     assert RELEASE.target_for(*here, frozenset({"onnxruntime"}), NONE) == LARGE
@@ -53,6 +53,6 @@ def test_a_release_with_a_value_that_is_not_allowed_is_refused(changes: dict[str
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "release": "x"}', b"[" * 10_000])
-def test_bytes_that_are_no_release_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_release_are_refused(data: bytes) -> None:
     with pytest.raises(BundleError):
         RuntimeRelease.from_bytes(data)

@@ -13,7 +13,9 @@ from edgert.errors import ConfigInvalid
 from tests.support.devices import nothing_may_be_written
 
 
-def test_keys_come_back_from_disk_and_the_private_half_is_its_owners(tmp_path: Path, signing_key: SigningKey) -> None:
+def test_keys_are_read_back_from_disk_and_only_the_owner_can_read_the_private_key(
+    tmp_path: Path, signing_key: SigningKey
+) -> None:
     private, public = tmp_path / "keys" / "a.key.pem", tmp_path / "keys" / "a.pem"
     write_key_pair(signing_key, private, public)
     assert private.stat().st_mode & 0o777 == 0o600
@@ -51,7 +53,7 @@ def test_files_that_hold_no_such_key_are_refused_with_the_next_step(tmp_path: Pa
         read_signing_key(Path("/dev/zero"))  # without an end
 
 
-def test_trusted_keys_are_the_folders_in_name_order_and_a_damaged_file_holds_up_no_other(tmp_path: Path) -> None:
+def test_trusted_keys_are_read_in_name_order_and_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
     assert read_keyring(tmp_path / "missing").trusted == ()
     keys = [new_key(), new_key()]
     for name, key in zip("ba", keys, strict=True):

@@ -16,13 +16,13 @@ def spec(name: str, shape: tuple[int, ...] = (-1, 2, 8), datatype: str = "FP32")
     return TensorSpec(name, datatype, shape)
 
 
-def test_apps_see_the_tensors_that_are_no_state() -> None:
+def test_apps_see_only_the_tensors_that_are_not_state() -> None:
     model = Stateful()
     model.inputs, model.outputs, model.state = (X, spec("s")), (spec("t"), Y), STATE
     assert (model.app_inputs, model.app_outputs) == ((X,), (Y,))
 
 
-def test_state_of_one_form_is_accepted_and_measured() -> None:
+def test_state_with_one_shape_and_datatype_is_accepted_and_measured() -> None:
     check_state(STATE, "v1", (X, spec("s")), (Y, spec("t")))
     check_state((), "", (X,), (Y,))
     assert state_bytes(STATE, (X, spec("s"))) == 64
@@ -40,12 +40,14 @@ def test_state_of_one_form_is_accepted_and_measured() -> None:
         (spec("s", (-1, 2**23)), spec("t", (-1, 2**23)), "33554432 bytes per session; at most"),
     ],
 )
-def test_state_that_no_item_could_hand_on_is_refused(before: TensorSpec, after: TensorSpec, message: str) -> None:
+def test_state_that_an_item_could_not_pass_on_to_the_next_is_refused(
+    before: TensorSpec, after: TensorSpec, message: str
+) -> None:
     with pytest.raises(BundleError, match=message):
         check_state(STATE, "", (X, before), (Y, after))
 
 
-def test_names_must_be_the_models_and_each_stands_once() -> None:
+def test_state_with_unknown_names_or_with_repeated_names_or_without_other_outputs_is_refused() -> None:
     with pytest.raises(BundleError, match="names input 's'"):
         check_state(STATE, "", (X,), (Y, spec("t")))
     with pytest.raises(BundleError, match="the same output twice"):

@@ -55,7 +55,7 @@ def test_inputs_that_hold_no_tokens_are_refused() -> None:
         check_text(TEXT, (inputs(16)[0], inputs(8)[1]), None)
 
 
-def test_an_open_length_needs_buckets_of_the_same_inputs_and_pads() -> None:
+def test_an_open_length_needs_buckets_for_the_same_inputs_with_the_same_pads() -> None:
     with pytest.raises(BundleError, match="build with --buckets"):
         check_text(TEXT, inputs(-1), None)
     with pytest.raises(BundleError, match="name exactly the inputs with this axis"):
@@ -66,7 +66,7 @@ def test_an_open_length_needs_buckets_of_the_same_inputs_and_pads() -> None:
         check_text(replace(TEXT, max_tokens=17), inputs(-1), buckets("ids", "mask"))
 
 
-def test_an_embedding_is_made_of_states_or_of_vectors() -> None:
+def test_an_embedding_may_come_from_states_or_from_vectors() -> None:
     check_embed(Embed("states", mask="mask"), inputs(16), (STATES,))
     check_embed(Embed("states", "cls"), inputs(16), (STATES,))
     check_embed(Embed("y", "none"), inputs(16), (TensorSpec("y", "FP32", (-1, 8)),))

@@ -17,7 +17,7 @@ from edgert.errors import ConfigInvalid
 RUN_S = 2e-6
 
 
-def test_a_folder_without_a_sound_specification_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_specification_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="cannot read"):
         read_work(tmp_path)
     for text in ("[]", "{}", '{"format": 1, "artifacts": []}', "not json"):
@@ -38,7 +38,7 @@ def test_a_folder_without_a_sound_specification_is_refused(tmp_path: Path) -> No
             read_work(tmp_path)
 
 
-def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp_path: Path) -> None:
+def test_an_artifact_that_does_not_load_has_an_error_and_the_others_are_timed(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     bad = {"id": "bad", "engine": "onnxruntime", "path": "bad.onnx", "sha256": "0"}
     work = read_work(folder_of_null(tmp_path, bad))
@@ -50,7 +50,7 @@ def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp
     assert good.threads == 1
 
 
-def test_runs_of_microseconds_are_counted_one_by_one(tmp_path: Path) -> None:
+def test_each_run_of_a_few_microseconds_is_counted(tmp_path: Path) -> None:
     """As many runs as the time allows, each at the same cost. A sum over all runs after each run would take minutes."""
     ticks = count(0.0, RUN_S)
     work = read_work(folder_of_null(tmp_path))

@@ -15,7 +15,7 @@ KEPT = ChannelStatus(
 )
 
 
-def test_a_status_is_read_back_and_one_of_another_channel_counts_no_more(tmp_path: Path) -> None:
+def test_a_channel_status_is_read_back_unless_the_configured_channel_changed(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     write_channel_status(state, KEPT)  # lost, because the folder is missing
     assert read_channel_status(state, CONFIG) == ChannelStatus("oci://r/x", "canary")

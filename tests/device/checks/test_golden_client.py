@@ -12,7 +12,7 @@ from edgert.versions.slot_store import SlotStore
 from tests.support.devices import a_device
 
 
-def test_samples_are_answered_as_an_apps_requests_and_a_refused_one_counts_as_asked() -> None:
+def test_golden_samples_are_answered_like_requests_of_apps_and_a_refused_sample_is_counted() -> None:
     with a_device() as device:
         device.put()
         store, config = SlotStore(device.state.models / "echo"), read_config(device.state)

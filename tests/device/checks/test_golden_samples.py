@@ -19,7 +19,7 @@ def version(tmp_path: Path) -> InstalledVersion:
     return installed(tmp_path)[0]
 
 
-def test_samples_come_one_by_one_and_right_answers_differ_by_nothing(version: InstalledVersion) -> None:
+def test_samples_come_one_by_one_and_right_answers_have_no_difference(version: InstalledVersion) -> None:
     assert [sample[0].shape for sample in samples(version)] == [(1, 4), (1, 4)]
     assert check(version, version.artifacts[0], lambda sample: sample) == [0.0]
     assert check(version, version.artifacts[0], lambda sample: sample, as_sent=True) == [0.0]

@@ -36,7 +36,7 @@ MODEL = ModelStatus(
 STATUS = device_status(MODEL, keys=("k",))
 
 
-def test_a_status_is_the_same_after_the_way_through_json() -> None:
+def test_a_status_is_read_back_from_json_unchanged() -> None:
     assert DeviceStatus.from_json(json.loads(json.dumps(STATUS.as_json()))) == STATUS
     serving = STATUS.as_json()["models"][0]["serving"]
     assert (serving["engine"], serving["requests"]["requests"]) == ("tflite", 100), (
@@ -107,6 +107,6 @@ def test_a_status_is_read_from_json() -> None:
 
 
 @pytest.mark.parametrize("key", ["machine", "daemon", "models", "engines", "disk_free_bytes"])
-def test_a_status_that_lacks_something_is_a_devices_fault(key: str) -> None:
+def test_a_status_without_a_required_field_is_an_error_of_the_device(key: str) -> None:
     with pytest.raises(DeviceError, match="bootstrap it again"):
         DeviceStatus.from_json({k: v for k, v in IN_JSON.items() if k != key})

@@ -25,7 +25,7 @@ def prepared(device: Device, store: SlotStore) -> tuple[dict[str, float], tuple[
     return limits.bounds, left_out
 
 
-def test_agreement_is_left_out_for_a_first_version_and_refused_for_one_that_cannot_be_compared() -> None:
+def test_the_agreement_limit_is_dropped_for_a_first_version_and_refused_for_an_incomparable_version() -> None:
     with a_device(started=False) as device:
         store = device.stage()
         assert prepared(device, store) == (

@@ -21,7 +21,9 @@ def test_a_version_goes_on_trial_and_the_answer_says_how_to_keep_it(capsys: pyte
         assert "no daemon runs" in said
 
 
-def test_limits_that_cannot_be_judged_are_named_and_the_others_watched(capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_that_cannot_be_judged_are_named_and_the_other_limits_are_watched(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with a_device(started=False) as device:
         store = device.stage()
         said = text_of(device, capsys, "--limit", "agreement=90%", "--limit", "p99_ms=5", "--unattended")
@@ -32,7 +34,7 @@ def test_limits_that_cannot_be_judged_are_named_and_the_others_watched(capsys: p
         assert (limits.bounds, limits.unattended) == ({"p99_ms": 5.0}, True)
 
 
-def test_wrong_options_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_leave_the_slots_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     with a_device(started=False) as device:
         before = device.stage().read()
         assert "add --limit or --watch" in text_of(device, capsys, "--unattended", code=2)

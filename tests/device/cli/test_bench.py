@@ -21,7 +21,7 @@ def refusal(device: Device, code: int) -> str:
     return str(device.run("bench", "--model", "echo", "--for", "0.01s", code=code)["error"]["message"])
 
 
-def test_a_model_that_is_watched_or_not_served_is_not_measured() -> None:
+def test_a_model_that_is_watched_or_is_not_served_is_not_measured() -> None:
     with a_device(started=False) as device:
         store = device.stage()
         store.activate(60, TrialLimits({"p99_ms": 5.0}, 60.0))

@@ -15,7 +15,7 @@ HIDDEN = {"claim", "unclaim", "list-files"}
 @pytest.mark.parametrize(
     "words", [*(words for words, _ in commands_of(edgertd)), *([name] for name in sorted(HIDDEN))], ids=" ".join
 )
-def test_every_command_explains_itself_with_an_example(words: list[str]) -> None:
+def test_the_help_of_every_command_has_an_example(words: list[str]) -> None:
     shown = CliRunner().invoke(edgertd, [*words, "--help"])
     assert shown.exit_code == 0
     assert "Example" in shown.output, words
@@ -38,5 +38,5 @@ def test_commands_for_programs_are_hidden() -> None:
     assert set(COMMANDS) - HIDDEN <= listed
 
 
-def test_a_command_that_is_cut_short_is_named() -> None:
+def test_an_incomplete_command_gets_the_full_name_as_a_proposal() -> None:
     assert "did you mean status?" in CliRunner().invoke(edgertd, ["stat"]).output

@@ -12,7 +12,7 @@ from tests.support.devices import a_device
 pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
 
 
-def test_keys_are_listed_and_removed_by_id_or_file_and_the_last_one_only_by_force() -> None:
+def test_keys_are_removed_by_id_or_by_file_and_the_last_key_only_by_force() -> None:
     with a_device(started=False) as device:
         other = new_key().public
         (device.state.keys / "other.pem").write_bytes(other.pem())
@@ -28,7 +28,7 @@ def test_keys_are_listed_and_removed_by_id_or_file_and_the_last_one_only_by_forc
         assert os.listdir(device.state.keys) == []
 
 
-def test_one_key_in_two_files_goes_from_both() -> None:
+def test_a_key_in_two_files_is_removed_from_both() -> None:
     with a_device(started=False) as device:
         other = new_key().public
         for name in ("one.pem", "two.pem"):

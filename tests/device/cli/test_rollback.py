@@ -9,7 +9,7 @@ from tests.support.devices import a_device
 pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
 
 
-def test_a_rollback_goes_back_once_and_forward_only_by_force() -> None:
+def test_a_second_rollback_is_refused_unless_forced() -> None:
     with a_device(started=False) as device:
         for release in (1, 2):
             store = device.stage(release=release)
@@ -21,7 +21,7 @@ def test_a_rollback_goes_back_once_and_forward_only_by_force() -> None:
         assert device.run("rollback", "echo", "--force") == {"model": "echo", "was": 1, "release": 2}
 
 
-def test_a_version_that_is_only_installed_is_removed_and_the_live_one_stays() -> None:
+def test_a_rollback_removes_a_version_that_is_only_installed_and_keeps_the_live_version() -> None:
     with a_device(started=False) as device:
         store = device.stage()
         store.activate(60)

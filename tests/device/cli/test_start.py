@@ -21,7 +21,7 @@ class ReadOnlyState(StateDir):
         return self.root / "memory" / name
 
 
-def test_a_log_that_cannot_be_written_is_named_as_it_is_where_the_storage_is_read_only(tmp_path: Path) -> None:
+def test_on_read_only_storage_the_error_names_the_log_in_memory(tmp_path: Path) -> None:
     state = ReadOnlyState(tmp_path)
     state.volatile(state.log.name).mkdir(parents=True)
     with pytest.raises(StorageFailed, match=rf"^cannot write {re.escape(str(tmp_path))}/memory/edgertd\.log: "):

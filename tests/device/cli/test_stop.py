@@ -10,7 +10,7 @@ import pytest
 from edgert.cli import main
 
 
-def test_a_folder_without_a_device_is_named_and_one_of_a_device_is_not(
+def test_stop_refuses_a_folder_without_a_device_and_accepts_the_folder_of_a_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in (tmp_path / "typo", tmp_path):

@@ -11,7 +11,7 @@ from edgert.cli.tensor_files import Arrays, as_json, as_text, class_names
 OUTPUTS: Arrays = {"scores": np.array([[0.1, 0.9]], np.float32), "scores_classes": np.array([[1, -1]], np.int64)}
 
 
-def test_classes_have_their_names() -> None:
+def test_the_answer_contains_the_names_of_classes() -> None:
     names = class_names(OUTPUTS, ["cat", "dog"])
     answer = as_json("pets", OUTPUTS, names)["outputs"]
     assert answer["scores_classes"] == {"shape": [1, 2], "dtype": "int64", "values": [[1, -1]], "labels": [["dog", ""]]}
@@ -20,7 +20,7 @@ def test_classes_have_their_names() -> None:
     assert as_text(OUTPUTS, names).endswith("scores_classes  int64 [1, 2]\n[[ 1 -1]]\n[['dog' '']]")
 
 
-def test_there_are_no_names_without_labels_or_for_other_classes() -> None:
+def test_outputs_without_matching_labels_have_no_names() -> None:
     assert class_names(OUTPUTS, []) == {}
     assert class_names(OUTPUTS, ["cat"]) == {}
     assert class_names({"y_classes": np.array([0.5])}, ["cat"]) == {}

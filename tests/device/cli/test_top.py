@@ -32,20 +32,20 @@ def status(requests: int, closed: dict[str, int], pid: int = 7, **changes: Any) 
     return DaemonStatus(1, "boot", MemoryStatus(41.0, 0.0), {"echo": echo})
 
 
-def test_rates_are_of_the_interval() -> None:
+def test_rates_are_computed_over_the_interval() -> None:
     view = view_of(status(100, {"idle": 10}), status(300, {"idle": 30, "cap": 20}), 2.0)
     (model,) = view.models
     assert (model.requests_per_s, model.batches_per_s) == (100.0, 20.0)
     assert model.closed_per_s == {"idle": 10.0, "cap": 10.0}
 
 
-def test_a_new_worker_counts_from_nothing() -> None:
+def test_the_rates_of_a_new_worker_count_from_zero() -> None:
     view = view_of(status(1000, {"idle": 900}), status(40, {"idle": 20}, pid=8), 2.0)
     assert view.models[0].requests_per_s == 20.0
     assert view.models[0].batches_per_s == 10.0
 
 
-def test_a_window_that_has_just_begun_gives_way_to_the_last_whole_one() -> None:
+def test_the_last_whole_window_is_shown_instead_of_a_window_that_has_just_begun() -> None:
     begun, last = replace(WINDOW, answered=0), replace(WINDOW, batch_mean=9.0)
     requests = worker_figures(300, {}).requests
     assert requests.recent == WINDOW

@@ -13,7 +13,9 @@ from tests.support.devices import a_device
 pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
 
 
-def test_a_trial_is_open_then_kept_and_another_digest_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_is_reported_as_open_and_then_as_kept_and_another_digest_has_no_trial(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with a_device(started=False) as device:
         store = device.stage()
         assert device.run("trial", "echo")["state"] == "none"

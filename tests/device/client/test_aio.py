@@ -95,7 +95,7 @@ def test_a_response_says_where_the_time_went(serving: Device) -> None:
     run(test())
 
 
-def test_inputs_that_do_not_fit_are_refused_and_the_client_goes_on(serving: Device, tmp_path: Path) -> None:
+def test_inputs_that_do_not_fit_are_refused_and_the_client_continues(serving: Device, tmp_path: Path) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             with pytest.raises(RequestError, match=r"takes FP32 \[-1, 4\]"):
@@ -122,7 +122,7 @@ def shared_areas() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:edgert")
 
 
-def test_large_tensors_go_through_shared_memory_and_arrive_whole(serving: Device) -> None:
+def test_large_tensors_pass_through_shared_memory_unchanged(serving: Device) -> None:
     async def test() -> None:
         gc.collect()  # this frees an area of an earlier test, which an error still references
         before = shared_areas()
@@ -143,7 +143,7 @@ def test_large_tensors_go_through_shared_memory_and_arrive_whole(serving: Device
     run(test())
 
 
-def test_an_answer_is_the_callers_own(serving: Device) -> None:
+def test_an_answer_does_not_change_with_the_next_request(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             first = (await asking.infer("echo", ITEM))["y"]
@@ -195,7 +195,7 @@ def test_megabytes_are_sent_and_received_in_pieces(serving: Device) -> None:
     run(test())
 
 
-def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(serving: Device) -> None:
+def test_a_request_past_its_deadline_fails_and_its_late_answer_is_not_given_to_the_next(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             await asking.infer("slow", ITEM)
@@ -211,7 +211,7 @@ def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(ser
     run(test())
 
 
-def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None:
+def test_a_cancelled_request_closes_its_connection(serving: Device) -> None:
     async def test() -> None:
         async with client(serving, connections_max=1) as asking:
             await asking.infer("slow", ITEM)  # now the client is connected
@@ -227,7 +227,7 @@ def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None
     run(test())
 
 
-def test_a_request_that_stops_waiting_for_a_turn_takes_none_from_others(serving: Device) -> None:
+def test_a_request_that_stops_waiting_for_a_turn_does_not_take_a_turn_from_others(serving: Device) -> None:
     async def test() -> None:
         async with client(serving, connections_max=1) as asking:
             with halted(serving, "slow"):
@@ -330,7 +330,7 @@ def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release(serv
     run(test())
 
 
-def test_a_lost_worker_costs_its_own_requests_only_and_the_client_recovers(serving: Device) -> None:
+def test_a_lost_worker_fails_only_its_own_requests_and_the_client_recovers(serving: Device) -> None:
     async def test() -> None:
         async with load(serving, "lost") as (releases, errors):
             seen = 0
@@ -381,7 +381,7 @@ def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scrip
         run(connected(path))
 
 
-def test_it_asks_again_after_moved_and_never_after_a_lost_worker(tmp_path: Path) -> None:
+def test_a_request_is_repeated_after_moved_and_never_after_a_lost_worker(tmp_path: Path) -> None:
     async def moved(asking: AsyncClient) -> None:
         assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
 
@@ -396,7 +396,7 @@ def test_it_asks_again_after_moved_and_never_after_a_lost_worker(tmp_path: Path)
     against(tmp_path, lost, [WELCOME_FRAME, None], good)
 
 
-def test_it_waits_for_a_model_as_long_as_it_may(tmp_path: Path) -> None:
+def test_a_request_waits_for_a_model_until_its_deadline(tmp_path: Path) -> None:
     def loading(retry_after_s: float) -> list[bytes | None]:
         return [wire.error_frame(Unavailable("it is being loaded", retry_after_s=retry_after_s))]
 

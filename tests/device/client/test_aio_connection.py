@@ -68,7 +68,7 @@ def test_a_request_that_was_not_read_completely_is_repeated(tmp_path: Path, endi
     ],
     ids=["request-id", "output-number", "datatype", "shared", "kind", "zeros", "error"],
 )
-def test_a_false_answer_is_refused_and_the_next_request_connects_anew(tmp_path: Path, said: bytes) -> None:
+def test_an_invalid_answer_is_an_error_and_the_next_request_connects_anew(tmp_path: Path, said: bytes) -> None:
     async def test(asking: AsyncClient) -> None:
         with pytest.raises(EdgeRTError):
             await asking.infer("echo", ITEM)
@@ -77,7 +77,7 @@ def test_a_false_answer_is_refused_and_the_next_request_connects_anew(tmp_path: 
     against(tmp_path, test, [WELCOME_FRAME, said], [WELCOME_FRAME, RESULT])
 
 
-def test_a_daemon_whose_queue_is_full_is_waited_for(tmp_path: Path) -> None:
+def test_the_client_waits_for_a_daemon_whose_queue_is_full(tmp_path: Path) -> None:
     path = tmp_path / "full.sock"
 
     async def test(listener: socket.socket, held: list[socket.socket]) -> None:
@@ -117,7 +117,7 @@ def test_bytes_that_nobody_asked_for_end_an_idle_connection(tmp_path: Path) -> N
     against(tmp_path, test, [WELCOME_FRAME, RESULT + changed(RESULT, 128, 7)], good)
 
 
-def test_turns_go_in_order_to_those_that_still_wait() -> None:
+def test_turns_are_given_in_order_to_the_tasks_that_still_wait() -> None:
     async def test() -> None:
         pool, far = Pool(1), time.monotonic() + WAIT_S_MAX
         await pool.acquire(0.0)  # a turn is free, so no time is needed
@@ -137,7 +137,7 @@ def test_turns_go_in_order_to_those_that_still_wait() -> None:
     run(test())
 
 
-def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next() -> None:
+def test_the_turn_of_a_task_that_is_cancelled_goes_to_the_next_task() -> None:
     async def test() -> None:
         pool, far = Pool(1), time.monotonic() + WAIT_S_MAX
         await pool.acquire(far)

@@ -15,19 +15,19 @@ from edgert.protocol import wire
 
 
 @pytest.mark.parametrize("timeout_s", [-1, -math.inf, math.nan, None, "5", [1.0]])
-def test_a_time_out_that_is_no_number_of_seconds_is_refused(timeout_s: Any) -> None:
+def test_a_time_out_that_is_not_a_number_of_seconds_is_refused(timeout_s: Any) -> None:
     with pytest.raises(RequestError, match="give seconds, 0 or more"):
         check_timeout(timeout_s)
     with pytest.raises(RequestError, match="give seconds, 0 or more"):
         Client("/nowhere", timeout_s=timeout_s)
 
 
-def test_a_request_has_its_own_time_out_or_the_clients() -> None:
+def test_a_request_has_its_own_time_out_or_the_time_out_of_the_client() -> None:
     client = Client("/nowhere", timeout_s=5.0)
     assert [client.timeout_of(each) for each in (None, 0, 2.5, math.inf)] == [5.0, 0, 2.5, math.inf]
 
 
-def test_flags_are_those_of_the_options_and_another_priority_is_refused() -> None:
+def test_the_flags_follow_the_options_and_an_unknown_priority_is_refused() -> None:
     assert request_flags(True, "normal") == 0
     assert request_flags(False, "high") == wire.FLAG_NO_CACHE | wire.FLAG_HIGH_PRIORITY
     with pytest.raises(RequestError, match="'urgent' is not known; give normal or high"):
@@ -35,7 +35,7 @@ def test_flags_are_those_of_the_options_and_another_priority_is_refused() -> Non
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_copy_has_the_settings_alone(kind: type[Client] | type[AsyncClient]) -> None:
+def test_a_pickled_copy_has_only_the_settings(kind: type[Client] | type[AsyncClient]) -> None:
     with pytest.raises(RequestError, match="give one of auto, socket"):
         kind("/nowhere", transport="tcp")
     copy = pickle.loads(pickle.dumps(kind("/nowhere", timeout_s=2.5, transport="socket")))

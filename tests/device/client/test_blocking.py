@@ -64,7 +64,7 @@ def ask_session(stream: Session, told: multiprocessing.queues.Queue[str]) -> Non
         told.put(error.message)
 
 
-def test_a_session_stays_with_the_process_that_began_it(quick: Device) -> None:
+def test_a_session_cannot_be_used_by_a_forked_process(quick: Device) -> None:
     quick.put(model="sums", op="add", state_id="v1")
     fork = multiprocessing.get_context("fork")
     told = fork.Queue()
@@ -77,7 +77,7 @@ def test_a_session_stays_with_the_process_that_began_it(quick: Device) -> None:
         assert np.array_equal(stream.infer(ITEM)["y"], 2 * ITEM)
 
 
-def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Device) -> None:
+def test_a_pickled_client_has_the_same_settings_and_its_own_connections(quick: Device) -> None:
     with Client(quick.socket, timeout_s=19.0, transport="socket") as client:
         client.infer("echo", ITEM)
         for same in (pickle.loads(pickle.dumps(client)), copy.deepcopy(client)):
@@ -89,7 +89,7 @@ def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Dev
     assert (asyncio_client.path, asyncio_client.connections_max) == (quick.socket, 3)
 
 
-def test_a_second_attempt_on_an_idle_connection_has_only_the_time_that_is_left(tmp_path: Path) -> None:
+def test_a_second_attempt_after_an_idle_connection_has_only_the_remaining_time(tmp_path: Path) -> None:
     given_s: list[float] = []
 
     class IdleConnection:
@@ -166,7 +166,7 @@ def test_an_invalid_time_out_of_one_request_is_refused(quick: Device) -> None:
             assert ask(ITEM, timeout_s=None)["y"].shape == ITEM.shape
 
 
-def test_a_request_without_a_model_says_so(quick: Device) -> None:
+def test_a_request_without_a_model_is_refused(quick: Device) -> None:
     none: Any = None
     with quick.client() as client:
         with pytest.raises(RequestError, match="names no model"):

@@ -45,7 +45,7 @@ def device() -> Iterator[Device]:
         yield device
 
 
-def test_on_one_core_a_client_sleeps_until_its_answer_comes_and_not_only_until_its_request_is_read(
+def test_on_one_core_a_client_sleeps_until_its_answer_arrives(
     device: Device,
 ) -> None:
     done = subprocess.run([sys.executable, "-c", ASKING, device.socket], capture_output=True, text=True, timeout=120)

@@ -91,7 +91,7 @@ def test_the_header_compiles_without_a_warning(cc: str, standard: str, tmp_path:
     compiled(source, tmp_path / "only.o", *options, "-c", cc=cc)
 
 
-def test_the_header_is_taken_by_cpp_and_by_several_files_of_a_program(tmp_path: Path) -> None:
+def test_the_header_compiles_in_cpp_and_in_several_files_of_a_program(tmp_path: Path) -> None:
     cxx = shutil.which("c++")
     source = tmp_path / "one.cc" if cxx else tmp_path / "one.c"
     source.write_text(
@@ -225,7 +225,7 @@ def test_c_refuses_a_frame_that_breaks_a_rule(codec: Lines, vector: dict[str, An
     assert "refused" in decoded_in_c(codec, bytes.fromhex(vector["hex"]))
 
 
-def test_c_and_python_agree_on_what_is_a_frame(codec: Lines) -> None:
+def test_c_and_python_accept_the_same_frames(codec: Lines) -> None:
     """The test changes a few bytes or one field of the vectors at random, with a fixed seed."""
     chance = random.Random(3)
     frames = [bytes.fromhex(v["hex"]) for v in VECTORS["frames"]]
@@ -343,7 +343,7 @@ def test_c_survives_any_change_of_a_welcome(codec: Lines) -> None:
     assert accepted > 100
 
 
-def test_half_a_surrogate_pair_and_a_message_too_long_do_not_break_c(codec: Lines) -> None:
+def test_c_replaces_half_a_surrogate_pair_and_cuts_a_message_that_is_too_long(codec: Lines) -> None:
     read = codec.ask(f"welcome {WELCOME.replace('echo', 'e' + chr(92) + 'ud83dz').encode().hex()}")
     assert text(read["model"]) == "e\ufffdz"
     message = "é" * 700
@@ -414,7 +414,7 @@ def test_c_gets_the_description_of_the_model(serving: Device, driver: Path) -> N
         }  # fmt: skip
 
 
-def test_c_sends_and_receives_megabytes(serving: Device, driver: Path) -> None:
+def test_c_sends_and_receives_tensors_of_megabytes(serving: Device, driver: Path) -> None:
     with client(driver, serving.socket, "large") as large:
         for rows in (1, 4, 1):
             answer = large.ask(f"infer 0 1 2 {rows} 300000 5")
@@ -424,7 +424,9 @@ def test_c_sends_and_receives_megabytes(serving: Device, driver: Path) -> None:
         assert large.ask("infer 0 1 2 1 300000 6")["outputs"]["y"]["values"][0] == 6.0
 
 
-def test_c_shares_memory_with_the_daemon_where_there_is_some(serving: Device, driver: Path, tmp_path: Path) -> None:
+def test_c_shares_memory_with_the_daemon_unless_compiled_without_shared_memory(
+    serving: Device, driver: Path, tmp_path: Path
+) -> None:
     def areas(lines: Lines) -> int:
         return Path(f"/proc/{lines.process.pid}/maps").read_text().count("/memfd:edgert")
 
@@ -446,7 +448,7 @@ def test_c_shares_memory_with_the_daemon_where_there_is_some(serving: Device, dr
             assert areas(large) == expected
 
 
-def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Device, driver: Path) -> None:
+def test_inputs_of_c_that_do_not_fit_are_refused_and_the_connection_continues(serving: Device, driver: Path) -> None:
     with client(driver, serving.socket) as echo:
         for words in ("2 1 5", "1 4", "2 0 4", "2 5000 4"):
             answer = echo.ask(f"infer 0 0 {words} 0")
@@ -454,14 +456,14 @@ def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Dev
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_c_refuses_calls_that_a_program_gets_wrong(serving: Device, built: Callable[[Path], Path]) -> None:
+def test_c_refuses_wrong_calls_of_a_program(serving: Device, built: Callable[[Path], Path]) -> None:
     """An earlier version sent a shape whose size overflows, and repeated it until the time-out."""
     program = built(Path(__file__).parent / "c" / "misuse.c")
     done = subprocess.run([program, serving.socket, "echo"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
 
 
-def test_c_gets_the_error_of_an_unknown_model_and_of_a_daemon_that_is_not_there(
+def test_c_gets_the_error_of_an_unknown_model_and_of_a_missing_daemon(
     serving: Device, driver: Path, tmp_path: Path
 ) -> None:
     unknown = refusal(driver, serving.socket, "nothing")
@@ -500,7 +502,7 @@ def test_c_gets_the_error_of_an_overload_and_when_to_come_back(driver: Path) -> 
         assert all(e["retry_after_ms"] > 0 for e in found["errors"] if e["code"] == "unavailable.overloaded")
 
 
-def test_hot_swaps_under_load_cost_c_no_request(serving: Device, driver: Path) -> None:
+def test_no_request_of_c_is_lost_in_hot_swaps_under_load(serving: Device, driver: Path) -> None:
     serving.put(model="swapped")
     with running(driver, serving.socket, "swapped", 20_000, 6) as load:
         for release in range(1, 6):
@@ -515,7 +517,7 @@ def test_hot_swaps_under_load_cost_c_no_request(serving: Device, driver: Path) -
     assert set(found["releases"]) == {"1", "2", "3", "4", "5"}
 
 
-def test_a_lost_worker_is_told_to_c_and_the_next_request_is_answered(serving: Device, driver: Path) -> None:
+def test_c_gets_the_error_of_a_lost_worker_and_the_next_request_is_answered(serving: Device, driver: Path) -> None:
     serving.put(model="lost", delay_s=0.05)
     with client(driver, serving.socket, "lost") as idle, running(driver, serving.socket, "lost", 20_000, 3) as load:
         wait_until(lambda: load.ask("count")["answers"] > 3, "the load has begun")
@@ -546,7 +548,7 @@ def first_sum(lines: Lines) -> float:
     return float(lines.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"][0])
 
 
-def test_c_has_sessions_that_move_with_their_state(serving: Device, driver: Path) -> None:
+def test_sessions_of_c_move_with_their_state(serving: Device, driver: Path) -> None:
     serving.put(model="sums", op="add", state_id="v1")
     with session(driver, serving, "sums") as one, session(driver, serving, "sums") as other:
         assert [first_sum(one) for _ in range(3)] == [1, 2, 3]
@@ -560,7 +562,7 @@ def test_c_has_sessions_that_move_with_their_state(serving: Device, driver: Path
         assert one.ask("infer 0 0 2 1 4 1")["code"] == "request.session_lost"
 
 
-def test_c_gets_the_error_of_a_session_that_its_worker_took_along(serving: Device, driver: Path) -> None:
+def test_c_gets_the_error_of_a_session_that_was_lost_with_its_worker(serving: Device, driver: Path) -> None:
     serving.put(model="crashes", op="add", state_id="v1")
     with session(driver, serving, "crashes") as lines:
         assert first_sum(lines) == 1
@@ -582,7 +584,7 @@ def test_the_program_on_the_clients_page_compiles(built: Callable[[Path], Path],
     built(source)
 
 
-def test_the_header_travels_in_the_wheel(tmp_path: Path) -> None:
+def test_the_wheel_contains_the_header(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", os.fspath(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -618,7 +620,7 @@ def test_the_example_prints_the_outputs(serving: Device, built: Callable[[Path],
     ],
     ids=["http", "pong", "other-welcome", "length"],
 )
-def test_c_takes_no_other_protocol_for_a_welcome(driver: Path, tmp_path: Path, said: bytes) -> None:
+def test_c_refuses_an_answer_of_another_protocol(driver: Path, tmp_path: Path, said: bytes) -> None:
     with false_daemon(tmp_path, [said]) as path:
         assert refusal(driver, path)["code"] == "request.protocol"
 
@@ -636,7 +638,7 @@ def test_c_takes_no_other_protocol_for_a_welcome(driver: Path, tmp_path: Path, s
     ],
     ids=["request-id", "output-number", "datatype", "bytes", "shared", "kind", "zeros"],
 )
-def test_c_refuses_a_false_answer_and_connects_anew(driver: Path, tmp_path: Path, said: bytes) -> None:
+def test_c_refuses_an_invalid_answer_and_connects_anew(driver: Path, tmp_path: Path, said: bytes) -> None:
     good = [WELCOME_FRAME, changed(RESULT, 8, 2)]
     with false_daemon(tmp_path, [WELCOME_FRAME, said], good) as path, client(driver, path) as echo:
         assert echo.ask("infer 0 0 2 1 4 1")["code"] == "request.protocol"
@@ -653,7 +655,7 @@ def test_c_asks_again_after_moved_and_never_after_a_lost_worker(driver: Path, tm
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
 
 
-def test_c_waits_for_a_daemon_whose_queue_is_full_as_long_as_it_may(driver: Path, tmp_path: Path) -> None:
+def test_c_waits_for_a_daemon_whose_queue_is_full_until_the_deadline(driver: Path, tmp_path: Path) -> None:
     path = tmp_path / "full.sock"
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(os.fspath(path))
@@ -663,7 +665,7 @@ def test_c_waits_for_a_daemon_whose_queue_is_full_as_long_as_it_may(driver: Path
         assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
 
 
-def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> None:
+def test_c_waits_for_a_model_until_the_deadline(driver: Path, tmp_path: Path) -> None:
     loading = wire.error_frame(Unavailable("the model is being loaded", retry_after_s=0.05))
     with false_daemon(tmp_path, [loading], [loading], [WELCOME_FRAME]) as path, client(driver, path):
         pass
@@ -700,7 +702,7 @@ def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sea
     os.close(descriptor)
 
 
-def test_a_system_header_before_it_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_system_header_before_edgert_h_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     source = tmp_path / "late.c"
     source.write_text('#include <stdio.h>\n#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n')
     command = [
@@ -717,7 +719,9 @@ def test_a_system_header_before_it_is_an_error_that_says_what_to_do(tmp_path: Pa
     assert subprocess.run([*command, "-D_POSIX_C_SOURCE=200809L"], timeout=60).returncode == 0
 
 
-def test_c_finds_the_daemon_where_python_does(serving: Device, built: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_c_looks_for_the_socket_in_the_same_places_as_python(
+    serving: Device, built: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """The client uses the first existing socket, not the default path of this user's daemon."""
     program = built(ROOT / "examples" / "c" / "classify.c")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGERT_")} | {"HOME": os.fspath(tmp_path)}

@@ -67,7 +67,7 @@ def an_answer(request_id: int, value: float, number: int = 0, **fields: Any) -> 
 
 @pytest.mark.parametrize("items", [3, KEPT_BYTES_MAX // 4], ids=["short", "long"])
 @pytest.mark.parametrize("named", [False, True])
-def test_requests_of_one_shape_say_each_its_own(items: int, named: bool) -> None:
+def test_each_request_of_the_same_shape_has_its_own_values_and_number(items: int, named: bool) -> None:
     talk = a_conversation([items])
     for turn in range(3):
         array = RNG.random((1, items), np.float32)
@@ -86,7 +86,7 @@ def test_several_inputs_are_sent_in_the_models_order() -> None:
         assert np.array_equal(got[1], second)
 
 
-def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
+def test_arrays_that_are_not_contiguous_are_sent_in_order() -> None:
     for items in (3, KEPT_BYTES_MAX // 4):
         talk = a_conversation([items])
         for _ in range(2):
@@ -94,7 +94,7 @@ def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
             assert np.array_equal(values(received(talk.request(array, 0, 1)))[0], array)
 
 
-def test_long_requests_go_through_shared_memory_each_time() -> None:
+def test_each_long_request_is_sent_through_shared_memory() -> None:
     made = SharedArea.create(1 << 20)
     assert made is not None
     area, descriptor = made
@@ -106,7 +106,7 @@ def test_long_requests_go_through_shared_memory_each_time() -> None:
         assert np.array_equal(values(received(parts, area.request))[0], array)
 
 
-def test_the_first_large_frame_asks_for_a_conversation_with_shared_memory() -> None:
+def test_the_first_large_frame_causes_a_new_conversation_with_shared_memory() -> None:
     large = np.zeros((1, 20_000), np.float32)
     talk = a_conversation([20_000], share=False)
     with pytest.raises(Retry):
@@ -127,7 +127,7 @@ def test_the_first_large_frame_asks_for_a_conversation_with_shared_memory() -> N
     assert talk.outgrown
 
 
-def test_converted_inputs_are_sent_each_time_anew() -> None:
+def test_converted_inputs_are_converted_anew_for_each_request() -> None:
     talk = a_conversation([2])
     for given in ([1, 2.5], [3, 4.5], np.array([5.0, 6.5])):
         assert values(received(talk.request(given, 0, 1)))[0].tolist() == [list(given)]
@@ -135,7 +135,7 @@ def test_converted_inputs_are_sent_each_time_anew() -> None:
     assert values(received(talk.request(np.array([9, 10], np.float32), 0, 1)))[0].tolist() == [[9, 10]]
 
 
-def test_an_item_without_its_axis_is_answered_without_it_each_time_anew() -> None:
+def test_an_item_without_the_batch_axis_is_answered_without_the_batch_axis() -> None:
     talk = a_conversation([3])
     for turn, value in enumerate((1.5, 2.5)):
         talk.request(np.zeros(3, np.float32), 0, 1)
@@ -216,14 +216,16 @@ def test_a_refused_hello_is_repeated_only_if_the_daemon_says_when(
     ],
     ids=["refused", "overloaded", "stopping", "broken", "other request", "moved", "other answer"],
 )
-def test_each_frame_has_a_meaning_for_the_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
+def test_each_frame_has_the_documented_effect_on_the_request(
+    frame: wire.Frame, event: type[Exception], over: bool
+) -> None:
     talk = a_conversation([3])
     talk.request(np.zeros(3, np.float32), 0, 1)
     assert type(talk.received(frame)) is event
     assert talk.over is over
 
 
-def test_the_end_of_a_connection_costs_only_a_request_that_an_engine_may_have_seen() -> None:
+def test_the_end_of_a_connection_fails_only_a_request_that_an_engine_may_have_run() -> None:
     assert isinstance(Conversation("m", share=False).ended(sent=True), Retry)
     assert isinstance(Conversation("m", share=False).ended(sent=True, cause=OSError("reset")), DaemonUnreachable)
     talk = a_conversation([3])
@@ -243,7 +245,7 @@ def test_a_retry_waits_as_long_as_it_was_told_and_no_longer_than_it_may() -> Non
         Retry().wait_s(left_s=0.0)
 
 
-def test_a_text_is_sent_alone_with_its_inputs_number() -> None:
+def test_a_request_with_a_text_sends_only_this_input_with_its_number() -> None:
     names = ("style", "ids", "mask", "types")
     welcome = {
         "inputs": [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in names],

@@ -48,7 +48,9 @@ def test_a_refusal_names_what_the_model_takes(shape: list[int], given: Any, says
         ),
     ],
 )
-def test_a_frame_that_does_not_fit_is_told_what_lets_the_model_take_it(frame: list[int], given: Any, says: str) -> None:
+def test_the_refusal_of_a_frame_names_the_rule_that_would_let_the_model_accept_it(
+    frame: list[int], given: Any, says: str
+) -> None:
     inputs = [{"name": "x", "datatype": "FP32", "shape": [-1, 3, 8, 8]}]
     form = {"name": "x", "datatype": "UINT8", "shape": frame}
     with pytest.raises(RequestError, match=says):

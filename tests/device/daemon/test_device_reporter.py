@@ -15,7 +15,9 @@ from edgert.telemetry.spool import Spool
 NO_STACK_BYTES = 2**46  # half of the address space, which no thread gets
 
 
-def test_a_system_without_threads_costs_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_system_that_starts_no_more_threads_costs_only_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     state = StateDir(tmp_path / "state")
     state.make()
     state.config.write_text('device = "board"\nprofile = "this-machine"\n[mqtt]\nhost = "127.0.0.1"\n')

@@ -79,7 +79,7 @@ def kill_daemon(device: Device) -> None:
     os.kill(pid_of(device), signal.SIGKILL)
 
 
-def test_told_to_end_it_takes_the_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_monitor_that_is_told_to_end_also_ends_the_daemon(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
     assert device.daemon_pid() is None
@@ -113,7 +113,9 @@ def test_an_adopted_daemon_that_ends_in_order_stays_down(device: Device, monitor
     assert device.daemon_pid() is None
 
 
-def test_told_to_end_it_takes_an_adopted_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_monitor_that_is_told_to_end_also_ends_an_adopted_daemon(
+    device: Device, monitor: subprocess.Popen[bytes]
+) -> None:
     monitor.kill()
     monitor.wait()
     pid = device.run("start")["pid"]
@@ -137,7 +139,7 @@ def catches(process: Path, number: signal.Signals) -> bool:
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_monitor_that_is_told_to_end_during_its_pause_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     kill_daemon(device)
     wait_until(lambda: "next start in" in device.log(), "it has noticed")
     monitor.terminate()
@@ -145,13 +147,13 @@ def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monit
     assert device.daemon_pid() is None
 
 
-def test_told_to_end_at_any_moment_of_its_pause_it_ends(device: Device) -> None:
+def test_a_monitor_that_is_told_to_end_at_any_moment_of_its_pause_ends(device: Device) -> None:
     for monitor in running(device, TOLD_AT_EACH_CALL):
         kill_daemon(device)
         assert monitor.wait(WAIT_S_MAX) == 0
 
 
-def test_start_has_the_monitor_of_a_killed_daemon_start_the_next_one(
+def test_the_command_start_lets_the_monitor_of_a_killed_daemon_start_the_next_daemon(
     device: Device, pausing_monitor: subprocess.Popen[bytes]
 ) -> None:
     """A second monitor would start a second daemon, which cannot run, and restart it even after `edgertd stop`."""
@@ -161,7 +163,9 @@ def test_start_has_the_monitor_of_a_killed_daemon_start_the_next_one(
     assert pausing_monitor.wait(WAIT_S_MAX) == 0
 
 
-def test_stop_ends_the_monitor_of_a_killed_daemon(device: Device, pausing_monitor: subprocess.Popen[bytes]) -> None:
+def test_the_command_stop_ends_the_monitor_of_a_killed_daemon(
+    device: Device, pausing_monitor: subprocess.Popen[bytes]
+) -> None:
     assert device.run("stop") == {"stopped": False}
     assert pausing_monitor.wait(WAIT_S_MAX) == 0
 
@@ -175,7 +179,7 @@ def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: sub
     wait_until(device.daemon_pid, "the daemon runs again")
 
 
-def test_it_ends_where_the_state_folder_is_gone(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_monitor_ends_after_the_removal_of_the_state_folder(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     pid = pid_of(device)
     shutil.rmtree(device.state.root)
     os.kill(pid, signal.SIGKILL)

@@ -64,7 +64,7 @@ def test_a_request_that_no_command_sends_is_refused_and_the_daemon_goes_on(
     assert obeyed(device, op="sync", model="echo")["state"] == "ready"
 
 
-def test_a_hint_and_golden_samples_that_concern_nobody_are_answered(device: Device) -> None:
+def test_a_hint_without_a_follower_and_a_report_about_an_unknown_model_are_answered(device: Device) -> None:
     assert obeyed(device, op="follow") == obeyed(device, op="checked", model="nothing", samples=3) == {}
 
 

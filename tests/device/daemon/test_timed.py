@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgert.daemon.timed import Every, soonest_s
 
 
-def test_a_regular_part_acts_at_once_and_after_every_period() -> None:
+def test_a_periodic_part_acts_at_once_and_then_after_every_period() -> None:
     now_s, done_at_s = 5.0, list[float]()
     every = Every(30.0, lambda: done_at_s.append(now_s), lambda: now_s)
     for now_s in (5.0, 6.0, 34.9, 35.0, 100.0):

@@ -83,7 +83,7 @@ def test_without_a_binding_the_error_names_both_extras(monkeypatch: pytest.Monke
         open_cuda()
 
 
-def test_pycuda_serves_where_cuda_bindings_is_missing(driver: DriverSimulator) -> None:
+def test_pycuda_is_used_if_cuda_bindings_is_missing(driver: DriverSimulator) -> None:
     cuda = open_cuda()
     assert isinstance(cuda, PycudaCuda)
     assert (cuda.compute_capability, cuda.stream) == ("8.7", 77)
@@ -97,7 +97,7 @@ def test_pycuda_serves_where_cuda_bindings_is_missing(driver: DriverSimulator) -
     assert (driver.memory, driver.current) == ({}, 0)
 
 
-def test_a_failing_driver_is_an_engine_that_failed(driver: DriverSimulator) -> None:
+def test_a_failing_driver_raises_engine_failed(driver: DriverSimulator) -> None:
     cuda = open_cuda()
     driver.fails = True
     with pytest.raises(EngineFailed, match="an illegal address"):

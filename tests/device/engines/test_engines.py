@@ -105,7 +105,7 @@ def test_alternating_batch_sizes_do_not_leak_into_each_other(loaded: Loaded) -> 
             np.testing.assert_allclose(answer, want, rtol=1e-5, atol=1e-5)
 
 
-def test_answers_are_the_callers_own(loaded: Loaded) -> None:
+def test_an_answer_does_not_change_with_the_next_run(loaded: Loaded) -> None:
     given = loaded.inputs(4)
     first = loaded.session.run(given)
     kept = [array.copy() for array in first]
@@ -119,7 +119,7 @@ def test_answers_are_the_callers_own(loaded: Loaded) -> None:
         np.testing.assert_array_equal(array, copy)
 
 
-def test_inputs_that_cannot_be_written_are_taken(loaded: Loaded) -> None:
+def test_read_only_inputs_are_accepted(loaded: Loaded) -> None:
     given = loaded.inputs(2)
     for array in given:
         array.flags.writeable = False
@@ -133,7 +133,7 @@ def test_the_session_states_the_models_contract(loaded: Loaded) -> None:
     assert engine_by_name(loaded.engine).version()
 
 
-def test_prepare_may_be_called_and_load_again(loaded: Loaded, tmp_path: Path) -> None:
+def test_prepare_and_load_may_be_repeated(loaded: Loaded, tmp_path: Path) -> None:
     engine = engine_by_name(loaded.engine)
     options = EngineOptions(threads=2, cache_dir=tmp_path)
     for _ in range(2):  # the second load uses the cache of compiled files, if the engine has one
@@ -145,7 +145,7 @@ def test_prepare_may_be_called_and_load_again(loaded: Loaded, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_a_closed_session_refuses_and_closing_twice_is_no_fault(name: str, tmp_path: Path) -> None:
+def test_a_closed_session_refuses_runs_and_a_second_close_is_ignored(name: str, tmp_path: Path) -> None:
     pytest.importorskip(ENGINES[name].packages[0])
     source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     session = engine_by_name(name).load(artifact_of(name, source, tmp_path), OPTIONS)
@@ -156,7 +156,7 @@ def test_a_closed_session_refuses_and_closing_twice_is_no_fault(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_a_batch_fixed_to_one_is_run_as_it_is(name: str, tmp_path: Path) -> None:
+def test_a_model_with_a_batch_fixed_to_one_runs(name: str, tmp_path: Path) -> None:
     pytest.importorskip(ENGINES[name].packages[0])
     proto = models.mlp("float[1,4] x) => (float[1,3] scores")
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
@@ -168,7 +168,7 @@ def test_a_batch_fixed_to_one_is_run_as_it_is(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["null", *VENDORS])
 @pytest.mark.parametrize("data", [b"", b"garbage", bytes(4096), b"<?xml version='1.0'?><net/>"])
-def test_a_file_that_is_no_artifact_is_engine_failed(name: str, data: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_artifact_raises_engine_failed(name: str, data: bytes, tmp_path: Path) -> None:
     if name != "null":
         pytest.importorskip(ENGINES[name].packages[0])
     path = tmp_path / {"openvino": "model.xml", "tflite": "model.tflite"}.get(name, "model.onnx")
@@ -185,7 +185,7 @@ def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_that_prepares_something_says_so(name: str) -> None:
+def test_the_table_of_engines_marks_each_engine_that_has_a_prepare_step(name: str) -> None:
     assert (type(engine_by_name(name)).prepare is not Engine.prepare) == ENGINES[name].prepares
 
 
@@ -246,7 +246,7 @@ def test_a_missing_sdk_is_one_clear_error_that_names_what_to_install() -> None:
         assert all(f"pip install 'edgert[{name}]'" in line for line in mine)
 
 
-def test_no_sdk_leaves_a_trace_of_reporting_in_the_home_folder(tmp_path: Path) -> None:
+def test_no_sdk_writes_files_of_usage_reporting_into_the_home_folder(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path[:] = {sys.path!r}
@@ -271,7 +271,7 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_session_at_rest_gives_back_the_memory_of_a_large_one(tmp_path: Path) -> None:
+def test_a_session_gives_back_the_memory_of_a_large_run_at_rest(tmp_path: Path) -> None:
     body = "a = Relu(x) b = Sigmoid(a) y = Neg(b)"
     path = models.write(models.model("float[N,256,256] x) => (float[N,256,256] y", body), tmp_path / "model.onnx")
     specs = ((TensorSpec("x", "FP32", (-1, 256, 256)),), (TensorSpec("y", "FP32", (-1, 256, 256)),))
@@ -323,12 +323,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def test_an_unknown_engine_lists_the_known() -> None:
+def test_the_error_about_an_unknown_engine_lists_the_known_engines() -> None:
     with pytest.raises(ConfigInvalid, match=r"caffe.*onnxruntime"):
         engine_by_name("caffe")
 
 
-def test_buckets_hold_what_they_are_chosen_for() -> None:
+def test_the_chosen_bucket_holds_the_batch() -> None:
     assert [bucket_for(n, (1, 2, 4, 8)) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 9]
 
 

@@ -32,13 +32,13 @@ def magic(fault: str) -> np.ndarray[Any, Any]:
     return np.array([[1.0, value, 1.0, 1.0]], np.float32)
 
 
-def test_unasked_it_is_the_null_engine(tmp_path: Path) -> None:
+def test_without_faults_the_engine_answers_like_the_null_engine(tmp_path: Path) -> None:
     session = load(tmp_path)
     assert session.run([ITEM])[0].tolist() == ITEM.tolist()
     session.close()
 
 
-def test_it_raises_slows_down_and_lies_on_request(tmp_path: Path) -> None:
+def test_the_engine_raises_or_slows_down_or_gives_wrong_answers_on_request(tmp_path: Path) -> None:
     session = load(tmp_path)
     with pytest.raises(EngineFailed):
         session.run([magic("raise")])
@@ -49,7 +49,7 @@ def test_it_raises_slows_down_and_lies_on_request(tmp_path: Path) -> None:
     assert session.run([ITEM])[0][0, 0] == 1.0
 
 
-def test_a_fault_waits_for_its_runs_its_value_and_its_file(tmp_path: Path) -> None:
+def test_a_fault_can_begin_after_some_runs_or_with_a_value_or_with_a_file(tmp_path: Path) -> None:
     marker = tmp_path / "on"
     runs = [{"fault": "wrong", "after": 2}, {"fault": "raise", "value": 7.0}, {"fault": "raise", "while": str(marker)}]
     session = load(tmp_path, runs=runs)
@@ -69,7 +69,7 @@ def test_a_program_with_unknown_faults_does_not_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "code"), [("segfault", -11), ("exit", EXIT_CODE)])
 @pytest.mark.parametrize("when", ["load", "run"])
-def test_a_crash_ends_its_process(tmp_path: Path, fault: str, code: int, when: str) -> None:
+def test_a_crash_ends_the_process(tmp_path: Path, fault: str, code: int, when: str) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_trigger, args=(tmp_path, fault, when))
     process.start()
     process.join(WAIT_S_MAX)

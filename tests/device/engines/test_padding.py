@@ -47,7 +47,9 @@ def request(length: int, items: int = 2) -> list[NDArray[Any]]:
 
 
 @pytest.mark.parametrize(("length", "size"), [(1, 4), (3, 4), (4, 4), (5, 8), (8, 8)])
-def test_an_engine_sees_only_the_sizes_of_buckets_and_answers_have_the_requests_length(length: int, size: int) -> None:
+def test_an_engine_gets_only_lengths_of_buckets_and_its_answers_have_the_length_of_the_request(
+    length: int, size: int
+) -> None:
     engine = Engine()
     sent = request(length)
     scores, halves = PaddedSession(engine, BUCKETS).run(sent)

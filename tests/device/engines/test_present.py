@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return names
 
 
-def test_installed_engines_are_asked_once_and_missing_ones_every_time(asked: list[str], tmp_path: Path) -> None:
+def test_installed_engines_are_probed_once_and_missing_engines_every_time(asked: list[str], tmp_path: Path) -> None:
     versions_file = tmp_path / "learned" / "engines.json"  # no daemon has created the folder yet
     first = engine_versions(versions_file)
     assert (first["null"], first["tflite"], first["openvino"]) == ("1", "2.3", None)
@@ -40,7 +40,9 @@ def test_installed_engines_are_asked_once_and_missing_ones_every_time(asked: lis
     assert asked == [name for name in ENGINES if name not in ("null", "tflite")]
 
 
-def test_a_change_of_the_packages_or_of_the_file_makes_all_be_asked_again(asked: list[str], tmp_path: Path) -> None:
+def test_a_change_of_the_packages_or_of_the_file_causes_a_new_probe_of_all_engines(
+    asked: list[str], tmp_path: Path
+) -> None:
     versions_file = tmp_path / "engines.json"
     engine_versions(versions_file)
     os.utime(tmp_path / "site-packages", ns=(1, 1))
@@ -54,12 +56,12 @@ def test_a_change_of_the_packages_or_of_the_file_makes_all_be_asked_again(asked:
         assert asked == list(ENGINES)
 
 
-def test_a_disk_that_refuses_costs_only_the_memory(asked: list[str], tmp_path: Path) -> None:
+def test_on_a_disk_that_refuses_the_file_the_engines_are_still_found(asked: list[str], tmp_path: Path) -> None:
     (tmp_path / "learned").touch()
     assert engine_versions(tmp_path / "learned" / "engines.json")["null"] == "1"
 
 
-def test_an_engine_that_is_missing_costs_no_import(tmp_path: Path) -> None:
+def test_a_missing_engine_is_not_imported(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from dataclasses import replace; from edgert.engines.present import ENGINES, engine_versions\n"

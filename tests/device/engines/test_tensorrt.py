@@ -187,7 +187,7 @@ def artifact(tmp_path: Path) -> LocalArtifact:
     return LocalArtifact("tensorrt", tmp_path / "model.onnx", (X,), (Y,), "a" * 64)
 
 
-def test_prepare_builds_once_and_load_takes_what_it_built(
+def test_prepare_builds_the_plan_once_and_load_uses_this_plan(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
 ) -> None:
     engine, options, lines = engine_by_name("tensorrt"), EngineOptions(cache_dir=tmp_path / "cache"), list[str]()
@@ -200,7 +200,7 @@ def test_prepare_builds_once_and_load_takes_what_it_built(
     assert tensorrt.builds == 1
 
 
-def test_after_an_upgrade_of_tensorrt_the_load_builds_the_plan_anew_and_says_so(
+def test_after_an_upgrade_of_tensorrt_the_load_builds_the_plan_anew_and_reports_this(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
 ) -> None:
     engine, lines = engine_by_name("tensorrt"), list[str]()
@@ -227,7 +227,7 @@ def test_the_next_build_starts_from_the_timings_that_were_kept(
     assert len(list((tmp_path / "cache").glob("*.plan"))) == 2
 
 
-def test_batches_reach_the_gpu_and_come_back_and_large_ones_go_in_pieces(
+def test_the_gpu_computes_each_batch_and_splits_a_large_batch(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact
 ) -> None:
     session = engine_by_name("tensorrt").load(artifact, EngineOptions(buckets=(1, 8)))
@@ -242,7 +242,7 @@ def test_batches_reach_the_gpu_and_come_back_and_large_ones_go_in_pieces(
         session.run([models.random(1, 4)])
 
 
-def test_a_refusal_by_tensorrt_is_engine_failed_with_its_reason(
+def test_a_refusal_by_tensorrt_raises_engine_failed_with_its_reason(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
 ) -> None:
     engine, options = engine_by_name("tensorrt"), EngineOptions(cache_dir=tmp_path / "cache")
@@ -260,7 +260,7 @@ def test_a_damaged_plan_is_built_again(tensorrt: TensorRTSimulator, artifact: Lo
     assert tensorrt.builds == 2
 
 
-def test_a_machine_without_a_gpu_is_engine_failed(
+def test_a_machine_without_a_gpu_raises_engine_failed(
     tensorrt: TensorRTSimulator, cuda: CudaSimulator, artifact: LocalArtifact
 ) -> None:
     cuda.fails = "cudaDeviceGetAttribute"
@@ -268,7 +268,7 @@ def test_a_machine_without_a_gpu_is_engine_failed(
         engine_by_name("tensorrt").load(artifact, EngineOptions())
 
 
-def test_lengths_of_buckets_run_in_one_plan(
+def test_one_plan_runs_all_lengths_of_the_buckets(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
 ) -> None:
     open_x, open_y = (TensorSpec(name, "FP32", (-1, -1)) for name in ("x", "y"))

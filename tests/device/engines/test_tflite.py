@@ -102,7 +102,7 @@ def test_outputs_come_in_the_contract_s_order(session: Session) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_answers_are_the_caller_s_to_keep(session: Session, count: int) -> None:
+def test_an_answer_does_not_change_with_the_next_run(session: Session, count: int) -> None:
     answers = session.run([random(count, *ITEM, seed=1)])
     copies = [answer.copy() for answer in answers]
     session.run([random(count, *ITEM, seed=2)])
@@ -122,7 +122,7 @@ def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_token_ids_are_padded_with_valid_ones(tmp_path: Path) -> None:
+def test_token_ids_are_padded_with_valid_ids(tmp_path: Path) -> None:
     source = source_of("e = Gather(t, x) y = ReduceMean<axes=[1]>(e)", "int64[N,3] x", "float[N,1,6] y", t=random(7, 6))
     calibration = CalibrationSet({"x": np.zeros((4, 3), np.int64)}, None)
     path = (
@@ -133,7 +133,7 @@ def test_token_ids_are_padded_with_valid_ones(tmp_path: Path) -> None:
     np.testing.assert_array_equal(session.run([ids])[0], alone)
 
 
-def test_a_fixed_batch_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_model_with_a_fixed_batch_runs_only_this_batch(tmp_path: Path) -> None:
     source = source_of("y = Softmax(x)", "float[2,4] x", "float[2,4] y", unused=random(1))
     session = load(source, build(source, tmp_path, "int8").path)
     (answer,) = session.run([random(2, 4)])
@@ -155,19 +155,19 @@ def test_answers_without_a_batch_axis_are_not_padded(tmp_path: Path) -> None:
     [random(1, 3, 8, 9), random(1, 3, 8, 8).astype(np.float64), random(1, 192)],
     ids=["shape", "dtype", "rank"],
 )
-def test_a_wrong_tensor_fails_and_the_session_goes_on(session: Session, tensor: NDArray[Any]) -> None:
+def test_a_wrong_tensor_is_refused_and_the_session_continues(session: Session, tensor: NDArray[Any]) -> None:
     with pytest.raises(EngineFailed, match=r"model\.tflite"):
         session.run([tensor])
     assert session.run([random(1, *ITEM)])[0].shape == (1, 5)
 
 
-def test_a_closed_session_says_so(session: Session) -> None:
+def test_a_closed_session_refuses_runs(session: Session) -> None:
     session.close()
     with pytest.raises(EngineFailed, match="closed"):
         session.run([random(1, *ITEM)])
 
 
-def test_a_file_that_is_no_model_does_not_load(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_does_not_load(tmp_path: Path) -> None:
     path = tmp_path / "model.tflite"
     path.write_bytes(b"no model")
     with pytest.raises(EngineFailed, match=r"model\.tflite"):

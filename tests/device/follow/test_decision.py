@@ -43,7 +43,7 @@ BEGUN = Attempt("any")
         (OLD_LIVE, Attempt("any", "not for this device"), False, Action.NOTHING),
     ],
 )
-def test_the_slots_and_the_attempt_before_decide(
+def test_the_decision_follows_from_the_slots_and_the_previous_attempt(
     slots: Slots, tried: Attempt | None, halted: bool, action: Action
 ) -> None:
     assert decide(replace(ENTRY, halted=halted), slots, tried).action is action
@@ -55,7 +55,7 @@ def test_the_reason_for_no_second_attempt_is_reported() -> None:
     assert "another release" in decide(ENTRY, OLD_LIVE, BEGUN).text
 
 
-def test_only_content_limits_and_the_number_of_the_attempt_make_a_new_attempt() -> None:
+def test_only_new_content_or_new_limits_or_a_new_number_make_a_new_attempt() -> None:
     record = Record().with_attempt(ENTRY)
     for same in (ENTRY, replace(ENTRY, share=0.5), replace(ENTRY, sites=("lab",)), replace(ENTRY, halted=True)):
         assert record.attempt_of(same) is not None

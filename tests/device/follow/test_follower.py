@@ -46,7 +46,7 @@ def until_kept(device: Device) -> None:
     wait_until(lambda: not SlotStore(device.state.models / "echo").read().on_trial, "the trial is over")
 
 
-def test_a_release_is_fetched_installed_tried_and_kept(device: Device, registry: HostileRegistry) -> None:
+def test_a_release_is_fetched_and_installed_and_kept_after_its_trial(device: Device, registry: HostileRegistry) -> None:
     follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=3)))
     assert followed(follower) == ["release 3 of echo is on trial"]
@@ -56,7 +56,7 @@ def test_a_release_is_fetched_installed_tried_and_kept(device: Device, registry:
     assert not list(device.state.incoming.iterdir()), "nothing that was fetched is left"
 
 
-def test_installed_files_are_not_fetched_and_an_unchanged_channel_costs_one_request(
+def test_installed_files_are_not_fetched_and_an_unchanged_channel_needs_one_request(
     device: Device, registry: HostileRegistry
 ) -> None:
     follower = following(device, registry.address)
@@ -70,7 +70,7 @@ def test_installed_files_are_not_fetched_and_an_unchanged_channel_costs_one_requ
     assert len(registry.asked) == 1
 
 
-def test_a_release_that_breaks_a_limit_goes_back_and_is_not_tried_again(
+def test_a_release_that_breaks_a_limit_is_rolled_back_and_not_tried_again(
     device: Device, registry: HostileRegistry
 ) -> None:
     follower = following(device, registry.address)
@@ -109,7 +109,7 @@ def test_a_bundle_that_is_not_for_this_device_is_refused_once(device: Device, re
     ]
 
 
-def test_a_deployment_over_ssh_makes_the_channel_wait(device: Device, registry: HostileRegistry) -> None:
+def test_a_release_of_the_channel_waits_for_a_deployment_over_ssh(device: Device, registry: HostileRegistry) -> None:
     follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
     token = device.run("claim", "echo", "--by", "me@host")["token"]
@@ -119,7 +119,7 @@ def test_a_deployment_over_ssh_makes_the_channel_wait(device: Device, registry: 
     assert followed(follower) == ["release 2 of echo is on trial"]
 
 
-def test_a_release_that_a_deployment_replaced_is_left_alone(device: Device, registry: HostileRegistry) -> None:
+def test_a_release_that_a_deployment_replaced_is_not_installed_again(device: Device, registry: HostileRegistry) -> None:
     follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
     followed(follower)
@@ -129,7 +129,7 @@ def test_a_release_that_a_deployment_replaced_is_left_alone(device: Device, regi
     assert device.model()["live"]["release"] == 3
 
 
-def test_an_expired_channel_raises_an_alarm_that_stands_until_there_is_a_newer_statement(
+def test_an_expired_channel_raises_an_alarm_until_a_newer_statement_exists(
     device: Device, registry: HostileRegistry
 ) -> None:
     events = Events()
@@ -224,7 +224,7 @@ def test_edgertd_follow_does_a_round_and_status_shows_the_channel(device: Device
     assert (shown["registry"], shown["counter"], shown["error"]) == (registry.address, 7, "")
 
 
-def test_status_tells_people_about_the_channel(
+def test_status_describes_the_channel_in_words(
     device: Device, registry: HostileRegistry, capsys: pytest.CaptureFixture[str]
 ) -> None:
     follower = following(device, registry.address)
@@ -239,7 +239,9 @@ def test_status_tells_people_about_the_channel(
     assert "release 1 of echo is not tried again: the bundle is for other-profile" in lines[2]
 
 
-def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_no_second_one(registry: HostileRegistry) -> None:
+def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_begins_no_second_round(
+    registry: HostileRegistry,
+) -> None:
     with a_device(f'[follow]\nregistry = "{registry.address}"\n', started=False) as device:
         registry.put_channel(device.key, 7)
         device.start()

@@ -25,7 +25,7 @@ def minute(text: str) -> int:
         ("22:00-05:00", "12:00", False),
     ],
 )
-def test_a_window_may_go_over_midnight(window: str, now: str, may: bool) -> None:
+def test_a_window_of_time_may_include_midnight(window: str, now: str, may: bool) -> None:
     pace = Pace(FollowConfig(window=window), local_minute=lambda: minute(now))
     if may:
         pace.check()

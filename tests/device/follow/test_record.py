@@ -16,7 +16,7 @@ def statement(channel: str = "stable", counter: int = 1) -> Statement:
     return Statement(channel, counter, *TIMES, ())
 
 
-def test_a_record_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> None:
+def test_a_record_is_read_back_and_a_damaged_record_is_read_as_empty(tmp_path: Path) -> None:
     records = RecordStore(StateDir(tmp_path))
     record = Record({"stable": 7}, "oci://r/x stable", "sha256:ab", {"digits": Attempt("a", "why")})
     records.write(record)
@@ -34,7 +34,7 @@ def test_the_kept_statement_is_verified_each_time_it_is_read(tmp_path: Path, sig
     assert records.statement("canary", (signing_key.public,)) is None
 
 
-def test_each_channel_has_its_own_counter_which_outlives_a_visit_to_another() -> None:
+def test_each_channel_has_its_own_counter_and_the_number_of_counters_is_limited() -> None:
     record = Record().with_statement(statement("stable", 7), "s", "m").with_statement(statement("canary", 2), "c", "n")
     assert record.counters == {"stable": 7, "canary": 2}
     for number in range(CHANNELS_MAX):
@@ -42,5 +42,5 @@ def test_each_channel_has_its_own_counter_which_outlives_a_visit_to_another() ->
     assert len(record.counters) == CHANNELS_MAX
 
 
-def test_a_model_that_the_channel_has_no_more_is_forgotten() -> None:
+def test_a_model_that_has_left_the_channel_is_forgotten() -> None:
     assert Record(tried={"digits": Attempt("a")}).with_statement(statement(), "s", "m").tried == {}

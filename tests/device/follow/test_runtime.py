@@ -123,7 +123,7 @@ def test_a_runtime_has_no_trial_limits() -> None:
         replace(ENTRY, limits={"p99_ms": 8.0})
 
 
-def test_the_new_environment_is_whole_before_the_daemon_is_needed_and_is_made_once(
+def test_the_new_environment_is_made_once_and_is_complete_before_the_daemon_is_asked(
     device: Device, registry: HostileRegistry
 ) -> None:
     new = offer(device, registry)
@@ -134,7 +134,7 @@ def test_the_new_environment_is_whole_before_the_daemon_is_needed_and_is_made_on
     assert (home(device) / "venv").readlink().name == FIRST
 
 
-def test_a_bootstrap_a_deployment_and_the_trial_of_a_model_make_a_runtime_wait(
+def test_a_runtime_waits_for_a_bootstrap_and_for_a_deployment_and_for_the_trial_of_a_model(
     device: Device, registry: HostileRegistry
 ) -> None:
     offer(device, registry)
@@ -200,7 +200,7 @@ def test_a_runtime_that_bootstrap_brought_counts_as_the_release_with_the_same_co
     assert (home(device) / "venvs" / new / "release").read_text() == "4\n"
 
 
-def test_home_is_the_folder_that_bootstrap_made(device: Device) -> None:
+def test_the_home_of_an_environment_is_the_folder_that_bootstrap_made(device: Device) -> None:
     assert home_of(home(device) / "venvs" / FIRST) == home(device).resolve()
     assert home_of(home(device) / "venv") == home(device).resolve()
     assert home_of(device.folder) is None

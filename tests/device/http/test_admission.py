@@ -50,7 +50,9 @@ def ended(places: list[Place]) -> list[int]:
     return [number for number, place in enumerate(places) if place.end_reason]
 
 
-def test_a_newcomer_takes_the_place_of_the_client_that_is_latest(clock: Clock, client: Callable[..., Place]) -> None:
+def test_a_new_client_takes_the_place_of_the_client_that_is_most_overdue(
+    clock: Clock, client: Callable[..., Place]
+) -> None:
     admission, places = Admission(LIMITS, clock), [client() for _ in range(PLACES)]
     assert all(map(admission.admit, places))
     places[0].due_s = None  # its request is handled
@@ -68,7 +70,9 @@ def test_a_client_whose_request_is_handled_keeps_its_place(clock: Clock, client:
     assert ended(places) == []
 
 
-def test_an_address_with_many_places_takes_none_from_one_with_few(clock: Clock, client: Callable[..., Place]) -> None:
+def test_an_address_with_many_places_takes_no_place_from_an_address_with_few(
+    clock: Clock, client: Callable[..., Place]
+) -> None:
     admission = Admission(LIMITS, clock)
     few, many = client("10.0.0.2"), [client() for _ in range(PLACES - 1)]
     assert all(map(admission.admit, (few, *many)))
@@ -80,7 +84,7 @@ def test_an_address_with_many_places_takes_none_from_one_with_few(clock: Clock, 
     assert not few.end_reason
 
 
-def test_places_that_are_not_yet_left_are_bounded_too(clock: Clock, client: Callable[..., Place]) -> None:
+def test_ended_places_count_until_their_clients_leave(clock: Clock, client: Callable[..., Place]) -> None:
     admission, places = Admission(LIMITS, clock), [client() for _ in range(2 * PLACES)]
     assert all(map(admission.admit, places))
     assert not admission.admit(client())
@@ -88,7 +92,7 @@ def test_places_that_are_not_yet_left_are_bounded_too(clock: Clock, client: Call
     assert admission.admit(client())
 
 
-def test_a_body_that_moves_stays_and_one_that_drips_gives_its_memory(
+def test_a_body_that_arrives_fast_keeps_its_memory_and_a_slow_body_loses_its_memory(
     clock: Clock, client: Callable[..., Place]
 ) -> None:
     admission, quick, slow = Admission(LIMITS, clock), client(), client()
@@ -127,7 +131,7 @@ def test_memory_is_counted_to_the_byte(clock: Clock, client: Callable[..., Place
         admission.add_bytes(other, 1)
 
 
-def test_an_address_of_ipv6_is_its_network() -> None:
+def test_an_ipv6_address_counts_as_its_network() -> None:
     assert address_of(("fe80::1%eth0", 5, 0, 2)) == address_of(("fe80::2", 6, 0, 0))
     assert address_of(("2001:db8::1", 5, 0, 0)) != address_of(("2001:db8:0:1::1", 5, 0, 0))
     assert address_of(("::ffff:10.0.0.1", 5, 0, 0)) == address_of(("10.0.0.1", 7))

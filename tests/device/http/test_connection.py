@@ -96,7 +96,7 @@ def test_requests_sent_together_are_answered_in_their_order() -> None:
     assert bodies == [b"0", b"1", b"2"]
 
 
-def test_a_client_of_http_1_0_is_told_that_the_connection_stays() -> None:
+def test_an_answer_to_http_1_0_says_that_the_connection_stays_open() -> None:
     """Without the field `Connection`, `ab -k` waits for the end of the connection."""
     asked = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok"
     with served() as sock:
@@ -176,7 +176,7 @@ def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str)
         assert reason.encode() in all_of(sock)
 
 
-def test_a_length_that_is_only_stated_takes_no_memory() -> None:
+def test_a_stated_length_takes_no_memory_before_the_bytes_arrive() -> None:
     limits = Limits(body_bytes_max=2**40, connections_max=8)
     for _ in range(4):
         with served(limits) as sock:
@@ -187,7 +187,7 @@ def test_a_length_that_is_only_stated_takes_no_memory() -> None:
 @pytest.mark.parametrize(
     "sent", [b"GET /echo HTTP/1.1\r\nHo", HEAD + b"Content-Length: 900\r\n\r\n"], ids=["head", "body"]
 )
-def test_bytes_that_drip_end_at_the_deadline(sent: bytes) -> None:
+def test_a_request_that_arrives_byte_by_byte_gets_408_at_the_deadline(sent: bytes) -> None:
     now_s = 1000.0
     limits = Limits(body_bytes_max=1000, connections_max=8)
     with served(limits, clock=lambda: now_s) as sock:
@@ -218,7 +218,7 @@ def test_bytes_that_drip_end_at_the_deadline(sent: bytes) -> None:
     ],
     ids=["field", "name", "address", "trailer", "extension"],
 )
-def test_the_bytes_of_an_endless_field_are_counted_while_they_arrive(sent: bytes) -> None:
+def test_an_endless_field_is_refused_while_it_arrives(sent: bytes) -> None:
     with served(Limits(body_bytes_max=1000, connections_max=8)) as sock:
         sock.sendall(sent)
         with suppress(OSError):
@@ -227,7 +227,7 @@ def test_the_bytes_of_an_endless_field_are_counted_while_they_arrive(sent: bytes
         assert all_of(sock).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_trailer_changes_nothing_that_the_head_said() -> None:
+def test_a_trailer_does_not_replace_a_field_of_the_head() -> None:
     with served() as sock:
         sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nContent-Encoding: br\r\n\r\n")
         sock.shutdown(socket.SHUT_WR)

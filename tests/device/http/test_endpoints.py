@@ -85,7 +85,7 @@ def site() -> Iterator[Site]:
         yield Site(device, http_port(device))
 
 
-def test_after_inferences_the_connections_and_their_memory_go_back(site: Site) -> None:
+def test_after_inferences_the_connections_are_closed_and_their_memory_is_given_back(site: Site) -> None:
     with site.device.client() as client:
         endpoints = Endpoints(client, site.device.state.control_socket, host_checked=True, inferences_max=1)
         before = site.device.serving()["connections"]
@@ -97,7 +97,7 @@ def test_after_inferences_the_connections_and_their_memory_go_back(site: Site) -
         assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
 
 
-def test_the_process_keeps_to_one_core(site: Site) -> None:
+def test_the_http_process_runs_on_one_core(site: Site) -> None:
     cores = []
     for thread in os.listdir(f"/proc/{http_pid(site.device)}/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread of a connection that has ended
@@ -152,7 +152,7 @@ ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 # --- descriptions ----------------------------------------------------------------------------
 
 
-def test_server_and_model_are_described(site: Site) -> None:
+def test_the_server_describes_itself_and_a_model(site: Site) -> None:
     assert site.ask("GET", "/v2").json["name"] == "edgert"
     assert site.ask("GET", "/v2/health/live").status == 200
     assert site.ask("GET", "/v2/health/ready").status == 200
@@ -191,7 +191,7 @@ def test_server_and_model_are_described(site: Site) -> None:
         ("GET", "/v2/models/%00%ff", 404),
     ],
 )
-def test_unknown_paths_models_and_methods_are_refused_with_a_reason(
+def test_a_request_with_an_unknown_path_or_model_or_method_is_refused_with_a_reason(
     site: Site, method: str, path: str, status: int
 ) -> None:
     body = json.dumps({"inputs": [json_input(ROWS)]}).encode() if method == "POST" else None
@@ -203,7 +203,7 @@ def test_unknown_paths_models_and_methods_are_refused_with_a_reason(
 # --- inference --------------------------------------------------------------------------------
 
 
-def test_json_tensors_nested_or_flat(site: Site) -> None:
+def test_nested_and_flat_json_tensors_are_read(site: Site) -> None:
     nested = {**json_input(ROWS), "data": ROWS.tolist()}
     for tensor in (json_input(ROWS), nested):
         answer = site.infer({"id": "seven", "inputs": [tensor]})
@@ -216,7 +216,7 @@ def test_json_tensors_nested_or_flat(site: Site) -> None:
         }
 
 
-def test_binary_tensors_in_and_out(site: Site) -> None:
+def test_binary_tensors_are_read_and_answered(site: Site) -> None:
     body, headers = binary_body(ROWS)
     answer = site.ask("POST", "/v2/models/echo/versions/1/infer", body, headers)
     assert answer.status == 200
@@ -229,7 +229,7 @@ def test_binary_tensors_in_and_out(site: Site) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_compressed_bodies(site: Site, encoding: str) -> None:
+def test_compressed_bodies_are_read(site: Site, encoding: str) -> None:
     body, headers = binary_body(ROWS)
     packed = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
     answer = site.ask("POST", "/v2/models/echo/infer", packed, {**headers, "Content-Encoding": encoding})
@@ -274,7 +274,7 @@ def test_outputs_can_be_chosen_and_classified(site: Site) -> None:
     assert site.infer({"inputs": [json_input(values)], "outputs": [{"name": "z"}]}).status == 400
 
 
-def test_every_datatype_as_json_and_binary(site: Site) -> None:
+def test_every_datatype_is_read_and_answered_as_json_and_as_binary_data(site: Site) -> None:
     arrays = {name: np.array([[0, 1]]).astype(dtype) for name, dtype in TYPES.items()}
     arrays["UINT64"] = np.array([[1, 2**64 - 1]], dtype=np.uint64)
     arrays["INT64"] = np.array([[-(2**63), 2**63 - 1]], dtype=np.int64)
@@ -320,7 +320,7 @@ BAD_BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_bad_bodies_are_refused_as_the_clients_fault(site: Site, name: str) -> None:
+def test_an_invalid_body_is_refused_as_an_error_of_the_client(site: Site, name: str) -> None:
     body = BAD_BODIES[name]
     answer = site.ask("POST", "/v2/models/echo/infer", body if isinstance(body, bytes) else json.dumps(body).encode())
     assert answer.status == 400, answer.body
@@ -328,19 +328,19 @@ def test_bad_bodies_are_refused_as_the_clients_fault(site: Site, name: str) -> N
 
 
 @pytest.mark.parametrize("size", [0, 31, 33, 2**40, -32, 3.5, "32", True])
-def test_lying_binary_sizes(site: Site, size: Any) -> None:
+def test_false_binary_sizes_are_refused(site: Site, size: Any) -> None:
     body, headers = binary_body(ROWS, parameters={"binary_data_size": size})
     assert site.ask("POST", "/v2/models/echo/infer", body, headers).status == 400
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "99999", "9" * 40, "٣", ""])
-def test_lying_json_lengths(site: Site, length: str) -> None:
+def test_false_json_lengths_are_refused(site: Site, length: str) -> None:
     body, headers = binary_body(ROWS)
     headers["Inference-Header-Content-Length"] = length.encode().decode("latin-1")
     assert site.ask("POST", "/v2/models/echo/infer", body, headers).status == 400
 
 
-def test_bytes_that_no_input_claims(site: Site) -> None:
+def test_a_body_with_too_many_or_too_few_bytes_is_refused(site: Site) -> None:
     body, headers = binary_body(ROWS)
     assert site.ask("POST", "/v2/models/echo/infer", body + b"more", headers).status == 400
     assert site.ask("POST", "/v2/models/echo/infer", body[:-1], headers).status == 400
@@ -367,7 +367,7 @@ def test_too_large_bodies_are_refused_before_they_are_read(site: Site) -> None:
         assert read_answer(file).status == 413
 
 
-def test_a_body_that_unpacks_too_large(site: Site) -> None:
+def test_a_body_that_unpacks_to_too_many_bytes_is_refused(site: Site) -> None:
     bomb = gzip.compress(bytes(64 * FRAME_BYTES))
     answer = site.ask("POST", "/v2/models/echo/infer", bomb, {"Content-Encoding": "gzip"})
     assert answer.status == 413
@@ -391,7 +391,9 @@ def test_a_body_that_unpacks_too_large(site: Site) -> None:
         (b"GET /v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     ],
 )
-def test_bytes_that_are_not_http_end_the_connection_with_the_reason(site: Site, sent: bytes, status: int) -> None:
+def test_bytes_that_are_not_http_are_answered_with_the_reason_and_end_the_connection(
+    site: Site, sent: bytes, status: int
+) -> None:
     with site.connect() as sock, sock.makefile("rb") as file:
         sock.sendall(sent)
         assert read_answer(file).status == status
@@ -432,7 +434,7 @@ def test_overload_is_answered_503_with_retry_after(site: Site) -> None:
     assert all(int(a.headers["retry-after"]) >= 1 for a in by_status[503])
 
 
-def test_slow_clients_take_connections_only_while_they_stay(site: Site) -> None:
+def test_slow_clients_occupy_connections_only_while_they_stay(site: Site) -> None:
     drips = [site.connect() for _ in range(8)]  # the largest number of connections
     try:
         for sock in drips:
@@ -450,7 +452,7 @@ def test_slow_clients_take_connections_only_while_they_stay(site: Site) -> None:
             sock.close()
 
 
-def test_idle_connections_give_way(site: Site) -> None:
+def test_idle_connections_give_way_to_a_new_connection(site: Site) -> None:
     idle = [site.connect() for _ in range(8)]
     try:
         for sock in idle:
@@ -562,7 +564,7 @@ def test_tritonclient_works_unmodified(site: Site) -> None:
         client.close()
 
 
-def test_tritonclient_with_every_datatype_and_chosen_outputs(site: Site) -> None:
+def test_tritonclient_reads_every_datatype_and_chosen_outputs(site: Site) -> None:
     triton = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
     arrays = {name: np.array([[0, 1], [1, 0], [1, 1]]).astype(dtype) for name, dtype in TYPES.items()}
     client = triton.InferenceServerClient(f"localhost:{site.port}")
@@ -592,7 +594,7 @@ def test_tritonclient_with_every_datatype_and_chosen_outputs(site: Site) -> None
 # --- the process ------------------------------------------------------------------------------
 
 
-def test_a_unix_socket_is_its_groups_alone_and_comes_back_after_a_crash(tmp_path: Path) -> None:
+def test_only_its_group_can_use_a_unix_socket_and_the_server_opens_it_again_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     with a_device(f'[http]\nlisten = "unix:{path}"\n') as device:
         device.put()
@@ -626,19 +628,19 @@ def test_a_daemon_that_is_killed_takes_its_server_along() -> None:
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the HTTP server ends with its daemon")
 
 
-def test_a_refused_address_costs_the_server_and_not_the_daemon() -> None:
+def test_a_refused_address_ends_the_server_and_not_the_daemon() -> None:
     with a_device('[http]\nlisten = "0.0.0.0:8000"\n') as device:
         device.put()
         wait_until(lambda: "can be reached from other machines" in device.log(), "the refusal is said")
         assert device.client().infer("echo", ROWS)["y"].shape == (2, 4)
 
 
-def test_names_of_this_machine() -> None:
+def test_the_names_of_this_machine_are_recognized() -> None:
     assert all(is_local_name(h) for h in ("", "localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "[::1]"))
     assert not any(is_local_name(h) for h in ("evil.example", "localhost.evil.example:80", "127.0.0.1.nip.io:8000"))
 
 
-def test_long_json_is_bounded_both_ways(site: Site) -> None:
+def test_long_json_is_refused_in_requests_and_allowed_in_answers(site: Site) -> None:
     answer = site.ask("POST", "/v2/models/echo/infer", b'{"inputs": [' + b" " * 200_000 + b"]}")
     assert answer.status == 400
     rows = np.random.default_rng(1).random((1024, 4), np.float32)

@@ -40,7 +40,7 @@ def test_each_error_of_the_daemon_has_its_status(error: EdgeRTError, status: int
     assert json.loads(bytes(answer.parts[0])) == {"error": "x"}
 
 
-def test_the_head_states_the_length_unless_there_is_none_to_state() -> None:
+def test_the_head_states_the_length_unless_the_answer_has_no_body() -> None:
     def endless() -> Iterator[bytes]:
         yield b"x"
 

@@ -27,7 +27,7 @@ def test_without_a_daemon_only_the_server_is_described() -> None:
     }
 
 
-def test_a_model_has_one_state_and_its_figures_if_a_worker_serves_it() -> None:
+def test_a_model_has_one_state_and_a_served_model_has_its_figures() -> None:
     models = {
         "digits": ServingStatus("ready", memory_mb=12.5, loaded=LOADED, figures=worker_figures(106, {"full": 7})),
         "faces": ServingStatus("quarantined", crashes=3),
@@ -46,6 +46,6 @@ def test_a_model_has_one_state_and_its_figures_if_a_worker_serves_it() -> None:
     )
 
 
-def test_labels_are_escaped_and_none_are_nothing() -> None:
+def test_label_values_are_escaped_and_without_labels_the_text_is_empty() -> None:
     assert labels_text({"a": 'x"y\\z\n', "b": ""}) == '{a="x\\"y\\\\z\\n",b=""}'
     assert labels_text({}) == ""

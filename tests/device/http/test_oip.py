@@ -13,7 +13,7 @@ from edgert.errors import RequestError
 from edgert.http import oip
 
 
-def test_answers_of_too_many_values_must_be_binary() -> None:
+def test_an_answer_with_too_many_values_must_be_binary() -> None:
     request = oip.read_request(
         memoryview(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()),
         None,
@@ -34,7 +34,7 @@ def test_answers_of_too_many_values_must_be_binary() -> None:
         (b"", 0, False),
     ],
 )
-def test_files_travel_as_bytes_tensors(data: bytes, count: int, good: bool) -> None:
+def test_files_are_sent_as_bytes_tensors(data: bytes, count: int, good: bool) -> None:
     tensor = {"name": "f", "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [tensor]}).encode()
     body = memoryview(head + data)
@@ -55,7 +55,7 @@ def body_of(values: NDArray[np.float32], **more: object) -> tuple[bytes, str]:
     return head, str(len(head))
 
 
-def test_each_tensor_after_the_same_json_is_read() -> None:
+def test_tensors_after_repeated_json_are_read_anew() -> None:
     for start in range(3):
         values = np.arange(start, start + 4, dtype=np.float32)[None]
         head, length = body_of(values)
@@ -63,7 +63,7 @@ def test_each_tensor_after_the_same_json_is_read() -> None:
         assert np.array_equal(np.asarray(inputs["x"]), values)
 
 
-def test_the_same_json_before_other_lengths_is_refused() -> None:
+def test_repeated_json_before_binary_data_of_another_length_is_refused() -> None:
     values = np.zeros((1, 4), np.float32)
     head, length = body_of(values)
     for data, good in ((values.tobytes(), True), (values.tobytes()[1:], False), (values.tobytes() + b"x", False)):
@@ -106,7 +106,7 @@ def test_texts_are_strings_in_json() -> None:
         ([21], ["x" * 60_000] + [""] * 20, "differ too much in length"),
     ],
 )
-def test_data_that_are_no_list_of_texts_are_refused(shape: list[int], data: object, message: str) -> None:
+def test_data_that_are_not_a_list_of_texts_are_refused(shape: list[int], data: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         of_json(shape, data)
 

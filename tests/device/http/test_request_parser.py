@@ -77,7 +77,7 @@ def test_requests_are_the_same_in_pieces_of_any_size(size: int) -> None:
     assert read_all([data[at : at + size] for at in range(0, len(data), size)]) == WANTED
 
 
-def test_a_head_that_came_before_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = RequestParser()
     requests = []
     for body in (b"abc", b"xyz"):
@@ -92,7 +92,7 @@ def test_a_head_that_came_before_is_not_parsed_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("last", [b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
-def test_the_head_of_a_last_request_does_not_begin_another(last: bytes) -> None:
+def test_a_head_that_ends_the_connection_is_not_reused_for_a_next_request(last: bytes) -> None:
     data = PLAIN[:-2] + last + b"\r\n"
     parser = RequestParser()
     parser.feed(memoryview(data))

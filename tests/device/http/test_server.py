@@ -58,7 +58,7 @@ def ask(client: socket.socket) -> None:
     assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_memory_is_given_back_once_no_request_infers_and_then_the_process_sleeps() -> None:
+def test_memory_is_given_back_once_no_inference_runs_and_then_the_process_sleeps() -> None:
     rests = Rests(busy=2)
     with served(rests) as port:
         assert rests.calls == 0
@@ -70,7 +70,7 @@ def test_memory_is_given_back_once_no_request_infers_and_then_the_process_sleeps
         assert rests.calls == 3
 
 
-def test_a_client_that_stays_connected_may_ask_again_so_the_server_goes_on_to_look() -> None:
+def test_memory_is_given_back_repeatedly_while_a_client_stays_connected() -> None:
     rests = Rests(busy=0)
     with served(rests) as port, socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX) as client:
         ask(client)
@@ -92,7 +92,7 @@ sys.exit(main(["--state", sys.argv[1]]))
 """
 
 
-def test_a_sandbox_that_forbids_the_choice_of_a_core_does_not_end_it(tmp_path: Path) -> None:
+def test_a_sandbox_that_forbids_the_choice_of_a_core_does_not_end_the_server(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORBIDDEN, str(tmp_path / "none")], capture_output=True, text=True, check=False
     )

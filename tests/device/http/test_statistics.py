@@ -15,7 +15,7 @@ def test_a_model_that_no_worker_serves_has_zeros() -> None:
     assert all(value == {"count": 0, "ns": 0} for value in found["inference_stats"].values())
 
 
-def test_durations_are_nanoseconds_of_those_that_they_count() -> None:
+def test_each_duration_in_nanoseconds_belongs_to_its_count() -> None:
     figures = worker_figures(103, {})
     found = model_statistics("m", ServingStatus("ready", loaded=LOADED, figures=figures))
     assert found["version"] == "3"

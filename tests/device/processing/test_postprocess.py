@@ -60,7 +60,7 @@ def test_the_extreme_scores_of_a_quantized_model_keep_their_places(
     assert added([given], None, [given], 0)[1].tolist() == [[2, 3, 1, 0]]
 
 
-def test_smoothing_needs_the_last_windows_but_one(manifest: Manifest) -> None:
+def test_smoothing_keeps_one_window_less_than_it_averages(manifest: Manifest) -> None:
     manifest = replace(manifest, series=Series("x", channels=1, length=4, step=4))
     for windows, kept in ((2, 1), (3, 2)):
         added = scored(manifest, softmax=False, smooth=Smooth("mean", windows))

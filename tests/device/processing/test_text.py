@@ -66,7 +66,7 @@ def library(kind: str, text: str, most: int = 32, direction: str = "right") -> A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_odd_texts_become_the_librarys_own_tokens(kind: str) -> None:
+def test_odd_texts_become_the_same_tokens_as_in_the_library(kind: str) -> None:
     device = preprocessor(kind)
     for text in ODD:
         want = library(kind, text)
@@ -83,7 +83,7 @@ def test_odd_texts_become_the_librarys_own_tokens(kind: str) -> None:
 
 
 @given(st.text(max_size=200).filter(lambda text: not text.endswith("\0")), st.sampled_from(("right", "left")))
-def test_any_text_becomes_the_librarys_own_tokens(text: str, direction: str) -> None:
+def test_any_text_becomes_the_same_tokens_as_in_the_library(text: str, direction: str) -> None:
     made = preprocessor(max_tokens=12, truncation=direction)(byte_rows([text.encode()]))
     assert made["ids"].tolist() == [library("wordpiece", text, 12, direction).ids]
 
@@ -113,15 +113,15 @@ def test_without_truncation_a_longer_text_is_refused() -> None:
         device(byte_rows([b"play", b"wake me in ten"]))
 
 
-def test_without_special_tokens_there_are_only_the_texts_own() -> None:
+def test_without_special_tokens_a_text_has_only_its_own_tokens() -> None:
     assert preprocessor(special_tokens=False)(byte_rows([b"play"]))["ids"].shape == (1, 1)
 
 
-def test_zeros_at_the_end_are_padding_and_within_a_text_are_the_librarys_matter() -> None:
+def test_zeros_at_the_end_of_a_text_are_padding_and_zeros_within_a_text_are_kept() -> None:
     assert texts_of(byte_rows([b"a\0b", b"abcdef", b""])) == ["a\0b", "abcdef", ""]
 
 
-def test_bytes_that_are_no_utf8_are_refused_with_their_place() -> None:
+def test_bytes_that_are_not_utf8_are_refused_with_their_position() -> None:
     for bad, why in ((b"ok \xc3", "unexpected end of data at byte 3"), (b"\xed\xa0\x80", "invalid continuation byte")):
         with pytest.raises(RequestError, match=f"text 1 of the request is not UTF-8: {why}"):
             texts_of(byte_rows([b"good", bad]))
@@ -135,7 +135,7 @@ def test_texts_have_a_limit_each_and_together() -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "{}", "[]", "null", '{"model": {"type": "BPE"}}', "\0", '{"version":"9"}'])
-def test_a_file_that_is_no_tokenizer_is_refused(broken: str) -> None:
+def test_a_file_that_is_not_a_tokenizer_is_refused(broken: str) -> None:
     with pytest.raises(BundleError, match=r"the library tokenizers [\d.]+ cannot use the tokenizer"):
         TextPreprocessor(RULE, [TensorSpec(name, "INT64", (-1, -1)) for name in RULE.inputs], broken.encode())
 

@@ -35,12 +35,12 @@ def answer_to(folder: Path, respond: Callable[[socket.socket], object]) -> dict[
 
 
 @pytest.mark.parametrize("read_bytes", [1, 4096], ids=["the request is unread: reset", "the request is read: end"])
-def test_a_daemon_that_is_killed_while_it_is_asked_has_ended(tmp_path: Path, read_bytes: int) -> None:
+def test_a_daemon_that_is_killed_while_it_is_asked_is_reported_as_ended(tmp_path: Path, read_bytes: int) -> None:
     with pytest.raises(DaemonEnded, match=r"ended before it answered; check its log, and run this again"):
         answer_to(tmp_path, lambda connection: connection.recv(read_bytes))
 
 
-def test_an_answer_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_an_answer_that_is_not_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="cannot be read"):
         answer_to(tmp_path, lambda connection: connection.recv(4096) and connection.send(b"{\n"))
 
@@ -57,7 +57,7 @@ def test_the_status_of_hundreds_of_models_is_read(tmp_path: Path) -> None:
     assert answer_to(tmp_path, respond) == status
 
 
-def test_a_daemon_whose_queue_is_full_is_busy(tmp_path: Path) -> None:
+def test_a_daemon_whose_queue_is_full_is_reported_as_busy(tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(str(path))

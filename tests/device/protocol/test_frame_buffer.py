@@ -61,7 +61,7 @@ datatypes = st.sampled_from([name for name in NUMPY_NAMES if name != "FP16"])
     meta=st.binary(max_size=200),
     chunk=st.integers(1, 3000),
 )
-def test_frames_come_out_as_they_went_in_however_they_are_cut(
+def test_frames_are_read_unchanged_however_their_bytes_are_cut(
     tensors: list[tuple[str, tuple[int, ...]]], meta: bytes, chunk: int
 ) -> None:
     arrays = [np.arange(np.prod(shape)).reshape(shape).astype(NUMPY_NAMES[name]) for name, shape in tensors]
@@ -75,7 +75,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
         np.testing.assert_array_equal(got, sent)
 
 
-def test_tensors_lie_aligned_and_are_the_same_objects_when_nothing_about_them_changed() -> None:
+def test_tensors_are_aligned_and_a_frame_of_the_same_form_reuses_the_tensor_objects() -> None:
     frames = FrameBuffer()
     seen = []
     for value in (1.0, 2.0):
@@ -130,7 +130,7 @@ def with_header(data: bytes, **changes: Any) -> bytes:
     ],
     ids=str,
 )
-def test_a_header_that_lies_is_refused(changes: dict[str, Any]) -> None:
+def test_a_header_with_a_false_value_is_refused(changes: dict[str, Any]) -> None:
     data = with_header(infer_frame(np.zeros(16, np.float32)), **changes) + bytes(64)
     with pytest.raises(ProtocolError):
         complete(data)
@@ -141,7 +141,7 @@ def test_a_header_that_lies_is_refused(changes: dict[str, Any]) -> None:
     [(65, 200), (66, 9), (72, 0), (72, 2**40), (80, 2**32 - 1)],
     ids=["datatype", "rank", "no-bytes", "many-bytes", "dimension"],
 )
-def test_a_descriptor_that_lies_is_refused(offset: int, value: int) -> None:
+def test_a_descriptor_with_a_false_value_is_refused(offset: int, value: int) -> None:
     data = bytearray(infer_frame(np.zeros((2, 8), np.float32)))
     size = {65: "B", 66: "B", 72: "<Q", 80: "<I"}[offset]
     struct.pack_into(size, data, offset, value)
@@ -150,14 +150,14 @@ def test_a_descriptor_that_lies_is_refused(offset: int, value: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=400), st.integers(0, 300))
-def test_noise_is_refused_or_waited_for_never_a_crash(noise: bytes, at: int) -> None:
+def test_a_frame_with_noise_is_refused_or_incomplete_and_never_a_crash(noise: bytes, at: int) -> None:
     data = bytearray(infer_frame(np.arange(20, dtype=np.int32), meta=b'{"a":1}'))
     data[at : at + len(noise)] = noise
     with contextlib.suppress(ProtocolError):
         complete(bytes(data), frame_bytes_max=10_000)
 
 
-def test_a_frame_beyond_the_limit_allocates_nothing() -> None:
+def test_a_frame_beyond_the_limit_is_refused_before_memory_is_allocated() -> None:
     frames = FrameBuffer(frame_bytes_max=4096, size_bytes=128)
     data = infer_frame(np.zeros(2000, np.float32))[:64]
     frames.room[:64] = data
@@ -196,7 +196,7 @@ def test_memory_that_is_refused_leaves_the_frame_unread() -> None:
     assert frames.size_bytes == 128
 
 
-def test_a_smaller_limit_counts_for_a_frame_like_the_last_one() -> None:
+def test_a_smaller_limit_also_holds_for_a_frame_of_the_same_form_as_the_last() -> None:
     frames = FrameBuffer()
     data = infer_frame(np.zeros(16, np.float32))
     frames.room[: len(data)] = data
@@ -208,7 +208,7 @@ def test_a_smaller_limit_counts_for_a_frame_like_the_last_one() -> None:
 
 
 @pytest.mark.parametrize("flags", [wire.FLAG_SHARED, 0])
-def test_the_same_frame_through_the_other_way_is_read_from_there(flags: int) -> None:
+def test_a_frame_is_read_from_the_way_that_it_came_although_the_last_came_another_way(flags: int) -> None:
     """A sender may use shared memory for one frame and the socket for the next frame."""
     frames = FrameBuffer()
     ones, twos = (infer_frame(np.full(16, value, np.float32)) for value in (1, 2))

@@ -51,7 +51,7 @@ def test_each_frame_holds_its_own_values(items: int, shared: bool) -> None:
     assert went_shared == (shared and items > 1)
 
 
-def test_other_shapes_or_numbers_make_another_frame() -> None:
+def test_a_frame_with_other_shapes_or_numbers_is_built_anew() -> None:
     kept = FrameBuilder(wire.RESULT)
     for items, numbers in ((1, NUMBERS), (2, NUMBERS), (2, (1, 3)), (1, NUMBERS)):
         frame = read(kept.parts(arrays(items, 1), numbers, 0, 1, 1))

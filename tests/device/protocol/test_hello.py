@@ -9,7 +9,7 @@ from edgert.protocol.hello import NO_FLAGS, HelloFlags, hello_frame
 
 
 @pytest.mark.parametrize("flags", [NO_FLAGS, HelloFlags(shared=True), HelloFlags(True, True, True)])
-def test_flags_survive_the_frame(flags: HelloFlags) -> None:
+def test_the_flags_of_a_hello_are_read_back_unchanged(flags: HelloFlags) -> None:
     data = hello_frame("digits", flags)
     buffer = FrameBuffer()
     buffer.room[: len(data)] = data

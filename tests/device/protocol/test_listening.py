@@ -12,7 +12,7 @@ from edgert.errors import ConfigInvalid
 from edgert.protocol.listening import SO_PASSRIGHTS, listening
 
 
-def test_it_accepts_and_is_removed_at_the_end(tmp_path: Path) -> None:
+def test_a_listening_socket_accepts_clients_and_is_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "a.sock"
     with listening(path, 0o640) as listener, socket.socket(socket.AF_UNIX) as client:
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -47,7 +47,7 @@ def test_the_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
         client.connect(str(path))
 
 
-def test_a_socket_in_use_a_file_and_an_unknown_group_are_refused(tmp_path: Path) -> None:
+def test_listening_is_refused_on_a_socket_in_use_and_on_a_file_and_for_an_unknown_group(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with listening(path, 0o600), pytest.raises(ConfigInvalid, match="another process listens"), listening(path, 0o600):
         pass

@@ -43,7 +43,7 @@ def test_large_tensors_arrive_whole_over_either_transport(device: Device, transp
         np.testing.assert_array_equal(client.infer("echo", single)["y"], single)
 
 
-def test_answers_are_the_callers_own(device: Device) -> None:
+def test_an_answer_does_not_change_with_the_next_request(device: Device) -> None:
     with Client(device.socket) as client:
         first = client.infer("echo", image(1), cache=False)["y"]
         kept = first.copy()
@@ -51,7 +51,7 @@ def test_answers_are_the_callers_own(device: Device) -> None:
         np.testing.assert_array_equal(first, kept)
 
 
-def test_arrays_that_are_not_contiguous_are_taken_too(device: Device) -> None:
+def test_arrays_that_are_not_contiguous_are_accepted(device: Device) -> None:
     with Client(device.socket) as client:
         client.infer("echo", image(1))
         turned = image(3).transpose(0, 2, 1)
@@ -94,7 +94,7 @@ def test_a_client_that_does_not_ask_gets_no_memory(device: Device) -> None:
 
 
 @pytest.mark.parametrize("body_bytes", [2**20 * 60, 2**63 - 64, 64])
-def test_a_header_that_lies_about_shared_memory_ends_the_connection_only(device: Device, body_bytes: int) -> None:
+def test_a_false_header_about_shared_memory_ends_only_the_connection(device: Device, body_bytes: int) -> None:
     sock, descriptor = connect(device)
     assert descriptor is not None
     with sock:
@@ -109,7 +109,7 @@ def test_a_header_that_lies_about_shared_memory_ends_the_connection_only(device:
         assert client.infer("echo", image(1))["y"].shape == (1, SIDE, SIDE)
 
 
-def test_shared_memory_without_having_asked_is_a_protocol_error(device: Device) -> None:
+def test_the_use_of_shared_memory_without_a_request_for_it_is_a_protocol_error(device: Device) -> None:
     sock, _ = connect(device, shared=False)
     with sock:
         sock.sendall(
@@ -159,7 +159,7 @@ def test_a_frame_behind_an_answer_in_shared_memory_is_not_lost() -> None:
         assert (after.kind, frames.more) == (wire.MOVED, 0)
 
 
-def test_memory_that_is_not_sealed_is_not_used() -> None:
+def test_shared_memory_that_is_not_sealed_is_not_used() -> None:
     descriptor = os.memfd_create("plain", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 2 * mmap.PAGESIZE)
     assert SharedArea.open(descriptor) is None

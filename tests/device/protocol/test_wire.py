@@ -31,7 +31,7 @@ def complete(data: bytes, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> wire.F
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after_s=0.25), WorkerLost("gone"), ProtocolError("bad")])
-def test_errors_cross_the_wire_as_themselves(error: EdgeRTError) -> None:
+def test_an_error_is_read_back_with_its_class_and_message(error: EdgeRTError) -> None:
     frame = complete(wire.error_frame(error, request_id=3))
     assert frame is not None
     assert frame.request_id == 3
@@ -40,13 +40,13 @@ def test_errors_cross_the_wire_as_themselves(error: EdgeRTError) -> None:
     assert (back.message, back.retry_after_s) == (error.message, error.retry_after_s)
 
 
-def test_an_error_without_a_number_of_its_own_travels_as_its_parent() -> None:
+def test_an_error_without_a_number_is_sent_as_its_parent_class() -> None:
     frame = complete(wire.error_frame(BundleCorrupt("x")))
     assert frame is not None
     assert isinstance(BundleCorrupt("x"), type(wire.error_of(frame)))
 
 
-def test_the_documented_vectors_are_what_is_sent() -> None:
+def test_the_bytes_of_the_protocol_page_are_those_that_are_sent() -> None:
     """docs/protocol.md gives these bytes to implementers in other languages."""
     hello = wire.json_frame(wire.HELLO, {"model": "digits"})
     assert hello[:16].hex() == "45525431010100000000000000000000"

@@ -39,7 +39,7 @@ def test_an_address_has_the_url_of_its_repository(text: str, url: str) -> None:
         "oci://host/" + "a" * 600,
     ],
 )
-def test_other_texts_are_no_address(text: str) -> None:
+def test_other_texts_are_refused_as_addresses(text: str) -> None:
     with pytest.raises(ConfigInvalid) as raised:
         parse_repository(text)
     assert "secret" not in raised.value.message

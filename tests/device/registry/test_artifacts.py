@@ -51,7 +51,7 @@ LARGE = blob_of(bytes(STATEMENT_BYTES_MAX + 1))
         changed(layers=[LAYER | {"digest": LARGE.digest, "size": LARGE.size_bytes}]),
     ],
 )
-def test_another_manifest_is_no_channel(server: RegistryServer, manifest: bytes) -> None:
+def test_a_manifest_of_another_form_is_refused_as_a_channel(server: RegistryServer, manifest: bytes) -> None:
     server.registry().put_manifest(channel_tag("other"), manifest)
     with pytest.raises(RegistryCorrupt):
         read_channel(server.registry(), "other")

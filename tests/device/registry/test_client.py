@@ -62,7 +62,7 @@ def test_a_blob_comes_back_as_it_was_put(server: RegistryServer, tmp_path: Path)
     assert registry.read(BLOB, len(CONTENT)) == CONTENT
 
 
-def test_a_blob_from_a_file_reports_what_is_sent(server: RegistryServer, tmp_path: Path) -> None:
+def test_the_upload_of_a_file_reports_the_bytes_that_are_sent(server: RegistryServer, tmp_path: Path) -> None:
     data = os.urandom(200_000)
     (tmp_path / "file").write_bytes(data)
     counts, blob = list[int](), Blob(digest_of(data), len(data))
@@ -101,7 +101,7 @@ def test_fetched_bytes_stay_when_the_caller_stops(server: RegistryServer, tmp_pa
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
-def test_wrong_bytes_of_an_earlier_attempt_are_removed(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_partial_file_with_wrong_bytes_is_removed(server: RegistryServer, tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(bytes(1000))
     with pytest.raises(RegistryCorrupt):
         server.registry().download(BLOB, tmp_path / "part")
@@ -142,7 +142,9 @@ def test_a_wrong_password_is_refused(server: RegistryServer) -> None:
         Registry(server.repository, None, server.ca).manifest("steady")
 
 
-def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_caching_mirror_asks_the_registry_once_for_each_blob_and_manifest(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     digest = server.registry().put_manifest("mirrored", manifest_of(BLOB))
     with Mirror(tmp_path / "mirror", server) as mirror:
         before = len(server.requests)
@@ -165,7 +167,7 @@ def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_pat
             server.start()
 
 
-def test_a_limit_of_a_proxy_is_named(tmp_path: Path) -> None:
+def test_the_error_about_a_too_large_upload_names_the_limit_of_the_proxy(tmp_path: Path) -> None:
     """nginx accepts 1 MB by default."""
     large = os.urandom(2_000_000)
     with RegistryServer.in_folder(tmp_path / "registry") as server, Proxy(tmp_path / "proxy", server) as proxy:
@@ -238,7 +240,7 @@ def test_the_registrys_own_reason_is_reported(status: int) -> None:
     assert "is a registry's" not in raised.value.message
 
 
-def test_an_upload_to_what_has_to_be_made_first_is_reported(tmp_path: Path) -> None:
+def test_the_error_of_an_upload_says_that_the_repository_must_be_created_first(tmp_path: Path) -> None:
     body = b'{"errors": [{"code": "NAME_UNKNOWN", "message": "project plant not found"}]}'
     with (
         answering(answers(404, body)) as repository,

@@ -59,7 +59,7 @@ def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.
     assert asked == [f"http://registry.example/v2/models/blobs/{BLOB.digest}"]
 
 
-def test_a_certificate_that_the_clock_speaks_against_names_the_clock(
+def test_the_error_about_a_certificate_that_is_not_yet_valid_names_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock of a board without a battery starts in 1970."""
@@ -74,7 +74,7 @@ def test_a_certificate_that_the_clock_speaks_against_names_the_clock(
 @pytest.mark.parametrize(
     "date", ["Mon, 01 Jan 99999999999 00:00:00 GMT", "Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 2026", ", +", ""]
 )
-def test_a_time_that_cannot_be_is_none(date: str) -> None:
+def test_an_impossible_date_of_a_server_is_ignored(date: str) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(f"HTTP/1.1 404 Not Found\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode())
 
@@ -86,7 +86,7 @@ def test_a_time_that_cannot_be_is_none(date: str) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_kept_connection_that_the_server_closes_is_made_anew(tmp_path: Path, reset: bool) -> None:
+def test_a_request_on_a_kept_connection_that_the_server_closed_is_sent_again(tmp_path: Path, reset: bool) -> None:
     """The server closes while the next request is on its way, so the client cannot know of the close."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -114,7 +114,7 @@ def test_a_kept_connection_that_the_server_closes_is_made_anew(tmp_path: Path, r
     assert (tmp_path / "second").read_bytes() == CONTENT
 
 
-def test_a_head_that_comes_byte_by_byte_ends() -> None:
+def test_an_answer_whose_head_comes_byte_by_byte_is_given_up() -> None:
     ended = threading.Event()
 
     def drip(handler: BaseHTTPRequestHandler) -> None:
@@ -132,7 +132,7 @@ def test_a_head_that_comes_byte_by_byte_ends() -> None:
         ended.set()
 
 
-def test_a_login_is_not_sent_without_tls_nor_to_another_host(tmp_path: Path) -> None:
+def test_a_login_is_sent_neither_without_tls_nor_to_another_host(tmp_path: Path) -> None:
     seen: list[str | None] = []
 
     def other(handler: BaseHTTPRequestHandler) -> None:

@@ -24,7 +24,7 @@ def test_a_login_file_has_the_form_that_docker_writes(tmp_path: Path, name: str)
     assert read_credentials(file, "other.example.org") is None
 
 
-def test_no_file_is_no_login() -> None:
+def test_without_a_file_there_is_no_login() -> None:
     assert read_credentials(None, HOST) is None
 
 
@@ -55,7 +55,7 @@ def test_a_helper_that_cannot_run_is_named(tmp_path: Path, helper: str) -> None:
         read_credentials(write(tmp_path, {"credsStore": helper}), HOST)
 
 
-def test_an_identity_token_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_identity_token_is_refused_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`az acr login` writes such a file; the user and the password in it are not a login."""
     file = write(tmp_path, {"auths": {HOST: {"auth": "MDAwMDo=", "identitytoken": "eyJ"}}})
     with pytest.raises(ConfigInvalid, match=f"{file} has an identity token .*docker login --username USER {HOST}"):

@@ -23,7 +23,7 @@ def changes(values: list[float | None], limit: float = 100.0) -> list[Change | N
     return [next(iter(alarms.judge({"temp_c": value})), None) for value in values]
 
 
-def test_it_takes_two_windows_above_the_limit_to_raise_and_three_well_below_it_to_clear() -> None:
+def test_two_windows_above_the_limit_raise_an_alarm_and_three_well_below_it_clear_the_alarm() -> None:
     said = changes([101, 99, 101, 102, 95, 101, 89, 88, 87, 50])
     assert said == [
         None,
@@ -36,7 +36,7 @@ def test_it_takes_two_windows_above_the_limit_to_raise_and_three_well_below_it_t
     ]
 
 
-def test_a_reading_that_is_not_there_changes_nothing() -> None:
+def test_a_window_without_a_reading_is_ignored() -> None:
     assert changes([101, None, 102])[-1] == Change("temp_c", True, 102, 100)
 
 
@@ -85,7 +85,7 @@ class Device:
         return [payload for payload in payloads if "alarm" in payload]
 
 
-def test_errors_slowness_and_heat_are_reported_as_events_and_counted_in_the_metrics(tmp_path: Path) -> None:
+def test_alarms_of_errors_and_slowness_and_heat_are_events_and_are_counted_in_the_metrics(tmp_path: Path) -> None:
     device = Device(tmp_path, p99_ms=20)
     device.facts["temp_c"] = 91.5
     for _ in range(2):
@@ -106,21 +106,21 @@ def test_errors_slowness_and_heat_are_reported_as_events_and_counted_in_the_metr
     assert not any(name.startswith("alarm_") for name in metrics[0])
 
 
-def test_a_few_failures_in_a_quiet_window_are_no_alarm(tmp_path: Path) -> None:
+def test_a_few_failures_in_a_quiet_window_raise_no_alarm(tmp_path: Path) -> None:
     device = Device(tmp_path)
     for _ in range(4):
         device.window({"error": 5})
     assert not device.said()
 
 
-def test_few_requests_raise_an_alarm_once_windows_together_hold_enough(tmp_path: Path) -> None:
+def test_a_model_with_few_requests_raises_an_alarm_once_its_windows_together_hold_enough(tmp_path: Path) -> None:
     device = Device(tmp_path)
     for _ in range(8):  # two stretches of 20 requests
         device.window({"error": 5})
     assert [(event["event"], event["value"]) for event in device.said()] == [("alarm_raised", 1.0)]
 
 
-def test_a_model_that_is_asked_once_in_ten_windows_can_raise_an_alarm_too(tmp_path: Path) -> None:
+def test_a_model_with_one_request_in_ten_windows_can_raise_an_alarm(tmp_path: Path) -> None:
     device = Device(tmp_path)
     for minute in range(24):
         device.window({"error": 1} if minute % 10 == 0 else {})
@@ -150,7 +150,7 @@ def test_each_change_of_the_alarms_is_reported_once(tmp_path: Path) -> None:
     assert heard == [("temp_c",), ()]
 
 
-def test_a_model_that_is_asked_no_more_falls_silent_and_is_heard_again(tmp_path: Path) -> None:
+def test_the_alarm_of_a_model_without_requests_is_cleared_by_new_requests(tmp_path: Path) -> None:
     device = Device(tmp_path, silent_s=100)
     for _ in range(5):
         device.window({})
@@ -164,6 +164,6 @@ def test_a_model_that_is_asked_no_more_falls_silent_and_is_heard_again(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["error_share = 2", "temp_c = -1", "p99 = 5", "throttled = 1"])
-def test_limits_that_make_no_sense_are_refused(text: str) -> None:
+def test_invalid_limits_are_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="alarms"):
         parse_config(f'device = "d"\nprofile = "p"\n[alarms]\n{text}', "config.toml")

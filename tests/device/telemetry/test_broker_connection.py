@@ -14,7 +14,7 @@ from edgert.telemetry.broker_connection import (
 )
 
 
-def test_the_last_note_is_read(tmp_path: Path) -> None:
+def test_the_last_note_is_read_back(tmp_path: Path) -> None:
     assert read_broker_connection(tmp_path) == BrokerConnection()
     write_broker_connection(tmp_path, "telemetry.broker_unreachable", "no broker answers")
     write_broker_connection(tmp_path, CONNECTED, "connected to b:1883")
@@ -24,11 +24,11 @@ def test_the_last_note_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"state": "connected"}', "[" * 100_000])
-def test_a_damaged_note_is_none(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_note_is_read_as_no_note(tmp_path: Path, damage: str) -> None:
     (tmp_path / "connection.json").write_text(damage)
     assert read_broker_connection(tmp_path) == BrokerConnection()
 
 
-def test_a_folder_that_is_missing_costs_only_the_note(tmp_path: Path) -> None:
+def test_a_note_for_a_missing_folder_is_not_written(tmp_path: Path) -> None:
     write_broker_connection(tmp_path / "missing", CONNECTED, "")
     assert not (tmp_path / "missing").exists()

@@ -67,7 +67,7 @@ def device(tmp_path: Path, broker: Broker) -> Iterator[ForwardingDevice]:
     running.stop()
 
 
-def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_stopped(
+def test_a_device_sends_online_and_its_description_and_reports_and_offline_at_its_stop(
     device: ForwardingDevice, listen: Callable[[], Listener]
 ) -> None:
     listener = listen()
@@ -93,7 +93,7 @@ def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_
     }
 
 
-def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: Path) -> None:
+def test_no_report_is_lost_when_the_broker_stops_and_returns_twice(tmp_path: Path) -> None:
     # The broker keeps a session during its own restarts. The session gets the messages of that time later.
     store = ("persistence true", f"persistence_location {tmp_path}/")
     broker = Broker.in_folder(tmp_path / "broker", extra=store)
@@ -126,7 +126,7 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
     assert len(device.said) == 7, device.said
 
 
-def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
+def test_reports_continue_after_an_unreadable_spool_was_replaced(
     device: ForwardingDevice, listen: Callable[..., Listener], tmp_path: Path
 ) -> None:
     listener, worker = listen(), Spool(tmp_path / "telemetry.db")
@@ -147,7 +147,7 @@ def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
     worker.close()
 
 
-def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Broker) -> None:
+def test_a_rate_limits_the_speed_of_the_backlog(tmp_path: Path, broker: Broker) -> None:
     device = ForwardingDevice(tmp_path, broker.settings, rate_per_s=20)
     device.append(200)
     began = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broke
     assert "MQTT 5" in device.said[0]
 
 
-def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path: Path) -> None:
+def test_a_broker_that_requires_certificates_accepts_the_certificate_of_a_device(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     access = tmp_path / "access"
     access.write_text(f"user {TOPICS.device}\ntopic write edgert/v1/plant-a/{TOPICS.device}/#\n")
@@ -192,7 +192,7 @@ def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path:
     assert not any("refuses" in line for line in device.said), device.said
 
 
-def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_report_that_the_broker_refuses_stays_on_disk_and_does_not_delay_others(tmp_path: Path) -> None:
     access = tmp_path / "access"
     access.write_text(f"topic readwrite edgert/v1/+/+/status\ntopic readwrite {HIST}\n")
     with Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",)) as broker:
@@ -210,7 +210,7 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
     assert (connection.state, f"telemetry: {connection.text}") == (REFUSED, device.said[1])
 
 
-def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path) -> None:
+def test_the_shipped_access_list_allows_every_message_of_a_device(tmp_path: Path) -> None:
     access = Path(shutil.copy(ROOT / "examples/telemetry/mosquitto.acl", tmp_path / "access"))
     with Broker.in_folder(tmp_path / "broker", secured=True, extra=(f"acl_file {access}",)) as broker:
         device = ForwardingDevice(tmp_path, broker.settings)
@@ -222,7 +222,7 @@ def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path)
     assert not any("refuses" in line for line in device.said), device.said
 
 
-def test_a_device_that_moved_to_another_site_sends_what_waited_and_says_nothing_more_of_the_former_one(
+def test_a_device_that_moved_to_another_site_sends_its_backlog_and_clears_the_former_site(
     tmp_path: Path, broker: Broker
 ) -> None:
     former = Topics("plant-z", TOPICS.device)
@@ -245,7 +245,7 @@ def test_a_device_that_moved_to_another_site_sends_what_waited_and_says_nothing_
     assert len(listener.payloads(former.deploy)) == 1  # the broker retains one message
 
 
-def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
+def test_a_device_announces_itself_to_home_assistant_if_configured(
     tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
 ) -> None:
     device = ForwardingDevice(tmp_path, broker.settings, home_assistant="homeassistant")
@@ -269,7 +269,7 @@ def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
     assert both["availability_topic"] == TOPICS.status
 
 
-def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
+def test_a_device_is_online_again_although_the_broker_sent_lost_for_its_old_connection(
     tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
 ) -> None:
     later = [0.0]
@@ -307,7 +307,9 @@ def heard_in_session(broker: Broker) -> list[int]:
     return heard
 
 
-def test_a_hint_is_passed_on_once_though_the_broker_sends_it_at_each_connection(tmp_path: Path, broker: Broker) -> None:
+def test_a_hint_is_passed_on_once_although_the_broker_sends_it_at_each_connection(
+    tmp_path: Path, broker: Broker
+) -> None:
     device = ForwardingDevice(tmp_path, broker.settings, hint_topic="edgert/hint/stable")
     publisher = Connection(broker.settings)
     device.start()
@@ -330,7 +332,7 @@ def test_a_hint_is_passed_on_once_though_the_broker_sends_it_at_each_connection(
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
 @pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit"])
-def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
+def test_a_message_that_is_too_large_for_the_broker_does_not_delay_others(
     tmp_path: Path, limit: str, protocol: str
 ) -> None:
     with Broker.in_folder(tmp_path / "broker", extra=(f"{limit} 2000",)) as broker:
@@ -349,7 +351,9 @@ def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
     assert sum("does not accept a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
 
 
-def test_a_message_that_a_bad_link_held_back_arrives_after_the_next_one(tmp_path: Path, broker: Broker) -> None:
+def test_a_message_that_was_held_back_for_a_bad_link_arrives_after_the_next_message(
+    tmp_path: Path, broker: Broker
+) -> None:
     device, listener = ForwardingDevice(tmp_path, broker.settings), Listener(broker.settings)
     device.append(3)
     (first,) = device.spool.take(1)

@@ -43,7 +43,7 @@ def listener(broker: Broker) -> Iterator[Listener]:
     listening.stop()
 
 
-def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_process_reports(
+def test_an_idle_forwarder_needs_no_measurable_time_and_sends_reports_of_another_process(
     tmp_path: Path, broker: Broker, listener: Listener
 ) -> None:
     forwarder = start_forwarder(tmp_path, broker.settings)
@@ -66,7 +66,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost(
+def test_the_broker_sends_lost_when_the_forwarder_is_killed_and_no_report_is_lost(
     tmp_path: Path, broker: Broker, listener: Listener
 ) -> None:
     spool = Spool(StateDir(state_folder(tmp_path, broker.settings)).spool)
@@ -93,7 +93,7 @@ def test_the_process_stops_within_two_seconds_while_its_broker_is_down(tmp_path:
     stop(forwarder)
 
 
-def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_path: Path) -> None:
+def test_the_process_stops_within_two_seconds_while_its_broker_is_silent(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", silent.getsockname()[1]))
         accepted, _ = silent.accept()
@@ -102,9 +102,7 @@ def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_
 
 
 @pytest.mark.parametrize("action", [("--boot", "b1"), ("--clear", "show")])
-def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(
-    tmp_path: Path, action: tuple[str, str]
-) -> None:
+def test_an_invalid_configuration_ends_the_process_with_the_reason(tmp_path: Path, action: tuple[str, str]) -> None:
     ended = start_forwarder(tmp_path, MqttSettings("127.0.0.1", 1883), device="7", action=action)
     _, said = ended.communicate()
     assert ended.returncode == ConfigInvalid.exit_code

@@ -12,7 +12,7 @@ def ended(held: HeldBack, *in_flight: int, lasted_s: float = 1.0) -> int | None:
     return held.hung_up(in_flight, lasted_s)
 
 
-def test_the_message_that_each_connection_ends_at_is_held_back() -> None:
+def test_a_message_that_several_connections_in_a_row_end_at_is_held_back() -> None:
     held = HeldBack()
     found = [ended(held, 7, *(() if held.one_at_a_time else (8, 9))) for _ in range(HANG_UPS_MAX)]
     assert found == [None] * (HANG_UPS_MAX - 1) + [7]
@@ -22,7 +22,7 @@ def test_the_message_that_each_connection_ends_at_is_held_back() -> None:
     assert (7 in held, 8 in held) == (True, False)
 
 
-def test_a_connection_that_lasted_or_had_nothing_under_way_blames_no_message() -> None:
+def test_no_message_is_blamed_for_a_connection_that_lasted_or_had_no_message_in_flight() -> None:
     held = HeldBack()
     for _ in range(2 * HANG_UPS_MAX):
         assert ended(held, 7, lasted_s=SOON_S + 1) is None
@@ -49,7 +49,7 @@ def test_a_held_back_message_is_tried_again_a_day_later() -> None:
     assert 7 not in held
 
 
-def test_a_message_that_a_bad_link_held_up_is_tried_again_once_the_broker_accepts_one_like_it() -> None:
+def test_a_message_that_is_held_back_is_tried_again_once_the_broker_accepts_a_similar_one() -> None:
     held = HeldBack()
     held.add(7, TOPIC, 100)
     assert not held.acknowledged(8, TOPIC, 99)

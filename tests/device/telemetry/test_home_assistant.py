@@ -10,7 +10,7 @@ from edgert.telemetry.home_assistant import discovery, node_id
 from edgert.telemetry.messages import Topics
 
 
-def test_no_two_devices_are_the_same_to_a_broker_or_to_home_assistant() -> None:
+def test_each_device_has_its_own_ids_at_the_broker_and_in_home_assistant() -> None:
     names = ["a" + "".join(rest) for length in range(3) for rest in product("a_-.", repeat=length)]
     fleet = [Topics(site, device) for site, device in product(names, names)]
     assert len({topics.client_id for topics in fleet}) == len(fleet)

@@ -42,7 +42,7 @@ def hist_payload(**changes: object) -> bytes:
         (TOPICS.hist("digits"), Topic("plant-a", "pi-07", "hist", "digits")),
     ],
 )
-def test_a_topic_parses_to_what_it_was_built_from(topic: str, parsed: Topic) -> None:
+def test_a_topic_is_parsed_into_the_parts_that_it_was_built_from(topic: str, parsed: Topic) -> None:
     assert topic.startswith("edgert/v1/plant-a/pi-07/")
     assert topic.count("/") <= 6
     assert parse_topic(topic) == parsed
@@ -71,17 +71,17 @@ def test_an_id_that_cannot_be_a_topic_level_is_refused(bad: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["7", "1.10", "1e5", "0x1f", "nan", "inf", "1_000"])
-def test_an_id_that_reads_as_a_number_is_refused_and_the_way_out_is_named(number: str) -> None:
+def test_an_id_that_reads_as_a_number_is_refused_with_a_proposal(number: str) -> None:
     with pytest.raises(ConfigInvalid, match=f"'d{number}'"):
         Topics("plant-a", number)
 
 
 @pytest.mark.parametrize("good", ["d7", "3rd-floor", "pi_07", "a.b", "A", "1.10-rc"])
-def test_an_id_with_a_letter_is_taken(good: str) -> None:
+def test_an_id_with_a_letter_is_accepted(good: str) -> None:
     assert parse_topic(Topics(good, good).hist(good)).model == good
 
 
-def test_metrics_carry_every_field_of_the_contract_flat() -> None:
+def test_the_payload_of_metrics_is_flat_and_has_every_field_of_the_contract() -> None:
     facts = {"clock_synced": True, "rss_bytes": 5, "temp_c": 41.5, "throttled": None}
     fields = messages.metrics_fields(report(), up=True, model_version="r7", facts=facts)
     payload = json.loads(messages.dump({**messages.envelope(ts_ms=17, boot="b1", seq=1), **fields}))
@@ -107,7 +107,7 @@ def test_a_window_without_requests_leaves_out_every_figure_of_requests() -> None
     assert (payload["req_total"], payload["err_total"], payload["lat_le_10ms_total"]) == (1, 1, 0)
 
 
-def test_metrics_come_back_as_they_were_sent() -> None:
+def test_metrics_are_read_back_unchanged() -> None:
     fields = messages.metrics_fields(report(), up=False, model_version="r7", facts={})
     read = MetricsMessage.from_json(messages.dump({**messages.envelope(ts_ms=17, boot="b1", seq=4), **fields}))
     assert (read.ts_ms, read.boot, read.seq, read.window_s, read.model_version) == (17, "b1", 4, 60.0, "r7")
@@ -115,14 +115,14 @@ def test_metrics_come_back_as_they_were_sent() -> None:
     assert read.number("not_there") == 0
 
 
-def test_a_hist_comes_back_as_the_same_sketch() -> None:
+def test_a_histogram_is_read_back_as_the_same_sketch() -> None:
     read = HistMessage.from_json(hist_payload())
     assert (read.boot, read.seq, read.window_s) == ("b1", 3, 60.0)
     assert read.sketch == report().latency
     assert read.sketch.sum == pytest.approx(9.04)
 
 
-def test_a_field_that_is_not_known_does_no_harm() -> None:
+def test_an_unknown_field_is_ignored() -> None:
     assert HistMessage.from_json(hist_payload(colour="blue")).seq == 3
 
 
@@ -140,7 +140,7 @@ def test_a_field_that_is_not_known_does_no_harm() -> None:
         {"sum": "much"},
     ],
 )
-def test_a_hist_that_could_not_be_merged_is_refused(changes: dict[str, object]) -> None:
+def test_a_histogram_that_could_not_be_merged_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         HistMessage.from_json(hist_payload(**changes))
 
@@ -150,7 +150,7 @@ def test_a_hist_that_could_not_be_merged_is_refused(changes: dict[str, object]) 
     [b"", b"\xff", b"[]", b"7", b'{"v":1,"a":[1]}', b'{"v":1,"a":{}}', b"{}", b" " * 70_000, b"[" * 60_000],
 )
 @pytest.mark.parametrize("read", [HistMessage.from_json, MetricsMessage.from_json, messages.load])
-def test_bytes_that_are_no_payload_are_refused(payload: bytes, read: Callable[[bytes], object]) -> None:
+def test_bytes_that_are_not_a_payload_are_refused(payload: bytes, read: Callable[[bytes], object]) -> None:
     with pytest.raises(ProtocolError):
         read(payload)
 
@@ -166,6 +166,6 @@ def test_a_boot_id_that_reads_as_a_number_is_refused() -> None:
         messages.envelope(ts_ms=1, boot="12345678")
 
 
-def test_subscriptions_cover_one_site_or_all() -> None:
+def test_subscriptions_cover_one_site_or_all_sites() -> None:
     assert messages.subscriptions("plant-a") == ("edgert/v1/plant-a/#",)
     assert messages.subscriptions() == ("edgert/v1/+/#",)

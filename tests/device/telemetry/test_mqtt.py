@@ -37,7 +37,7 @@ def test_a_wrong_password_is_refused_with_the_next_step(tmp_path: Path, secured:
         Connection(replace(secured.settings, password_file=str(wrong))).open()
 
 
-def test_a_login_without_a_user_name_is_told_to_give_one(secured: Broker) -> None:
+def test_the_refusal_of_a_login_without_a_user_name_asks_for_a_user_name(secured: Broker) -> None:
     with pytest.raises(BrokerRefused, match=r"without a user name.*give a user name and a password file"):
         Connection(replace(secured.settings, username="", password_file="")).open()
 
@@ -47,12 +47,12 @@ def test_a_certificate_of_an_unknown_authority_is_refused(secured: Broker) -> No
         Connection(replace(secured.settings, ca="")).open()
 
 
-def test_tls_to_a_port_without_it_is_an_error_that_says_so(broker: Broker) -> None:
+def test_the_error_of_tls_to_a_port_without_tls_names_tls(broker: Broker) -> None:
     with pytest.raises((BrokerTlsFailed, BrokerUnreachable), match="TLS"):
         Connection(replace(broker.settings, tls=True)).open()
 
 
-def test_no_tls_to_a_port_with_it_is_an_error_that_says_so(secured: Broker) -> None:
+def test_the_error_of_plain_mqtt_to_a_port_with_tls_names_tls(secured: Broker) -> None:
     plain = MqttSettings("127.0.0.1", secured.port)
     with pytest.raises(BrokerUnreachable, match="whether the port speaks TLS"):
         Connection(plain).open()
@@ -64,7 +64,7 @@ def test_a_port_where_nothing_listens_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\x20\x02\x00\x01", b""], ids=["refuses-the-version", "hangs-up"])
-def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1(answer: bytes) -> None:
+def test_a_client_speaks_mqtt_3_1_1_to_a_broker_that_does_not_know_mqtt_5(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         levels: list[int] = []
 
@@ -87,7 +87,7 @@ def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1(answer: bytes) -> None:
     assert levels == [5, 4]
 
 
-def test_one_protocol_can_be_asked_for(broker: Broker) -> None:
+def test_the_settings_can_demand_one_version_of_mqtt(broker: Broker) -> None:
     connection = Connection(replace(broker.settings, protocol="3.1.1"))
     connection.open()
     assert connection.protocol == "3.1.1"
@@ -129,7 +129,7 @@ def answered_by(connack: bytes) -> Iterator[tuple[Connection, socket.socket]]:
         connection.abandon()
 
 
-def test_no_more_messages_wait_for_the_broker_than_it_allows() -> None:
+def test_the_number_of_unacknowledged_messages_stays_within_the_limit_of_the_broker() -> None:
     with answered_by(b"\x20\x06\x00\x00\x03\x21\x00\x02") as (connection, broker):  # Receive Maximum 2
         for _ in range(5):
             connection.publish("abc", b"12345678", 1)
@@ -157,7 +157,7 @@ def test_the_reason_with_which_a_broker_ends_a_connection_is_reported() -> None:
             serve()
 
 
-def test_two_clients_of_one_id_are_told_of_each_other_whatever_the_broker_says(broker: Broker) -> None:
+def test_a_client_that_another_client_with_the_same_id_replaced_names_this_cause(broker: Broker) -> None:
     first, second = Connection(broker.settings, "pi"), Connection(broker.settings, "pi")
     first.open()
     second.open()
@@ -171,7 +171,7 @@ def test_two_clients_of_one_id_are_told_of_each_other_whatever_the_broker_says(b
     second.close()
 
 
-def test_a_broker_without_retained_messages_or_qos_1_is_told_to_allow_them(tmp_path: Path) -> None:
+def test_the_error_of_a_broker_without_retained_messages_or_qos_1_names_the_setting(tmp_path: Path) -> None:
     for setting in ("retain_available true", "max_qos 1"):
         word, value = setting.split()
         wrong = f"{word} {'false' if value == 'true' else 0}"

@@ -38,7 +38,7 @@ def recorder_of(*recorded: RequestSpan) -> WindowRecorder:
     return recorder
 
 
-def test_totals_accumulate_over_windows_while_sketches_hold_one() -> None:
+def test_totals_accumulate_over_all_windows_and_sketches_cover_one_window() -> None:
     clock = Clock()
     recorder = WindowRecorder("digits", clock)
     recorder.record(ok(3_000))
@@ -76,7 +76,7 @@ def requests_up_to(most_us: int) -> st.SearchStrategy[list[tuple[int, int, int, 
 
 
 @given(st.sampled_from([1_000, 40_000, 2**30]).flatmap(requests_up_to))
-def test_a_window_holds_what_sketches_of_single_values_hold(requests: list[tuple[int, int, int, bool]]) -> None:
+def test_the_sketches_of_a_window_equal_sketches_of_single_values(requests: list[tuple[int, int, int, bool]]) -> None:
     wanted: dict[str, list[float]] = {"latency": [], "cache": [], "engine": [], "encode": []}
     recorder = WindowRecorder("digits", Clock())
     for total_us, stage_us, batch, answered in requests:
@@ -95,7 +95,7 @@ def test_a_window_holds_what_sketches_of_single_values_hold(requests: list[tuple
         assert made[name].sum == pytest.approx(sum(times_ms))
 
 
-def test_a_cache_hit_says_nothing_about_the_engine() -> None:
+def test_a_cache_hit_does_not_count_in_the_figures_of_the_engine() -> None:
     hit = RequestSpan("ok", 40, StageTimes(cache_us=5), batch=0, cache_hit=True)
     ran = RequestSpan("ok", 900, StageTimes(cache_us=6, queue_us=20, engine_us=800), batch=1)
     report = recorder_of(hit, ran).cut()
@@ -112,7 +112,7 @@ def test_batch_mean_is_the_mean_over_engine_runs_not_over_requests() -> None:
     assert recorder_of().cut().batch_mean == 0
 
 
-def test_spans_recorded_by_many_threads_while_windows_are_cut_are_each_counted_once() -> None:
+def test_each_span_of_many_threads_is_counted_once_while_windows_are_cut() -> None:
     recorder = WindowRecorder("digits")
 
     def serve() -> None:
@@ -135,7 +135,7 @@ def test_more_spans_than_the_buffer_holds_are_all_counted() -> None:
     assert recorder.cut().totals.requests == PENDING_MAX * 2 + 3
 
 
-def test_many_threads_need_no_more_memory_than_one() -> None:
+def test_many_threads_need_no_more_memory_than_one_thread() -> None:
     """A bytearray left 4.6 MB in the C library's memory of each thread that filled it: 74 MB on two cores."""
     recorder, turn, done = WindowRecorder("digits", Clock()), threading.Lock(), threading.Event()
 
@@ -158,14 +158,14 @@ def test_many_threads_need_no_more_memory_than_one() -> None:
     assert grown < 25
 
 
-def test_a_count_takes_several_slices() -> None:
+def test_more_spans_than_one_slice_are_all_counted() -> None:
     recorder = recorder_of(*[ok(i % 7) for i in range(SLICE * 2 + 5)])
     report = recorder.cut()
     assert report.latency.count == SLICE * 2 + 5
     assert report.totals.latency_sum_us == sum(i % 7 for i in range(SLICE * 2 + 5))
 
 
-def test_a_snapshot_shows_everything_since_the_start_and_takes_nothing_from_the_window() -> None:
+def test_a_snapshot_covers_all_time_since_the_start_and_leaves_the_window_unchanged() -> None:
     recorder = recorder_of(ok(1_000))
     recorder.cut()
     recorder.record(ok(2_000))
@@ -178,11 +178,11 @@ def test_a_snapshot_shows_everything_since_the_start_and_takes_nothing_from_the_
     assert live.latency_ms.max == 2.0
 
 
-def test_a_snapshot_before_the_first_window_has_none() -> None:
+def test_a_snapshot_before_the_end_of_the_first_window_has_no_last_window() -> None:
     assert recorder_of().snapshot().last_window is None
 
 
-def test_totals_keep_the_sum_of_every_stage_apart_from_what_was_refused() -> None:
+def test_the_totals_of_the_stages_do_not_include_refused_requests() -> None:
     recorder = recorder_of()
     recorder.record(RequestSpan("ok", 100, StageTimes(1, 2, 3, 4, 50, 6), 7, batch=2))
     recorder.record(RequestSpan("ok", 20, StageTimes(1, 2, 5, 0, 0, 6), 7, cache_hit=True))

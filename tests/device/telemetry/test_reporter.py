@@ -56,7 +56,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_a_window_is_reported_when_it_is_over_and_not_before(bench: Bench) -> None:
+def test_a_window_is_reported_at_its_end_and_not_before(bench: Bench) -> None:
     bench.recorder.record(RequestSpan("ok", 2_000))
     assert not bench.after(59)
     assert bench.spool.take(10) == []
@@ -69,13 +69,13 @@ def test_a_window_is_reported_when_it_is_over_and_not_before(bench: Bench) -> No
     assert (read.number("req_total"), read.number("up"), read.number("rss_bytes")) == (1, 1, 7)
 
 
-def test_after_a_suspend_there_is_one_long_window_not_many_short_ones(bench: Bench) -> None:
+def test_after_a_suspend_one_long_window_is_reported_and_not_many_short_windows(bench: Bench) -> None:
     assert bench.after(3600)
     assert not bench.after(1)
     assert MetricsMessage.from_json(bench.spool.take(2)[1].payload).window_s == 3600
 
 
-def test_stop_reports_the_part_of_a_window_that_is_left_and_says_that_the_model_is_down(bench: Bench) -> None:
+def test_a_stop_reports_the_rest_of_the_window_and_that_the_model_is_down(bench: Bench) -> None:
     bench.recorder.record(RequestSpan("ok", 2_000))
     bench.clock.now += 7
     bench.reporter.stop()
@@ -93,7 +93,7 @@ def test_an_event_names_model_and_version(bench: Bench) -> None:
     assert (fields["model"], fields["model_version"], fields["tries"]) == ("digits", "r7", 3)
 
 
-def test_a_spool_that_refuses_is_said_once_and_reporting_goes_on_when_it_works_again(tmp_path: Path) -> None:
+def test_a_failing_spool_is_logged_once_and_reports_continue_when_it_works_again(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     folder.mkdir()
     bench = Bench(folder)
@@ -108,7 +108,7 @@ def test_a_spool_that_refuses_is_said_once_and_reporting_goes_on_when_it_works_a
     assert len(bench.said) == 2
 
 
-def test_the_thread_reports_by_itself_and_stops(tmp_path: Path) -> None:
+def test_the_thread_sends_reports_and_stops(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "telemetry.db")
     reporter = Reporter(WindowRecorder("digits"), spool, ReporterSettings(TOPICS, "b1", "r7", 0.05))
     reporter.start()
@@ -119,7 +119,7 @@ def test_the_thread_reports_by_itself_and_stops(tmp_path: Path) -> None:
     assert json.loads(spool.take(100)[-1].payload)["up"] == 0
 
 
-def test_it_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
+def test_the_reporter_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
     assert bench.reporter.pause_s() == 60
     bench.recorder.record(RequestSpan("ok", 2_000))
     bench.after(20)
@@ -128,7 +128,7 @@ def test_it_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
     assert bench.reporter.pause_s() == 60
 
 
-def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(tmp_path: Path) -> None:
+def test_a_day_without_a_broker_loses_no_event_and_counts_every_lost_window(tmp_path: Path) -> None:
     bench = Bench(tmp_path, rows=1000)
     held: list[int] = []
     for minute in range(24 * 60):

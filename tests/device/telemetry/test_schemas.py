@@ -31,7 +31,7 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_schema_is_one_and_says_what_every_field_means(kind: str) -> None:
+def test_each_schema_is_a_valid_schema_and_describes_every_field(kind: str) -> None:
     Draft202012Validator.check_schema(schema(kind))
     for name, field in schema(kind).get("properties", {}).items():
         assert len(field["description"]) > 10, name
@@ -67,7 +67,7 @@ def ajv() -> Path:
     return folder
 
 
-def test_every_schema_loads_in_ajv_as_strict_as_it_gets(ajv: Path) -> None:
+def test_every_schema_loads_in_ajv_in_its_strictest_mode(ajv: Path) -> None:
     said: dict[str, dict[str, Any]] = {"status": {"schema": schema("status"), "good": "online", "bad": "asleep"}}
     for kind in KINDS:
         if kind != "status":

@@ -43,7 +43,7 @@ def test_merging_is_associative(a: list[float], b: list[float], c: list[float]) 
 
 
 @given(st.lists(latencies_ms, min_size=1, max_size=300), quantiles)
-def test_a_quantile_is_within_the_stated_bound_of_the_exact_one(values: list[float], q: float) -> None:
+def test_a_quantile_is_within_the_stated_error_of_the_exact_quantile(values: list[float], q: float) -> None:
     assert RELATIVE_ERROR_MAX < 0.0109
     assert sketch_of(values).quantile(q) == pytest.approx(nearest_rank(values, q), rel=RELATIVE_ERROR_MAX + 1e-9)
 
@@ -62,7 +62,7 @@ def drawn(number: int) -> list[float]:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_every_percentile_that_a_user_writes_is_the_one_of_that_rank(number: int) -> None:
+def test_every_percentile_that_a_user_writes_has_its_exact_rank(number: int) -> None:
     sample = drawn(number)
     sketch = sketch_of(sample)
     for text in ("50", "75", "90", "95", "99", "99.5", "99.9", "99.95", "99.99"):
@@ -72,7 +72,7 @@ def test_every_percentile_that_a_user_writes_is_the_one_of_that_rank(number: int
 
 
 @given(samples)
-def test_the_wire_form_holds_everything(values: list[float]) -> None:
+def test_a_sketch_is_read_back_from_its_wire_form_unchanged(values: list[float]) -> None:
     sketch = sketch_of(values)
     copy = Sketch.decode(sketch.encode(), zero=sketch.zero, sum_ms=sketch.sum, min_ms=sketch.min, max_ms=sketch.max)
     assert copy == sketch
@@ -95,7 +95,7 @@ def test_an_empty_sketch_answers_zero() -> None:
     assert Sketch().encode() == ""
 
 
-def test_the_mean_of_devices_percentiles_is_wrong_where_the_merged_sketch_is_right() -> None:
+def test_the_merged_sketch_is_right_although_the_mean_of_the_percentiles_is_wrong() -> None:
     # Nine fast devices and a slow one show the reason why devices send sketches, not percentiles.
     fleet = [[1.0] * 1000 for _ in range(9)] + [[100.0] * 1000]
     pooled = [value for device in fleet for value in device]

@@ -58,20 +58,20 @@ def test_messages_come_out_oldest_first_and_stay_until_they_are_done(path: Path)
     assert spool.stats().rows == 1
 
 
-def test_each_stream_counts_by_itself(path: Path) -> None:
+def test_each_stream_has_its_own_sequence_numbers(path: Path) -> None:
     spool = Spool(path)
     first, *others = [add(spool, stream=name) for name in ("a", "b", "a", "a", "b")]
     assert [seq - first for seq in others] == [0, 1, 2, 1]
 
 
-def test_counting_goes_on_where_the_last_process_left_off(path: Path) -> None:
+def test_the_sequence_numbers_continue_after_the_last_process(path: Path) -> None:
     spool = Spool(path)
     first = add(spool)
     spool.close()
     assert add(Spool(path)) == first + 1
 
 
-def test_when_full_metrics_go_first_and_events_last_and_each_loss_is_counted(path: Path) -> None:
+def test_a_full_spool_drops_metrics_first_and_events_last_and_counts_each_loss(path: Path) -> None:
     spool = Spool(path, rows_max=4)
     kinds = ("event", "hist", "metrics", "metrics", "metrics", "hist", "hist", "event", "event")
     before = min(add(spool, kind, stream=kind) for kind in kinds) - 1
@@ -81,7 +81,7 @@ def test_when_full_metrics_go_first_and_events_last_and_each_loss_is_counted(pat
     assert spool.stats().lost_total == 5
 
 
-def test_the_bound_in_bytes_holds(path: Path) -> None:
+def test_the_spool_keeps_to_its_limit_in_bytes(path: Path) -> None:
     spool = Spool(path, bytes_max=10_000)
     appended = [add(spool, size=900) for _ in range(50)]
     stats = spool.stats()
@@ -90,14 +90,14 @@ def test_the_bound_in_bytes_holds(path: Path) -> None:
     assert seqs(spool.take(50))[-1] == appended[-1]
 
 
-def test_one_message_larger_than_the_spool_drives_nothing_else_out(path: Path) -> None:
+def test_a_message_larger_than_the_spool_displaces_no_other_message(path: Path) -> None:
     spool = Spool(path, bytes_max=1_000)
     first = add(spool)
     assert add(spool, "event", stream="event", size=5_000) == first
     assert (spool.stats().rows, spool.stats().lost) == (1, {"event": 1})
 
 
-def test_usage_is_what_lies_there(path: Path) -> None:
+def test_the_usage_is_zero_after_all_messages_are_deleted(path: Path) -> None:
     spool = Spool(path)
     for _ in range(5):
         add(spool)
@@ -135,7 +135,7 @@ def test_appended_messages_survive_the_kill_of_their_process(path: Path) -> None
 @pytest.mark.parametrize(
     "content", [b"this is no database", b"SQLite format 3\x00" + b"\xff" * 9000], ids=["foreign", "torn"]
 )
-def test_a_corrupt_file_is_set_aside_and_a_fresh_one_begun(path: Path, content: bytes) -> None:
+def test_a_corrupt_file_is_set_aside_and_a_new_file_is_begun(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     said: list[str] = []
     spool = Spool(path, log=said.append)
@@ -152,7 +152,7 @@ def test_a_file_of_another_schema_is_set_aside(path: Path) -> None:
     assert path.with_name("telemetry.db.corrupt-1").exists()
 
 
-def test_a_file_that_goes_bad_in_use_is_replaced_once_and_every_process_follows(path: Path) -> None:
+def test_a_file_that_becomes_corrupt_in_use_is_replaced_once_for_all_processes(path: Path) -> None:
     first, second = Spool(path), Spool(path)
     for _ in range(40):
         add(first, size=500)
@@ -243,12 +243,12 @@ def test_a_spool_that_an_older_program_left_without_its_usage_is_repaired(path: 
     assert spool.stats().rows == 2
 
 
-def test_a_folder_that_does_not_exist_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match="folder"):
         Spool(tmp_path / "nowhere" / "telemetry.db")
 
 
-def test_a_payload_that_cannot_be_built_leaves_nothing_behind(path: Path) -> None:
+def test_a_payload_that_cannot_be_built_leaves_no_message(path: Path) -> None:
     spool = Spool(path)
     with pytest.raises(ZeroDivisionError):
         spool.append("s", "t", lambda seq: {"x": 1 / 0}, 1, "hist")
@@ -257,7 +257,7 @@ def test_a_payload_that_cannot_be_built_leaves_nothing_behind(path: Path) -> Non
     assert spool.append("s", "t", lambda seq: {}, 1, "hist") == first
 
 
-def test_the_last_word_on_a_retained_topic_is_kept_and_changes_are_distinguished(path: Path) -> None:
+def test_the_last_message_of_a_retained_topic_is_kept_and_only_later_changes_are_returned(path: Path) -> None:
     spool = Spool(path)
     spool.retain("deploy", {"digits_active": "r1"})
     spool.retain("deploy", {"digits_active": "r2"})

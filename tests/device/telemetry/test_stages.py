@@ -40,12 +40,12 @@ def unpacked(packed: bytes) -> tuple[list[int], list[int]]:
     return cells.tolist(), counts.tolist()
 
 
-def test_every_stage_of_a_request_has_a_number_that_stores_keep() -> None:
+def test_every_stage_of_a_request_has_a_fixed_number() -> None:
     assert set(stages.NUMBERED) == set(STAGES)
     assert stages.NUMBERED[:7] == ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
 
 
-def test_percentiles_of_a_report_are_those_that_numpy_finds_in_the_raw_times() -> None:
+def test_percentiles_of_a_report_equal_those_of_numpy_for_the_raw_times() -> None:
     dice, recorder = np.random.default_rng(5), WindowRecorder("digits", lambda: 0.0)
     raw = {name: np.rint(dice.lognormal(4 + n, 1.5, REQUESTS)).astype(int) for n, name in enumerate(STAGES)}
     raw["cache"][:1500] = 0
@@ -69,7 +69,7 @@ def test_a_window_without_requests_has_no_stages() -> None:
     assert b"stages" not in messages.dump(fields)
 
 
-def test_the_fullest_histograms_stay_within_the_payload_and_their_latencies_are_sent() -> None:
+def test_the_largest_histograms_fit_into_the_payload() -> None:
     dice, every = np.random.default_rng(3), range(INDEX_MIN, INDEX_MAX + 1)
     full = {name: Sketch.of_counts({index: int(dice.integers(2**19)) + 1 for index in every}, 1) for name in STAGES}
     text = stages.text_of(full)
@@ -93,7 +93,7 @@ def test_a_stage_of_a_later_version_is_left_out() -> None:
         base64.b64encode(zlib.compress(bytes([1, 0, 1, 0, 0, 0])) + b"more").decode(),
     ],
 )  # fmt: skip
-def test_broken_stages_are_refused_and_the_report_is_not(broken: str) -> None:
+def test_broken_stages_are_refused_but_not_their_report(broken: str) -> None:
     with pytest.raises(ProtocolError, match="stages are"):
         stages.packed_of(broken)
     recorder = WindowRecorder("digits", lambda: 0.0)

@@ -10,7 +10,7 @@ import pytest
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE, BootClock
 
 
-def test_an_end_is_over_when_its_time_has_come_or_the_device_was_restarted() -> None:
+def test_an_end_is_over_once_its_time_has_passed_or_the_device_was_restarted() -> None:
     clock = BootClock()
     now_s = clock.now_s()
     assert 5.0 < clock.left_s(clock.boot_id, now_s + 10) <= 10.0

@@ -31,7 +31,7 @@ def claims(tmp_path: Path, clock: Clock) -> Claims:
     return Claims(StateDir(tmp_path), "board", clock)
 
 
-def test_the_second_is_refused_with_who_and_since_when(claims: Claims) -> None:
+def test_the_refusal_of_a_second_claim_names_the_holder_and_the_time(claims: Claims) -> None:
     claims.acquire("mlp", "ann@desk", 60)
     with pytest.raises(
         DeployUnderWay, match=r"another deployment of mlp is in progress on board \(since 2.*, by ann@desk\)"
@@ -40,7 +40,7 @@ def test_the_second_is_refused_with_who_and_since_when(claims: Claims) -> None:
     claims.acquire("other", "bob@desk", 60)
 
 
-def test_a_released_one_is_free_and_a_foreign_token_releases_nothing(claims: Claims) -> None:
+def test_a_claim_is_released_by_its_own_token_only(claims: Claims) -> None:
     first = claims.acquire("mlp", "ann@desk", 60)
     claims.release("mlp.0123")
     with pytest.raises(DeployUnderWay):
@@ -72,25 +72,25 @@ def test_an_expired_claim_that_nobody_replaced_can_be_renewed(claims: Claims, cl
         claims.acquire("mlp", "bob@desk", 60)
 
 
-def test_a_claim_without_a_valid_time_blocks_nobody(claims: Claims) -> None:
+def test_a_claim_without_a_valid_time_does_not_block_others(claims: Claims) -> None:
     claims.acquire("mlp", "ann@desk", math.nan)
     claims.acquire("mlp", "bob@desk", 60)
 
 
-def test_a_reboot_ends_it(claims: Claims, clock: Clock) -> None:
+def test_a_reboot_ends_a_claim(claims: Claims, clock: Clock) -> None:
     claims.acquire("mlp", "ann@desk", 60)
     clock.boot_id = "next"
     claims.acquire("mlp", "bob@desk", 60)
 
 
-def test_the_next_of_a_host_takes_the_place_of_its_dead_one(claims: Claims) -> None:
+def test_a_new_claim_of_a_host_replaces_its_dead_claim(claims: Claims) -> None:
     dead = claims.acquire("mlp", "ann@desk", 60)
     claims.acquire("mlp", "ann@desk", 60, instead_of=dead.token)
     with pytest.raises(DeployUnderWay):
         claims.renew(dead.token)
 
 
-def test_a_torn_claim_holds_nobody_up(claims: Claims, tmp_path: Path) -> None:
+def test_a_torn_file_of_a_claim_does_not_block_others(claims: Claims, tmp_path: Path) -> None:
     claims.acquire("mlp", "ann@desk", 60)
     (tmp_path / "claims" / "mlp.json").write_text("{")
     claims.acquire("mlp", "bob@desk", 60)

@@ -11,7 +11,7 @@ from tests.support.devices import a_device
 
 
 @pytest.mark.timeout(1800)
-def test_crash_point_each_call_killed_or_failed_leaves_the_old_version_or_the_new() -> None:
+def test_crash_point_each_killed_or_failed_call_leaves_the_old_or_the_new_version() -> None:
     """SIGKILL, ENOSPC and EIO at every call that changes files; `-s` shows the list."""
     points = try_all()
     print("\n" + table(points))
@@ -21,7 +21,7 @@ def test_crash_point_each_call_killed_or_failed_leaves_the_old_version_or_the_ne
         assert len(runs) >= 4 * len(FAULTS), f"the calls of {operation} were not counted"
 
 
-def test_crash_point_leftovers_are_cleared_away_when_the_daemon_starts() -> None:
+def test_crash_point_leftovers_are_removed_when_the_daemon_starts() -> None:
     with a_device(started=False) as device:
         device.run("install", str(device.bundle()))
         model = device.state.models / "echo"

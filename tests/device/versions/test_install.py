@@ -68,7 +68,7 @@ def active_release(state: StateDir) -> int | None:
     return slots.live.release
 
 
-def test_installing_what_serves_already_changes_nothing(device: Device) -> None:
+def test_the_installation_of_the_live_bundle_changes_nothing(device: Device) -> None:
     bundle = device.bundle()
     install_on(device, bundle)
     store_of(device).activate(60)
@@ -94,7 +94,7 @@ def refusals(device: Device) -> dict[str, tuple[Path, type[EdgeRTError]]]:
 
 @pytest.mark.parametrize("name", ["flipped bit", "wrong key", "older release", "reused release", "other profile",
                                   "other processor", "missing file", "a folder"])  # fmt: skip
-def test_a_bad_bundle_is_refused_with_its_own_error_and_nothing_changes(device: Device, name: str) -> None:
+def test_a_bad_bundle_is_refused_with_its_own_error_and_the_slots_stay_unchanged(device: Device, name: str) -> None:
     keep(device, release=3)
     before = store_of(device).read()
     path, error = refusals(device)[name]
@@ -105,26 +105,26 @@ def test_a_bad_bundle_is_refused_with_its_own_error_and_nothing_changes(device: 
     assert not (store_of(device).folder / "stage").exists()
 
 
-def test_a_signed_downgrade_is_taken(device: Device) -> None:
+def test_a_signed_downgrade_is_installed(device: Device) -> None:
     keep(device, release=3)
     keep(device, release=2, downgrade_from=3, expires="2100-01-01T00:00:00Z")
     assert active_release(device.state) == 2
 
 
-def test_nothing_is_installed_over_a_trial(device: Device) -> None:
+def test_an_installation_during_a_trial_is_refused(device: Device) -> None:
     install_on(device, device.bundle())
     store_of(device).activate(60)
     with pytest.raises(TransitionRefused):
         install_on(device, device.bundle(release=2))
 
 
-def test_a_device_without_keys_accepts_nothing(device: Device) -> None:
+def test_a_device_without_keys_refuses_every_bundle(device: Device) -> None:
     (device.state.keys / "test.pem").unlink()
     with pytest.raises(ConfigInvalid, match="bootstrap"):
         install_on(device, device.bundle())
 
 
-def test_a_reference_is_installed_where_the_bundle_has_one_and_is_no_engine_to_fall_back_to(device: Device) -> None:
+def test_the_reference_of_a_bundle_is_installed_and_never_serves_as_a_fallback(device: Device) -> None:
     install_on(device, device.bundle(reference={"op": "copy"}))
     store = store_of(device)
     store.activate(60)
@@ -137,7 +137,7 @@ def test_a_reference_is_installed_where_the_bundle_has_one_and_is_no_engine_to_f
     assert not (store.live_folder(store.read()) / "reference").exists()
 
 
-def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:
+def test_an_artifact_that_was_damaged_on_disk_is_refused(device: Device) -> None:
     keep(device)
     (store_of(device).slot_folder("a") / "null/model.json").write_text("{}")
     with pytest.raises(BundleCorrupt, match="deploy it again"):
@@ -161,7 +161,7 @@ def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(de
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
-def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_path: Path) -> None:
+def test_a_strict_device_refuses_a_bundle_whose_first_engine_cannot_prepare(tmp_path: Path) -> None:
     device = Device(tmp_path)
     device.prepare("[serving]\nstrict = true\n")
     with pytest.raises(EngineMissing):

@@ -46,14 +46,16 @@ def fails_on(*ids: str) -> tuple[list[str], Callable[[ArtifactEntry], str]]:
     return asked, use
 
 
-def test_the_preferred_artifact_is_used_where_it_works(version: InstalledVersion) -> None:
+def test_the_preferred_artifact_is_used_if_it_works(version: InstalledVersion) -> None:
     asked, use = fails_on()
     working = first_working(version, use)
     assert (working.artifact.id, working.value, working.tried) == ("preferred", "session of preferred", ())
     assert asked == ["preferred"]
 
 
-def test_the_next_one_is_used_where_it_does_not_and_strict_forbids_that(version: InstalledVersion) -> None:
+def test_the_next_artifact_is_used_if_the_preferred_one_fails_unless_strict_forbids_this(
+    version: InstalledVersion,
+) -> None:
     _, use = fails_on("preferred")
     working = first_working(version, use)
     assert (working.artifact.id, working.tried) == ("null", ("preferred: preferred does not load",))
@@ -61,7 +63,7 @@ def test_the_next_one_is_used_where_it_does_not_and_strict_forbids_that(version:
         first_working(version, use, strict=True)
 
 
-def test_the_last_failure_is_raised_where_none_works(version: InstalledVersion) -> None:
+def test_the_last_failure_is_raised_if_no_artifact_works(version: InstalledVersion) -> None:
     _, use = fails_on("preferred", "null")
     with pytest.raises(EngineFailed, match="null does not load"):
         first_working(version, use)

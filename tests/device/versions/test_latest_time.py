@@ -35,7 +35,7 @@ def clocks(tmp_path: Path) -> Clocks:
     return Clocks(tmp_path)
 
 
-def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
+def test_the_latest_time_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
     assert clocks.latest.now_s() == NOW_S
     clocks.latest.store_clock()
     clocks.wall_s = 0.0
@@ -44,7 +44,7 @@ def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
     assert clocks.latest.now_s() == NOW_S + 5
 
 
-def test_a_clock_without_a_time_source_is_not_kept(clocks: Clocks) -> None:
+def test_the_time_of_a_clock_without_a_time_source_is_not_stored(clocks: Clocks) -> None:
     clocks.synced, clocks.wall_s = False, NOW_S * 2
     clocks.latest.store_clock()
     assert not clocks.kept.exists()
@@ -52,7 +52,7 @@ def test_a_clock_without_a_time_source_is_not_kept(clocks: Clocks) -> None:
     assert clocks.latest.now_s() == NOW_S
 
 
-def test_it_is_written_once_a_day(clocks: Clocks) -> None:
+def test_the_latest_time_is_written_once_a_day(clocks: Clocks) -> None:
     clocks.latest.store_clock()
     first = clocks.kept.read_bytes()
     for _ in range(int(STORE_STEP_S / CHECK_S)):
@@ -62,14 +62,14 @@ def test_it_is_written_once_a_day(clocks: Clocks) -> None:
     assert clocks.kept.read_bytes() != first
 
 
-def test_an_earlier_time_is_not_kept(clocks: Clocks) -> None:
+def test_an_earlier_time_is_not_stored(clocks: Clocks) -> None:
     clocks.latest.store(NOW_S)
     clocks.latest.store(NOW_S - 1)
     clocks.wall_s = 0.0
     assert clocks.latest.now_s() == NOW_S
 
 
-def test_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
+def test_the_times_of_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
     clocks.wall_s = 0.0
     clocks.state.config.write_text("")
     os.utime(clocks.state.config, (NOW_S, NOW_S))
@@ -77,7 +77,7 @@ def test_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"latest": 3}', b'{"latest": "soon"}', b"\xff"])
-def test_a_damaged_record_is_as_none(clocks: Clocks, content: bytes) -> None:
+def test_a_damaged_record_is_ignored_and_replaced(clocks: Clocks, content: bytes) -> None:
     clocks.kept.write_bytes(content)
     assert clocks.latest.now_s() == NOW_S
     clocks.latest.store(NOW_S)
@@ -91,7 +91,7 @@ def test_a_full_disk_stops_an_install_but_not_the_daemon(clocks: Clocks) -> None
             clocks.latest.store(NOW_S)
 
 
-def test_a_time_far_ahead_of_a_synchronized_clock_is_not_kept(clocks: Clocks) -> None:
+def test_a_time_far_ahead_of_a_synchronized_clock_is_not_stored(clocks: Clocks) -> None:
     """A host with a clock years ahead signed the bundle. With its time, the device would accept no update for years."""
     clocks.latest.store(NOW_S + 10 * 365 * 86_400)
     assert (clocks.latest.now_s(), clocks.kept.exists()) == (NOW_S, False)

@@ -83,7 +83,7 @@ def test_a_trial_fails_for_the_version_that_is_on_trial_alone(store: SlotStore) 
     assert store.read() == after
 
 
-def test_a_good_version_that_fails_gives_way_to_a_good_one_that_is_trusted(store: SlotStore) -> None:
+def test_a_good_version_that_fails_is_replaced_by_a_good_version_that_is_trusted(store: SlotStore) -> None:
     for version in (ONE, TWO):
         stage(store, version)
         store.activate(60.0)
@@ -109,7 +109,7 @@ def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
     assert TrialEnd("boot-1", math.nan).over(store.clock)
 
 
-def test_limits_of_a_newer_runtime_that_this_one_cannot_judge_are_a_watch_that_was_cut_off(store: SlotStore) -> None:
+def test_limits_that_this_runtime_does_not_know_end_the_trial_as_a_watch_that_was_cut_off(store: SlotStore) -> None:
     stage(store, ONE)
     store.activate(60.0, TrialLimits({"p99_ms": 8.0}))
     path = store.folder / "state.json"
@@ -152,7 +152,7 @@ def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
     assert store.read().state is SlotState.EMPTY
 
 
-def test_keys_that_a_newer_runtime_added_are_ignored(store: SlotStore) -> None:
+def test_keys_of_the_file_that_a_newer_runtime_added_are_ignored(store: SlotStore) -> None:
     """After the failed trial of a newer runtime, the previous runtime reads the newer runtime's file."""
     before = Slots(SlotState.TRIAL, "b", ONE, TWO, TrialEnd("boot-1", 2000.0), 1)
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def on_trial(folder: Path, **options: bool) -> SlotStore:
     return store
 
 
-def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path: Path) -> None:
+def test_a_rollback_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path: Path) -> None:
     store = on_trial(tmp_path / "m", remembers=True)
     with nothing_may_be_written():
         assert store.fail(TWO.digest, "it crashed")
@@ -222,7 +222,7 @@ def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path:
     assert SlotStore(store.folder).read().state is SlotState.STEADY
 
 
-def test_a_roll_back_that_could_not_be_written_outlives_the_daemon(tmp_path: Path) -> None:
+def test_a_rollback_that_could_not_be_written_is_remembered_beyond_the_end_of_the_daemon(tmp_path: Path) -> None:
     store = on_trial(tmp_path / "m", remembers=True)
     with nothing_may_be_written():
         store.fail(TWO.digest, "it crashed")

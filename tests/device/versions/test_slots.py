@@ -43,7 +43,7 @@ def reachable() -> Iterator[Slots]:
 @pytest.mark.parametrize(
     ("state", "event"), list(itertools.product(reachable(), SlotEvent)), ids=lambda v: getattr(v, "state", v)
 )
-def test_every_row_of_the_table(state: Slots, event: SlotEvent) -> None:
+def test_every_state_and_event_lead_to_the_state_of_the_table(state: Slots, event: SlotEvent) -> None:
     expected = TRANSITIONS.get((state.state, event))
     no_way_back = event is SlotEvent.ROLLBACK and state.state is SlotState.STEADY and state.spare is None
     if expected is None or no_way_back:
@@ -61,7 +61,7 @@ def test_every_row_of_the_table(state: Slots, event: SlotEvent) -> None:
         assert good_before <= {after.a, after.b}
 
 
-def test_a_failed_trial_rolls_back_to_the_good_version_and_forgets_the_bad_one() -> None:
+def test_a_failed_trial_rolls_back_to_the_good_version_and_drops_the_bad_version() -> None:
     trial = list(reachable())[5]
     after = step(trial, SlotEvent.ROLLBACK)
     assert after.live == Version(1, "digest-1", good=True)
@@ -78,7 +78,7 @@ def test_rolling_back_twice_leads_to_the_first_version_again() -> None:
     assert replace(step(back, SlotEvent.ROLLBACK), rolled_back=None) == steady_two
 
 
-def test_json_keeps_a_state_whole() -> None:
+def test_a_state_is_read_back_from_json_unchanged() -> None:
     full = Slots(
         SlotState.TRIAL, "b", ONE, TWO, TrialEnd("boot-1", 2000.0), 1, TrialLimits({"p99_ms": 8.0}),
         RolledBackVersion(3, "digest-3", "too slow", 5.0),

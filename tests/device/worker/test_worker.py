@@ -100,7 +100,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     worker.stop()
 
 
-def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(started: Started) -> None:
+def test_a_worker_reports_its_model_and_serves_the_connections_that_it_receives(started: Started) -> None:
     ready = started.receive()
     assert (ready["op"], ready["loaded"]["release"], ready["loaded"]["batch_cap"]) == ("ready", 1, 4)
     client, server = socket.socketpair()
@@ -119,7 +119,7 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
         assert read_frame(client).kind == wire.MOVED
 
 
-def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: Started) -> None:
+def test_memory_of_large_runs_is_given_back_although_all_clients_have_left(started: Started) -> None:
     """The worker tells the engine at the end of a telemetry window (tests/device/engines tests the engine)."""
     started.receive()
     client, server = socket.socketpair()

@@ -16,7 +16,7 @@ def test_the_last_message_arrives_even_if_its_sender_closed_with_a_message_unrea
     ours.close()
 
 
-def test_a_message_that_repeats_is_the_receivers_own_each_time() -> None:
+def test_a_repeated_message_is_a_new_object_for_the_receiver_each_time() -> None:
     ours, theirs = link.pair()
     with ours, theirs:
         for _ in range(2):

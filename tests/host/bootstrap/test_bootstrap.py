@@ -53,7 +53,7 @@ def status_of(done: BootstrapResult) -> DeviceStatus:
     return done.status
 
 
-def test_a_second_bootstrap_changes_nothing_and_a_further_key_needs_no_restart(device: Device, tmp_path: Path) -> None:
+def test_a_second_bootstrap_changes_nothing_and_another_key_needs_no_restart(device: Device, tmp_path: Path) -> None:
     first, second = new_key().public, new_key().public
     done = do(device, first)
     assert done.changed == [f"key {first.key_id}", "configuration"]
@@ -76,7 +76,7 @@ def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device) -> 
     assert "xyzzy7" not in config
 
 
-def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_path: Path) -> None:
+def test_another_broker_does_not_get_the_password_of_the_old_broker(device: Device, tmp_path: Path) -> None:
     key = new_key().public
     do(device, key, broker=Broker("127.0.0.1", 1, "edge", b"xyzzy7\n"))
     do(device, key, broker=Broker("127.0.0.1", 1))
@@ -86,7 +86,7 @@ def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_pa
     assert not {"username", "password_file"} & set(tomlkit.parse(config.read_text()).unwrap()["mqtt"])
 
 
-def test_tls_to_the_same_broker_is_not_turned_off_by_an_option_that_is_missing(device: Device) -> None:
+def test_a_missing_option_does_not_turn_off_tls_to_the_same_broker(device: Device) -> None:
     key, config = new_key().public, Path(device.state) / "config.toml"
     do(device, key, broker=Broker("127.0.0.1", 8883, tls=True))
     before = config.read_text()
@@ -98,7 +98,7 @@ def test_tls_to_the_same_broker_is_not_turned_off_by_an_option_that_is_missing(d
     assert tomlkit.parse(config.read_text()).unwrap()["mqtt"]["tls"] is False
 
 
-def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -> None:
+def test_a_stopped_daemon_is_started_and_this_is_reported(device: Device) -> None:
     key = new_key().public
     do(device, key)
     RemoteDaemon(open_transport(device), device).call("stop")
@@ -107,7 +107,7 @@ def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -
     assert status_of(again).daemon.running
 
 
-def test_cut_before_the_restart_the_next_one_makes_up_for_it(device: Device) -> None:
+def test_after_a_cut_before_the_restart_the_next_bootstrap_restarts_the_daemon(device: Device) -> None:
     """After the cut, all files are correct, but the daemon still runs with the old files."""
     key = new_key().public
     before = status_of(do(device, key)).daemon.pid
@@ -126,7 +126,7 @@ def test_cut_before_the_restart_the_next_one_makes_up_for_it(device: Device) -> 
         ({"colour": 1}, "colour"),
     ],
 )
-def test_settings_that_no_device_takes_are_refused_before_one_is_asked(settings: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused_before_a_device_is_asked(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigInvalid, match=says) as caught:
         check_settings(settings)
     assert "--set" in caught.value.message
@@ -170,12 +170,12 @@ def test_a_python_that_edgert_cannot_run_on_is_refused_before_a_wheel_is_sent(tm
             do(server.device(), new_key().public)
 
 
-def test_bootstrap_does_not_claim_systemd_where_it_does_not_run(device: Device) -> None:
+def test_bootstrap_refuses_systemd_on_a_device_where_systemd_does_not_run(device: Device) -> None:
     with pytest.raises(DeviceError, match="--service monitor"):
         do(device, new_key().public, service="systemd")
 
 
-def test_units_are_written_where_systemd_runs() -> None:
+def test_units_are_written_if_systemd_runs() -> None:
     board = Device("board", "ssh", "pi@board", "raspberry-pi-4", "/home/pi/my state", home="/home/pi/e")
     user = unit_for(board, PI_4)
     assert user is not None

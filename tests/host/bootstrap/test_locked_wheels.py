@@ -35,7 +35,7 @@ def environment(python: str, machine: str = "x86_64") -> dict[str, str]:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
-def test_the_lock_has_what_every_engine_needs(python: str, machine: str) -> None:
+def test_the_lock_has_the_requirements_of_every_engine(python: str, machine: str) -> None:
     """The locked versions must fit pyproject.toml. If this test fails, run make lock."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

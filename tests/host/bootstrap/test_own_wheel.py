@@ -25,7 +25,9 @@ from tests.support.trees import another_tree
 TARGET = WheelTarget("3.11", "aarch64", "2.36")
 
 
-def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheel_of_edgert_contains_both_packages_and_the_profiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert source_tree() is not None
@@ -86,7 +88,7 @@ def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, m
     assert (tmp_path / "again" / "bin" / "edgertd").is_file()
 
 
-def test_the_error_names_code_that_nobody_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_that_is_not_an_installed_package_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(edgert, "__file__", str(tmp_path / "edgert" / "__init__.py"))
     with pytest.raises(ConfigInvalid, match="not an installed package"):
         installed_distribution()
@@ -113,7 +115,7 @@ def test_a_checkout_and_an_installed_wheel_give_one_runtime_id(tmp_path: Path, m
     assert done.stdout.strip() == here
 
 
-def test_the_content_alone_identifies_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_content_identifies_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of zlib compresses the same content to other bytes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     wheel, other = own_wheel(), tmp_path / "other.whl"

@@ -10,7 +10,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import open_transport
 
 
-def test_hosts_of_two_versions_do_not_rewrite_the_script_of_a_runtime_that_stays(tmp_path: Path) -> None:
+def test_a_host_of_another_version_does_not_rewrite_the_script_of_a_runtime_that_stays(tmp_path: Path) -> None:
     there = open_transport(Device("here", "local", str(tmp_path), "this-machine", str(tmp_path)))
     files = tuple(
         DeviceFile(str(tmp_path / change), b"of this host", change) for change in ("runtime.sh", "unit", "key 1")

@@ -128,7 +128,7 @@ def place(folder: Path, failing: str = "none") -> Place:
     return made
 
 
-def test_a_runtime_that_serves_stays_and_the_one_before_is_kept(tmp_path: Path) -> None:
+def test_a_runtime_that_serves_is_kept_together_with_the_previous_runtime(tmp_path: Path) -> None:
     device = place(tmp_path)
     assert device.trial() == 0
     assert (device.in_use(), device.outcome()[:2]) == (NEW, ["kept", NEW])
@@ -147,7 +147,7 @@ def test_a_runtime_that_answers_wrongly_is_rolled_back_with_the_reason(tmp_path:
 
 
 @pytest.mark.parametrize("failing", ["none", NEW], ids=["serves", "fails"])
-def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Path, failing: str) -> None:
+def test_after_a_cut_at_any_step_a_complete_runtime_is_in_use(tmp_path: Path, failing: str) -> None:
     whole = place(tmp_path / "whole", failing)
     whole.trial()
     steps = whole.log.read_text().splitlines()
@@ -175,7 +175,7 @@ def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Pa
     assert ends == ({OLD, NEW} if failing == "none" else {OLD})
 
 
-def test_a_daemon_that_ends_again_and_again_is_started_on_the_old_runtime(tmp_path: Path) -> None:
+def test_a_daemon_that_ends_repeatedly_is_started_on_the_old_runtime(tmp_path: Path) -> None:
     device = place(tmp_path)
     until = int(float(Path("/proc/uptime").read_text().split()[0])) + 600
     (device.home / "venv").unlink()
@@ -191,7 +191,7 @@ def test_a_daemon_that_ends_again_and_again_is_started_on_the_old_runtime(tmp_pa
     assert device.outcome() == ["rolled-back", NEW, "the daemon ended 3 times"]
 
 
-def test_time_that_ran_out_ends_a_trial_and_asks_for_a_restart(tmp_path: Path) -> None:
+def test_a_trial_whose_time_has_passed_is_rolled_back_and_a_restart_is_requested(tmp_path: Path) -> None:
     device = place(tmp_path)
     (device.home / "trial").write_text(f"old={OLD}\nnew={NEW}\nboot=b1\nuntil=1\nstarts=1\n")
     device.script("settle")
@@ -199,7 +199,7 @@ def test_time_that_ran_out_ends_a_trial_and_asks_for_a_restart(tmp_path: Path) -
     assert (device.home / "restart-due").exists()
 
 
-def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
+def test_without_a_service_manager_a_killed_trial_is_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = place(tmp_path)
@@ -257,7 +257,7 @@ def test_another_process_with_the_daemons_id_is_not_stopped(tmp_path: Path) -> N
             editor.kill()
 
 
-def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:
+def test_a_rollback_restores_the_previous_unit_with_its_runtime(tmp_path: Path) -> None:
     device, unit = place(tmp_path), tmp_path / "edgertd.service"
     device.program(tmp_path / "shims/systemctl", "#!/bin/sh\n")
     unit.write_text("new")
@@ -268,7 +268,7 @@ def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:
     assert not (device.home / "unit.before").exists()
 
 
-def test_an_incomplete_runtime_cannot_be_restored(tmp_path: Path) -> None:
+def test_a_trial_is_not_rolled_back_to_an_incomplete_runtime(tmp_path: Path) -> None:
     device = place(tmp_path, failing=NEW)
     (device.home / "venvs" / OLD / ".complete").unlink()
     device.trial()
@@ -289,7 +289,7 @@ def a_runtime(name: str = "old", **more: Any) -> InstalledRuntimes:
     return InstalledRuntimes(Installed(name, **more))
 
 
-def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engine_is_missing() -> None:
+def test_a_runtime_is_replaced_only_on_request_or_if_an_engine_is_missing() -> None:
     house = a_house("edgert-0.1.0-py3-none-any.whl", engines=("null", "tflite"))
     there = a_runtime(engines=("null", "tflite"))
 
@@ -306,7 +306,7 @@ def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engi
     assert action(a_runtime(engines=("null",))) is RuntimeAction.UPGRADE
 
 
-def test_an_extra_that_is_missing_changes_the_runtime_and_one_that_is_there_does_not() -> None:
+def test_a_runtime_without_a_wanted_extra_is_upgraded() -> None:
     house = replace(a_house("edgert-0.1.0-py3-none-any.whl"), extras=("text",))
     there = a_runtime(engines=("null",))
     assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action is RuntimeAction.UPGRADE

@@ -33,7 +33,7 @@ def a_wheel(folder: Path, name: str, requires: list[str] = [], extras: list[str]
     return path
 
 
-def test_platforms_reach_from_the_devices_glibc_down() -> None:
+def test_the_platforms_of_wheels_reach_from_the_glibc_of_the_device_down() -> None:
     tags = PI.platforms()
     assert tags[0] == "manylinux_2_36_aarch64"
     assert "manylinux2014_aarch64" in tags
@@ -47,7 +47,7 @@ def test_a_system_without_glibc_is_refused(glibc: str) -> None:
         WheelTarget("3.11", "aarch64", glibc).platforms()
 
 
-def test_markers_are_judged_for_the_device(tmp_path: Path) -> None:
+def test_markers_are_evaluated_for_the_device(tmp_path: Path) -> None:
     other_python = "3.10" if sys.version_info[:2] != (3, 10) else "3.12"
     wheel = a_wheel(
         tmp_path,
@@ -66,14 +66,14 @@ def test_markers_are_judged_for_the_device(tmp_path: Path) -> None:
     assert {r.name for r in missing([Requirement("top[fast]")], [wheel], target)} == names | {"with-extra"}
 
 
-def test_the_whole_tree_is_looked_through(tmp_path: Path) -> None:
+def test_requirements_are_searched_in_the_whole_tree(tmp_path: Path) -> None:
     wheels = [a_wheel(tmp_path, "top", ["mid>=1"]), a_wheel(tmp_path, "mid", ["leaf", "Top"])]
     assert [r.name for r in missing([Requirement("top")], wheels, PI)] == ["leaf"]
     wheels.append(a_wheel(tmp_path, "leaf"))
     assert missing([Requirement("top")], wheels, PI) == []
 
 
-def test_a_device_gets_tokenizers_without_its_requirements(tmp_path: Path) -> None:
+def test_tokenizers_is_installed_without_its_requirements(tmp_path: Path) -> None:
     wheels = [a_wheel(tmp_path, "top", ["tokenizers; extra == 'text'"], ["text"])]
     asked = [Requirement("top[text]")]
     assert [str(one) for one in missing(asked, wheels, PI)] == ['tokenizers; extra == "text"']
@@ -109,7 +109,7 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
         prepare(target, ("null",), lock=shipped_lock())
 
 
-def test_a_wheel_that_the_lock_does_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_that_the_lock_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before, click, after = SHIPPED.read_text().partition("\nclick==")
     forged = read_lock(before + click + re.sub(r"sha256:[0-9a-f]{64}", "sha256:" + "0" * 64, after, count=2))
@@ -130,7 +130,9 @@ def test_the_error_names_an_engine_without_wheels_for_the_device(
         prepare(PI, ("warp-drive",))
 
 
-def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engines_are_reduced_to_those_with_wheels_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Markers exclude tflite for this Python, and the index has no onnxruntime for glibc 2.27."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     old = WheelTarget("3.13", "armv7l", "2.36")
@@ -144,7 +146,9 @@ def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch
         prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"))
 
 
-def test_wheels_that_pip_cannot_find_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheelhouse_that_pip_cannot_complete_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigInvalid, match="machine-of-nobody"):
         prepare(WheelTarget("3.11", "machine-of-nobody", "2.36"), ("null",))

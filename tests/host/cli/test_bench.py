@@ -8,7 +8,7 @@ from edgert_deploy.cli import main
 from tests.support.commands import Edgert, live
 
 
-def test_bench_measures_what_is_live_and_what_may_come_and_leaves_nothing(
+def test_bench_measures_a_live_model_and_a_bundle_and_leaves_no_file(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0

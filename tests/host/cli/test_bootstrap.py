@@ -41,7 +41,7 @@ def test_a_device_is_set_up_to_follow_a_channel_with_its_tags(edgert: Edgert, he
     assert edgert("bootstrap", "here")[1]["devices"][0]["changed"] == [], "and stays so"
 
 
-def test_another_registry_gets_neither_login_nor_authority_of_the_last_one(
+def test_another_registry_gets_neither_the_login_nor_the_authority_of_the_previous_registry(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:
     login, authority = tmp_path / "login.json", tmp_path / "ca.pem"
@@ -58,7 +58,7 @@ def test_another_registry_gets_neither_login_nor_authority_of_the_last_one(
     assert not list((tmp_path / "dev").glob("registry-*")), "the files that nothing names are gone"
 
 
-def test_another_broker_gets_neither_login_nor_authority_of_the_last_one(
+def test_another_broker_gets_neither_the_login_nor_the_authority_of_the_previous_broker(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:
     password, authority = tmp_path / "password", tmp_path / "ca.pem"
@@ -78,7 +78,7 @@ def test_another_broker_gets_neither_login_nor_authority_of_the_last_one(
     ("setting", "option"),
     [('follow.registry="oci://elsewhere.example.org/models"', "--follow"), ('mqtt.host="elsewhere"', "--broker")],
 )
-def test_an_address_that_logins_belong_to_is_changed_by_its_option_only(
+def test_an_address_with_a_login_is_changed_only_by_its_option(
     edgert: Edgert, here: Path, setting: str, option: str
 ) -> None:
     code, answer = edgert("bootstrap", "here", "--set", setting)

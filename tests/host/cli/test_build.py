@@ -27,7 +27,7 @@ from tests.support.shell import Shell, code_of
 pytestmark = pytest.mark.usefixtures("probes_are_forks")
 
 
-def test_build_inspect_and_verify(shell_here: Shell) -> None:
+def test_a_bundle_is_built_and_inspected_and_verified(shell_here: Shell) -> None:
     for module in ("nncf", "openvino", "ai_edge_litert"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
@@ -131,7 +131,7 @@ def test_a_build_without_samples_or_targets_names_what_is_missing(shell_here: Sh
     assert "did you mean 'max_drop'" in done.stdout
 
 
-def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
+def test_stdout_contains_only_json(shell: Shell) -> None:
     done = shell.build("--json", "--release", "7", "--name", "other", "--precision", "fp32")
     value = json.loads(done.stdout)
     assert (value["model"], value["release"], value["targets"][0]["passed"]) == ("other", 7, True)
@@ -207,7 +207,7 @@ def built_twice(shell_with_key: Shell, tmp_path_factory: pytest.TempPathFactory)
     return built
 
 
-def test_all_targets_built_twice_are_the_same_bytes(built_twice: list[BuiltApart]) -> None:
+def test_two_builds_of_all_targets_give_the_same_bytes(built_twice: list[BuiltApart]) -> None:
     """The folder, the order of Python's hashes, the time zone and the number of jobs change no byte of any builder."""
     assert [each.left for each in built_twice] == [[], []]
     assert built_twice[0].bundle == built_twice[1].bundle
@@ -227,7 +227,7 @@ def test_an_unchanged_target_is_not_built_again(shell_here: Shell) -> None:
     assert "unchanged" not in shell_here.build("--no-cache").stderr
 
 
-def test_a_gate_failure_exits_with_3_and_writes_nothing(shell_here: Shell) -> None:
+def test_a_gate_failure_exits_with_3_and_writes_no_bundle(shell_here: Shell) -> None:
     models.write_samples(shell_here.folder / "dark.npz", image=np.zeros((16, 1, 8, 8), np.float32))
     done = shell_here.build(calibration="dark.npz")
     assert done.returncode == 3
@@ -245,7 +245,7 @@ def test_a_gate_failure_exits_with_3_and_writes_nothing(shell_here: Shell) -> No
     assert shell_here.files() == {"dark.npz"}
 
 
-def test_a_gate_that_knows_only_similarity_says_so_in_the_table(shell_here: Shell) -> None:
+def test_the_table_names_a_gate_that_compares_only_similarity(shell_here: Shell) -> None:
     models.write(models.mlp(), shell_here.folder / "plain.onnx")
     models.write_samples(shell_here.folder / "plain.npz", x=models.random(20, 4))
     words = ("--precision", "fp32", "--allow-overlap")
@@ -257,7 +257,7 @@ def test_a_gate_that_knows_only_similarity_says_so_in_the_table(shell_here: Shel
     )
 
 
-def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell) -> None:
+def test_each_invalid_input_gives_one_clear_error_and_leaves_no_file(shell_here: Shell) -> None:
     models.write(models.mlp("float[N,K] x) => (float[N,3] scores"), shell_here.folder / "open.onnx")
     (shell_here.folder / "text.onnx").write_text("hello")
     models.write_samples(shell_here.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
@@ -305,7 +305,7 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
     assert shell_here.files() == before
 
 
-def test_a_downgrade_is_signed_as_one(shell_here: Shell) -> None:
+def test_a_downgrade_is_signed_with_its_releases_and_its_expiry(shell_here: Shell) -> None:
     built = json.loads(shell_here.build("--json", "--downgrade-from", "3", "--precision", "fp32").stdout)
     manifest = json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
     assert (built["downgrade_from"], manifest["downgrade_from"]) == (3, 3)
@@ -314,7 +314,7 @@ def test_a_downgrade_is_signed_as_one(shell_here: Shell) -> None:
     assert "release 1, a downgrade from releases up to 3" in shell_here("bundle", "inspect", "digits.edgert").stdout
 
 
-def test_samples_that_make_the_gate_worthless_are_refused_or_warned_about(shell_here: Shell) -> None:
+def test_samples_that_make_the_gate_worthless_are_refused_or_give_a_warning(shell_here: Shell) -> None:
     with np.load(DIGITS / "holdout.npz") as holdout:
         shifted = {**holdout, "labels": (holdout["labels"] + 1) % 10}
         unknown = {**holdout, "image2": holdout["image"]}
@@ -379,7 +379,7 @@ def test_verify_refuses_damage_and_other_keys(shell_here: Shell) -> None:
     assert (code_of(done), done.returncode) == ("bundle.corrupt", 5)
 
 
-def test_keys_are_made_once_and_listed(shell_here: Shell) -> None:
+def test_keys_are_created_once_and_listed(shell_here: Shell) -> None:
     made = json.loads(shell_here("keys", "new", "--name", "second", "--json").stdout)
     assert Path(made["private"]).stat().st_mode & 0o777 == 0o600
     again = shell_here("keys", "new", "--name", "second", "--json")

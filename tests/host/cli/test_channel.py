@@ -47,7 +47,7 @@ def entries(answer: dict[str, Any]) -> list[tuple[int, float, bool]]:
     return [(one["release"], one["share"], one["halted"]) for one in answer["channel"]["entries"]]
 
 
-def test_a_release_goes_from_a_share_of_the_canary_to_everybody(project: SigningKey, edgert: Edgert) -> None:
+def test_a_release_is_promoted_from_a_share_of_the_canary_to_all_devices(project: SigningKey, edgert: Edgert) -> None:
     code, answer = edgert("publish", "digits-1.edgert", "--channel", "stable")
     assert (code, entries(answer)) == (0, [(1, 1.0, False)])
     code, answer = edgert(
@@ -91,7 +91,9 @@ def test_a_release_that_was_trained_worse_is_not_offered_silently(
     assert "warning" not in edgert.stderr, "it is the channel's own release"
 
 
-def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edgert: Edgert, tmp_path: Path) -> None:
+def test_a_channel_can_be_renewed_and_resumed_and_can_lose_a_model(
+    project: SigningKey, edgert: Edgert, tmp_path: Path
+) -> None:
     assert edgert("publish", "digits-1.edgert", "--channel", "stable")[0] == 0
     second = new_key()
     write_key_pair(second, *key_paths(tmp_path / "conf" / "keys", "second"))
@@ -143,7 +145,7 @@ def test_a_release_is_halted_where_too_many_devices_rolled_it_back(
 AT_TLS = ("--registry", "oci://localhost:1/models")  # the command reads no CA file without TLS
 
 
-def test_the_progress_is_for_people(
+def test_the_progress_of_a_release_is_shown_in_words(
     project: SigningKey, edgert: Edgert, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert edgert("publish", "digits-2.edgert", "--channel", "canary")[0] == 0
@@ -176,7 +178,7 @@ def test_an_impossible_change_is_an_error(
     assert (found, text in answer["error"]["message"]) == (code, True), answer
 
 
-def test_a_hint_is_retained_and_each_is_new(inventory: Inventory, edgert: Edgert, tmp_path: Path) -> None:
+def test_each_hint_is_retained_and_differs_from_the_last(inventory: Inventory, edgert: Edgert, tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker") as broker:
         hints = []
         for _ in range(2):
@@ -219,7 +221,7 @@ def test_a_login_in_the_project_is_refused(project: SigningKey, edgert: Edgert, 
     assert "a team commits" in answer["error"]["message"]
 
 
-def test_the_text_is_for_people(
+def test_a_channel_is_shown_in_words(
     project: SigningKey, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["publish", "digits-1.edgert", "--channel", "stable", "--share", "25%", "--tag", "line=3"]) == 0

@@ -53,7 +53,7 @@ FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),
     ],
 )
-def test_wrong_options_have_their_exit_codes(
+def test_wrong_options_end_with_the_documented_exit_codes(
     edgert: Edgert, inventory: Inventory, words: tuple[str, ...], code: int
 ) -> None:
     assert edgert(*words)[0] == code
@@ -93,7 +93,7 @@ def test_wrong_options_have_their_exit_codes(
     ],
     ids=" ".join,
 )
-def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
+def test_a_missing_file_ends_with_exit_code_4_before_a_device_is_asked(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """The device is unreachable: exit code 6 would mean an attempt to connect."""
@@ -136,7 +136,9 @@ def test_a_named_pipe_is_refused_before_it_is_opened(
     assert (code, "is a named pipe" in answer["error"]["message"]) == (4, True), answer
 
 
-def test_a_key_may_come_from_another_command(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
+def test_a_key_may_be_read_from_the_pipe_of_another_command(
+    edgert: Edgert, inventory: Inventory, tmp_path: Path
+) -> None:
     """A shell passes a pipe for `--key <(command)`."""
     key = new_key()
     bundle = make_null_bundle(tmp_path, key)
@@ -158,7 +160,7 @@ def test_a_key_may_come_from_another_command(edgert: Edgert, inventory: Inventor
         (("nothing",), None),
     ],
 )
-def test_a_command_that_is_nearly_right_is_named(
+def test_a_command_that_is_nearly_right_gets_the_right_command_as_a_proposal(
     words: tuple[str, ...], near: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(list(words)) == 2
@@ -188,20 +190,20 @@ def test_a_name_that_cannot_be_used_is_refused_before_the_device_is_asked(
 
 
 @pytest.mark.parametrize("command", ["export", "record"])
-def test_commands_that_run_for_months_hold_no_library_that_they_do_not_use(command: str) -> None:
+def test_commands_that_run_for_months_import_no_library_that_they_do_not_use(command: str) -> None:
     program = f"import sys, edgert_deploy.cli, edgert_deploy.cli.fleet.{command}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"cryptography", "onnx", "fabric", "PIL"} & set(loaded)
 
 
-def test_a_deployment_imports_nothing_of_a_bootstrap() -> None:
+def test_a_deployment_imports_no_module_of_a_bootstrap() -> None:
     program = "import sys, edgert_deploy.cli, edgert_deploy.cli.deploy; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"edgert_deploy.bootstrap.plan", "packaging", "urllib3"} & set(loaded)
 
 
 @pytest.mark.parametrize("words", [words for words, _ in commands_of(edgert)], ids=" ".join)
-def test_every_command_explains_itself_with_an_example(words: list[str]) -> None:
+def test_the_help_of_every_command_has_an_example(words: list[str]) -> None:
     shown = CliRunner().invoke(edgert, [*words, "--help"])
     assert shown.exit_code == 0
     assert " ".join(["edgert", *words]) in shown.output.partition("Example")[2]
@@ -232,7 +234,7 @@ def test_the_help_of_each_option_shows_what_to_write() -> None:
     assert {option for *_, option in bare} <= FREE_TEXT
 
 
-def test_a_closed_stdout_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_succeeds_with_a_closed_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)  # Python sets it to None after `>&-`
     assert main(["profiles"]) == 0
 
@@ -251,7 +253,7 @@ WRONG = ("status", "nothing")
         (("--help",), "a pipe without a reader", "", 141, ""),
     ],
 )
-def test_output_that_nobody_takes_costs_no_exit_code(
+def test_output_that_cannot_be_written_does_not_change_the_exit_code(
     words: tuple[str, ...], stdout: str, stderr: str, code: int, shown: str, tmp_path: Path
 ) -> None:
     (tmp_path / "inventory.toml").touch()
@@ -270,7 +272,7 @@ def test_output_that_nobody_takes_costs_no_exit_code(
     assert (done.stderr or "").count("\n") == (1 if shown else 0)
 
 
-def test_a_broken_pipe_to_a_device_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_pipe_to_a_device_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     """click ends the process at every broken pipe, with exit code 1 and without a message."""
 
     @click.group(cls=Group)
@@ -284,7 +286,7 @@ def test_a_broken_pipe_to_a_device_is_said(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == "error: Broken pipe\n"
 
 
-def test_progress_that_cannot_be_printed_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_cannot_be_printed_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, the log of a deployment is on a full disk."""
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stderr", full)

@@ -49,7 +49,7 @@ def test_a_selector_is_completed_with_devices_groups_and_more(inventory: Invento
     assert completed(*command, "all,!k") == ["all,!kitchen"]
 
 
-def test_the_inventory_of_the_command_line_is_the_one_that_completes(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_completion_uses_the_inventory_of_the_command_line(inventory: Inventory, tmp_path: Path) -> None:
     Inventory(tmp_path / "other.toml").add(replace(inventory.device("garage"), name="attic"))
     assert completed("status", "--inventory", "other.toml", "a") == ["all", "attic"]
     inventory.path.write_text("not TOML")
@@ -79,7 +79,7 @@ def test_models_and_profiles_are_completed(inventory: Inventory, tmp_path: Path)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_asks_the_command(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_script_for_a_shell_calls_the_command(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     assert f"_EDGERT_COMPLETE={shell}_complete" in capfd.readouterr().out
 

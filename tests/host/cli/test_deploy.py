@@ -156,7 +156,7 @@ def test_a_release_that_was_trained_worse_does_not_go_live_silently(
         stop(tmp_path / "dev")
 
 
-def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+def test_a_deployment_is_refused_at_once_while_another_runs(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     device = ["--state", str(tmp_path / "dev")]
     assert edgertd([*device, "claim", "echo", "--by", "ann@desk"]) == 0
@@ -169,7 +169,7 @@ def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, 
     assert live(edgert) == (1, "steady")
 
 
-def test_a_deployment_during_a_trial_is_told_what_helps(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+def test_a_deployment_during_a_trial_is_refused_with_the_next_step(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     device = ["--state", str(tmp_path / "dev")]
     assert edgertd([*device, "install", str(here / "echo-2.edgert")]) == 0
@@ -187,7 +187,7 @@ def test_a_deployment_during_a_trial_is_told_what_helps(edgert: Edgert, here: Pa
     assert edgert("deploy", here / "echo-3.edgert", "here")[0] == 0
 
 
-def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(
+def test_ctrl_c_stops_a_deployment_and_reports_the_result_of_each_device(
     slow: SlowInstall, edgert: Edgert, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, shown, _ = slow.interrupted_deploy(slow.there.bundle(release=2), presses=1)
@@ -204,7 +204,9 @@ def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(
     )
 
 
-def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(slow: SlowInstall, edgert: Edgert) -> None:
+def test_a_second_ctrl_c_detaches_at_once_and_does_not_delay_a_later_deployment(
+    slow: SlowInstall, edgert: Edgert
+) -> None:
     code, shown, told = slow.interrupted_deploy(slow.there.bundle(release=2), presses=2)
     assert code == 130
     assert "detached: " in told

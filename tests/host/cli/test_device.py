@@ -47,7 +47,9 @@ def test_the_option_inventory_names_another_file(edgert: Edgert, inventory: Inve
     assert [d.name for d in Inventory(other).devices()] == ["here"]
 
 
-def test_an_ssh_device_is_pinned_and_asked_what_it_is(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:
+def test_the_host_key_of_an_ssh_device_is_pinned_and_the_device_is_probed(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice
+) -> None:
     words = ("device", "add", "board", sshd.address, "--identity", sshd.client_key, "--fingerprint", sshd.fingerprint)
     code, added = edgert(*words, "--profile", "this-machine", "--state", sshd.state, "--home", sshd.home / "edgert")
     assert code == 0, added
@@ -102,7 +104,7 @@ def test_devices_are_changed_in_the_inventory(edgert: Edgert, inventory: Invento
     assert inventory.device("one") == one
 
 
-def test_this_machine_has_a_site_to_set_and_no_address(
+def test_the_local_device_has_a_site_and_no_address(
     edgert: Edgert, inventory: Inventory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert edgert("device", "add", "here", "--local", "dev")[0] == 0
@@ -122,7 +124,7 @@ def test_this_machine_has_a_site_to_set_and_no_address(
     assert "former site" not in capfd.readouterr().err
 
 
-def test_a_machine_is_probed_and_its_profile_recorded_only_when_asked(
+def test_a_machine_is_probed_and_its_profile_is_recorded_only_on_request(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inventory.add(replace(sshd.device("board"), profile="raspberry-pi-4"))
@@ -149,7 +151,7 @@ def test_a_machine_is_probed_and_its_profile_recorded_only_when_asked(
     assert f"profile      {board['profile']}" in capfd.readouterr().out
 
 
-def test_without_a_fingerprint_and_without_a_person_nothing_is_added(
+def test_without_a_fingerprint_and_without_a_terminal_no_device_is_added(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice
 ) -> None:
     code, answer = edgert("device", "add", "board", sshd.address, "--identity", sshd.client_key)
@@ -169,7 +171,7 @@ def test_a_second_name_of_one_machine_is_refused(edgert: Edgert, inventory: Inve
     assert inventory.device("second").same_machine
 
 
-def test_another_fingerprint_than_the_expected_one_adds_nothing(
+def test_a_device_with_another_fingerprint_than_expected_is_not_added(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice
 ) -> None:
     wrong = "SHA256:" + "A" * 43

@@ -90,7 +90,7 @@ def test_findings_are_lines_with_the_next_step_below_and_their_numbers_at_the_en
     assert "  ok    " not in "\n".join(quiet)
 
 
-def test_quiet_leaves_out_what_is_ok_in_json_too(edgert: Edgert, fleet: Inventory) -> None:
+def test_quiet_leaves_out_findings_that_are_ok_also_in_json(edgert: Edgert, fleet: Inventory) -> None:
     code, answer = edgert("doctor", "--quiet")
     assert (code, answer["ok"]) == (0, True)
     assert {one["level"] for one in answer["findings"]} <= {"warn"}
@@ -120,7 +120,7 @@ def test_a_selector_that_selects_nothing_is_an_error(
     assert (code, answer["error"]["code"]) == (4, "input.config_invalid"), answer
 
 
-def test_a_selector_is_checked_also_where_the_inventory_has_another_fault(
+def test_a_selector_is_checked_although_the_inventory_has_another_fault(
     edgert: Edgert, fleet: Inventory, tmp_path: Path
 ) -> None:
     fleet.add(replace(bare("here", tmp_path), identity=str(tmp_path / "none")))
@@ -130,7 +130,7 @@ def test_a_selector_is_checked_also_where_the_inventory_has_another_fault(
     assert edgert("doctor", "all")[1]["ok"] is False
 
 
-def test_without_a_device_a_name_is_an_error_and_a_projects_selector_is_not(
+def test_without_devices_a_name_is_an_error_and_a_selector_of_the_project_is_not_an_error(
     edgert: Edgert, fleet: Inventory, tmp_path: Path
 ) -> None:
     code, answer = edgert("doctor", "kitchen")
@@ -140,7 +140,7 @@ def test_without_a_device_a_name_is_an_error_and_a_projects_selector_is_not(
     assert (code, answer["ok"], places(answer)) == (0, True, {"host"})
 
 
-def test_a_projects_selector_that_selects_nothing_is_a_finding_beside_the_others(
+def test_a_selector_of_the_project_that_selects_nothing_is_one_of_the_findings(
     edgert: Edgert, fleet: Inventory, tmp_path: Path
 ) -> None:
     fleet.add(bare("here", tmp_path))

@@ -9,7 +9,7 @@ import numpy as np
 from tests.support.commands import Edgert, stop
 
 
-def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+def test_infer_asks_a_device_and_leaves_no_file_on_the_device(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     np.save(tmp_path / "in.npy", np.ones((2, 4), np.float32))
     code, answer = edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")
@@ -50,7 +50,7 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")[0] == 0
 
 
-def test_a_text_or_a_file_is_sent_and_not_both(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+def test_a_text_or_a_file_is_sent_and_both_together_are_refused(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     (tmp_path / "one.txt").write_text("hello\n")
     for words in (("--text", "hello"), ("--input", tmp_path / "one.txt")):

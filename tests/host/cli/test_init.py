@@ -33,7 +33,7 @@ def init(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[
     return value
 
 
-def test_init_makes_a_project_once_and_overwrites_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_init_creates_a_project_once_and_overwrites_no_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = init(capfd)
     assert made["made"][:3] == ["edgert.toml", "inventory.toml", ".gitignore"]
     key = folder.parent / "conf" / "keys" / "default.key.pem"
@@ -69,7 +69,9 @@ def test_init_in_a_folder_that_was_removed_is_refused(
     assert "cannot make . a project: .: No such file or directory" in capfd.readouterr().err
 
 
-def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_init_keeps_existing_files_and_names_the_lines_that_they_lack(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / ".gitignore").write_text("mine\n")
     assert main(["device", "add", "old", "--local", "dev"]) == 0

@@ -8,7 +8,7 @@ from edgert.bundle.signing import new_key, read_public_key
 from tests.support.commands import Edgert, live
 
 
-def test_a_key_is_given_by_its_name_or_its_file_and_a_missing_one_says_whose_it_is(
+def test_a_key_is_given_by_its_name_or_by_its_file_and_the_error_names_a_missing_key(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:
     conf = tmp_path / "conf"
@@ -40,9 +40,7 @@ def test_a_private_key_that_is_restored_alone_gets_its_public_half_again(
     assert [key["can_sign"] for key in edgert("keys", "list")[1]["keys"]] == [True]
 
 
-def test_a_key_is_revoked_on_a_device_and_what_it_signed_is_refused_from_then_on(
-    edgert: Edgert, here: Path, tmp_path: Path
-) -> None:
+def test_a_device_refuses_the_bundles_of_a_key_after_its_revocation(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     old, new = read_public_key(tmp_path / "conf" / "keys" / "default.pem"), new_key()
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     keys = tmp_path / "dev" / "keys"

@@ -32,7 +32,7 @@ socket = "/run/edgert/edgert.sock"
 
 
 @pytest.mark.timeout(600)
-def test_a_runtime_is_published_once_offered_promoted_and_halted(
+def test_a_runtime_is_published_once_and_can_be_offered_and_promoted_and_halted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     edgert_, key = Edgert(capfd), new_key()

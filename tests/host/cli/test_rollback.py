@@ -10,7 +10,7 @@ from edgert_deploy.cli import main
 from tests.support.commands import Edgert, live
 
 
-def test_rollback_goes_back_once_and_not_forward_again(
+def test_a_second_rollback_does_not_return_to_the_release_that_was_rolled_back(
     edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for release in (1, 2):

@@ -20,7 +20,7 @@ from tests.support.commands import Edgert, live
 from tests.support.servers.ports import free_port
 
 
-def test_a_rollout_that_a_missing_device_held_up_is_shown_resumed_and_given_up(
+def test_a_rollout_that_a_missing_device_stopped_can_be_shown_and_resumed_and_aborted(
     inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path
 ) -> None:
     inventory.add(sshd.device("gone", port=free_port()))
@@ -39,7 +39,7 @@ def test_a_rollout_that_a_missing_device_held_up_is_shown_resumed_and_given_up(
     assert edgert("rollout", "resume", "nobody")[0] == 4
 
 
-def test_a_rollout_that_every_device_refused_is_not_done_and_not_wanted_and_advises_nothing(
+def test_a_rollout_that_every_device_refused_is_not_done_and_its_release_is_not_wanted(
     edgert: Edgert, here: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0

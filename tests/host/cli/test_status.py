@@ -26,7 +26,7 @@ from tests.support.servers.ports import free_port
 from tests.support.statuses import device_status
 
 
-def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(
+def test_an_invalid_answer_of_a_device_is_an_error_of_this_device(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice
 ) -> None:
     program = sshd.home / "edgert/venv/bin/edgertd"
@@ -39,7 +39,7 @@ def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(
     shutil.rmtree(sshd.home / "edgert")
 
 
-def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
+def test_a_damaged_model_does_not_hide_other_models(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
     there = devices.Device(tmp_path / "there")
     there.prepare()
     for model in ("echo", "other"):
@@ -81,7 +81,7 @@ def test_a_live_version_whose_trial_compared_few_answers_is_reported(
 
 
 @pytest.mark.parametrize("become", ["", "sudo"])
-def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
+def test_a_device_that_was_never_bootstrapped_is_not_reported_as_unreachable(
     become: str, edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """sudo prints a warning before each command if the device's own name has no address."""
@@ -97,7 +97,7 @@ def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
     assert "board [device.not_bootstrapped]: EdgeRT is not set up on board: edgert bootstrap board" in out
 
 
-def test_a_device_whose_python_is_gone_is_not_called_unset(
+def test_a_device_whose_python_is_missing_is_not_reported_as_never_bootstrapped(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with running_sshd(tmp_path / "sshd") as server:
@@ -113,7 +113,7 @@ def test_a_device_whose_python_is_gone_is_not_called_unset(
         assert "board [device.runtime_broken]: EdgeRT is installed on board, but the Python of" in out
 
 
-def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
+def test_errors_are_shown_once_below_the_table_with_the_next_step(
     inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -135,7 +135,7 @@ def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
     assert (out + err).count("cannot be reached") == 1
 
 
-def test_a_device_that_was_replaced_is_not_said_to_have_had_nothing(
+def test_a_device_that_was_replaced_is_not_reported_as_never_deployed_to(
     edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert edgert("bootstrap", "here")[0] == 0

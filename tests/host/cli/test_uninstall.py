@@ -43,7 +43,9 @@ def files_of(folder: Path) -> set[str]:
     return {name for name in ("config.toml", "keys", "models", "edgert.sock") if (folder / name).exists()}
 
 
-def test_a_dry_run_shows_what_goes_and_what_stays_and_changes_nothing(edgert: Edgert, here: Path, state: Path) -> None:
+def test_a_dry_run_lists_what_is_removed_and_what_is_kept_and_changes_nothing(
+    edgert: Edgert, here: Path, state: Path
+) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     before = files_of(state)
     code, answer = edgert("uninstall", "here", "--dry-run")
@@ -57,7 +59,7 @@ def test_a_dry_run_shows_what_goes_and_what_stays_and_changes_nothing(edgert: Ed
     assert live(edgert) == (1, "steady")
 
 
-def test_models_keys_and_configuration_stay_and_serve_after_the_next_bootstrap(
+def test_models_and_keys_and_configuration_stay_and_the_models_serve_after_the_next_bootstrap(
     edgert: Edgert, here: Path, state: Path
 ) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
@@ -67,7 +69,7 @@ def test_models_keys_and_configuration_stay_and_serve_after_the_next_bootstrap(
     assert live(edgert) == (1, "steady")
 
 
-def test_a_purge_leaves_no_trace_but_other_peoples_files_and_names_them(
+def test_a_purge_leaves_only_files_that_edgert_did_not_create_and_names_them(
     edgert: Edgert, here: Path, state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (state / "mine ü.txt").write_text("mine")
@@ -112,7 +114,7 @@ def test_the_advised_next_step_works(
     assert edgert("uninstall", "here", "--yes")[0] == 4, "no device of that name"
 
 
-def test_one_device_that_does_not_answer_stays_and_keeps_no_other(
+def test_a_device_that_does_not_answer_is_kept_and_the_others_are_removed(
     edgert: Edgert, inventory: Inventory, state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inventory.add(Device("gone", "ssh", f"root@127.0.0.1:{free_port()}", "this-machine", "/s", "/h", HOST_KEY))
@@ -130,7 +132,7 @@ def test_one_device_that_does_not_answer_stays_and_keeps_no_other(
 
 
 @pytest.mark.parametrize("words", [(), ("--purge",)])
-def test_without_a_terminal_and_without_yes_nothing_is_removed(
+def test_without_a_terminal_and_without_the_option_yes_nothing_is_removed(
     edgert: Edgert, here: Path, state: Path, words: tuple[str, ...]
 ) -> None:
     before = files_of(state)

@@ -19,7 +19,7 @@ from edgert_deploy.common.addresses import host_and_port
         ("fe80::1%eth0", ("fe80::1%eth0", 1883)),
     ],
 )
-def test_host_and_port(text: str, found: tuple[str, int]) -> None:
+def test_a_text_is_split_into_host_and_port(text: str, found: tuple[str, int]) -> None:
     assert host_and_port(text, 1883) == found
 
 
@@ -30,7 +30,7 @@ def test_host_and_port(text: str, found: tuple[str, int]) -> None:
         *(" ", "broker ", " broker:1883", "my broker", "broker\n", "broker\x1b[2J", "broker/edgert", "mqtt:///broker"),
     ],
 )
-def test_text_that_is_no_address_is_refused(text: str) -> None:
+def test_a_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="is not an address"):
         host_and_port(text, 1883)
 
@@ -41,7 +41,7 @@ def test_an_address_of_another_protocol_is_refused_so_that_no_login_goes_without
             host_and_port(text, 1883)
 
 
-def test_a_port_has_its_limits() -> None:
+def test_a_port_outside_the_limits_is_refused() -> None:
     for text in ("broker:0", "broker:65536"):
         with pytest.raises(ConfigInvalid, match="give a port from 1 to 65535"):
             host_and_port(text, 1883)

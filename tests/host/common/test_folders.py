@@ -19,7 +19,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("variable", FOLDERS)
-def test_a_folder_follows_its_variable_unless_that_is_relative(
+def test_a_folder_follows_its_variable_unless_the_variable_is_relative(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, below_home = FOLDERS[variable]
@@ -32,13 +32,13 @@ def test_a_folder_follows_its_variable_unless_that_is_relative(
     assert folder() == tmp_path / "mine/edgert"
 
 
-def test_our_own_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_of_edgert_precedes_the_general_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "theirs"))
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "ours"))
     assert config_folder() == tmp_path / "ours"
 
 
-def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_home_is_refused_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """In older versions, the host used it as a folder below the current folder; the device refused it."""
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
     monkeypatch.setenv("HOME", "relative/home")
@@ -49,7 +49,7 @@ def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_user_without_a_home_is_told_what_to_set() -> None:
+def test_the_error_for_a_user_without_a_home_names_the_variable_to_set() -> None:
     """An example is `docker run --user 54321`."""
     said = as_nobody("from edgert_deploy.common.folders import config_folder", "config_folder")
     assert said.startswith(

@@ -34,7 +34,7 @@ def test_an_error_is_raised_where_the_answers_are_awaited() -> None:
         for_each([1], work, UserStop())
 
 
-def test_an_error_starts_no_further_item_and_waits_for_those_in_progress() -> None:
+def test_after_an_error_no_further_item_starts_and_those_in_progress_end() -> None:
     failed, started, ended = threading.Event(), list[int](), list[int]()
 
     def work(item: int) -> int:
@@ -53,7 +53,7 @@ def test_an_error_starts_no_further_item_and_waits_for_those_in_progress() -> No
     assert (started, ended) == ([0, 1], [1]), "no device is left in the middle of its deployment"
 
 
-def test_the_second_press_returns_without_the_items_in_progress_and_with_those_that_are_done() -> None:
+def test_a_second_ctrl_c_returns_the_finished_items_without_those_in_progress() -> None:
     stop, never, done = UserStop(), threading.Event(), threading.Event()
 
     def work(item: str) -> str:
@@ -72,7 +72,7 @@ def test_the_second_press_returns_without_the_items_in_progress_and_with_those_t
     never.set()
 
 
-def test_a_terminal_that_takes_its_time_holds_up_no_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_terminal_does_not_delay_a_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal handlers take longer than one wait for an answer."""
     monkeypatch.setattr(os, "write", lambda *_: time.sleep(2 * POLL_S))
     stop, done = UserStop(), threading.Event()
@@ -99,7 +99,7 @@ def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> No
     assert capfd.readouterr().err.split() == ["stopping", "detached"]
 
 
-def test_as_many_at_a_time_as_the_cores_and_the_open_files_allow() -> None:
+def test_the_number_of_simultaneous_items_follows_the_cores_and_the_limit_of_open_files() -> None:
     assert at_once_here(cores=2, files_max=1024) == 32
     assert at_once_here(cores=64, files_max=65_536) == AT_ONCE_MAX
     assert at_once_here(cores=64, files_max=256) == 16

@@ -50,7 +50,7 @@ def init(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[
     return value
 
 
-def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
+def test_every_default_that_init_shows_in_a_comment_is_valid(folder: Path) -> None:
     shown = [line.removeprefix("# ") for line in PROJECT.splitlines() if " = " in line or line.startswith("# [")]
     (folder / "edgert.toml").write_text("\n".join(line for line in shown if line[0] == "[" or line.split()[1] == "="))
     project = read_project(folder / "edgert.toml")
@@ -90,7 +90,7 @@ def test_a_project_is_found_from_subfolders_and_the_nearest_is_used(
     assert find_project().root == folder / "a"
 
 
-def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_their_defaults_from_the_project_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "edgert.toml").write_text('selector = "second"\n[broker]\naddress = "127.0.0.1:1"\n')
     for name in ("first", "second"):
         assert main(["device", "add", name, "--local", name, "--json"]) == 0
@@ -137,7 +137,7 @@ def test_a_login_goes_to_the_projects_broker_alone(
         assert "--tls, --ca, --username, --password-file" in said
 
 
-def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_devices_do_not_receive_the_login_of_another_broker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder.parent / "pw").write_text("secret\n")
     own = '[broker]\naddress = "127.0.0.1:1"\nusername = "edge"\npassword_file = "../pw"\n'
     (folder / "edgert.toml").write_text(own)
@@ -176,14 +176,14 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("#" * 70_000, "the limit is"),
     ],
 )
-def test_a_wrong_file_says_what_is_wrong(folder: Path, text: str, what: str) -> None:
+def test_the_error_about_an_invalid_project_file_names_the_fault(folder: Path, text: str, what: str) -> None:
     (folder / "edgert.toml").write_text(text)
     with pytest.raises(ConfigInvalid, match=what):
         find_project()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_file_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
     (folder / "edgert.toml").touch()
     os.chown(folder / "edgert.toml", 12345, 12345)
@@ -193,7 +193,7 @@ def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytes
     assert find_project().root == folder
 
 
-def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None:
+def test_every_option_that_could_have_a_default_has_a_default(tmp_path: Path) -> None:
     broker = BrokerDefaults("h", tls=True, ca="a", cert="b", key="c", username="d", password_file="e", protocol="v5")
     project = Project(
         tmp_path, tmp_path / "i", tmp_path, "s", "all", None, tmp_path, broker, RegistryDefaults("r", "c", "l")
@@ -238,7 +238,7 @@ def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tupl
             yield from _commands(command, (*words, name))
 
 
-def test_help_needs_no_more_than_click(folder: Path) -> None:
+def test_the_help_imports_no_library_except_click(folder: Path) -> None:
     """The search for a project imports no slow modules."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "from edgert_deploy.cli import main; main(['--help'])"],

@@ -56,7 +56,7 @@ def test_other_forms_are_refused_with_an_example(parse: Callable[[str], float], 
             parse(text)
 
 
-def test_an_expiry_is_given_as_a_time_from_now_a_day_or_a_moment_to_come() -> None:
+def test_an_expiry_is_a_duration_from_now_or_a_day_or_a_future_moment() -> None:
     for given, stated in {
         "90d": "2027-02-19T08:00:00Z",
         "12h": "2026-11-21T20:00:00Z",

@@ -16,7 +16,7 @@ PARTS = [
 ]
 
 
-def test_it_meets_the_schema_of_cyclonedx() -> None:
+def test_an_sbom_meets_the_schema_of_cyclonedx() -> None:
     schemas = files("cyclonedx.schema") / "_res"
     read = {
         each.name.replace(".SNAPSHOT", ""): json.loads(each.read_text())
@@ -35,7 +35,7 @@ def test_it_meets_the_schema_of_cyclonedx() -> None:
     )
 
 
-def test_the_order_of_components_does_not_matter_and_only_listed_ones_are_needed() -> None:
+def test_an_sbom_does_not_depend_on_the_order_of_components_and_depends_only_on_listed_components() -> None:
     about = {"type": "application", "name": "edgert"}
     made = sbom(about, PARTS)
     assert sbom(about, reversed(PARTS)) == made

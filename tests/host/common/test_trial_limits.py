@@ -14,7 +14,7 @@ from edgert_deploy.common.project import read_project
 from edgert_deploy.common.trial_limits import limits_for
 
 
-def test_the_command_line_stands_before_the_models_table_and_that_before_the_general_one(tmp_path: Path) -> None:
+def test_limits_of_the_command_line_precede_limits_of_the_model_and_general_limits(tmp_path: Path) -> None:
     (tmp_path / "edgert.toml").write_text(
         '[trial]\nwatch = "10m"\ntemp_c = 80\nerror_share = "0.1%"\n[trial.m]\np99_ms = 8\ntemp_c = "off"\n'
     )

@@ -48,7 +48,7 @@ def refused(device: Device) -> str:
     return caught.value.message
 
 
-def test_a_second_host_is_refused_and_where_nothing_was_set_up_nothing_stays(
+def test_a_second_host_is_refused_and_a_device_that_was_not_set_up_keeps_no_file(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
     on_host("one")
@@ -67,7 +67,7 @@ def test_a_second_host_is_refused_and_where_nothing_was_set_up_nothing_stays(
     assert sorted(os.listdir(device.home)) == ["lock", "receipt", "venvs", "working"]
 
 
-def test_a_host_that_has_lost_the_claim_does_nothing_more(
+def test_a_host_that_has_lost_its_claim_runs_no_further_command(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
     on_host("one")
@@ -86,7 +86,7 @@ def test_a_host_that_has_lost_the_claim_does_nothing_more(
     assert claim.exists()  # the other host's claim
 
 
-def test_a_host_that_vanished_holds_up_its_own_next_command_not_at_all_and_others_until_it_ran_out(
+def test_the_claim_of_a_dead_host_blocks_other_hosts_until_it_expires_but_not_its_own(
     device: Device, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = Path(device.home, "setup")
@@ -118,7 +118,9 @@ def test_a_host_that_vanished_holds_up_its_own_next_command_not_at_all_and_other
         pass
 
 
-def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, on_host: Callable[[str], None]) -> None:
+def test_a_command_that_continues_without_its_host_blocks_others_until_it_ends(
+    device: Device, on_host: Callable[[str], None]
+) -> None:
     on_host("one")
     Path(device.home).mkdir(parents=True)
     words = ["sh", "-c", _WITH_LOCK, "sh", f"{device.home}/working", "sh", "-c", "echo begun; exec cat"]
@@ -133,7 +135,7 @@ def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, o
         pass
 
 
-def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_while_one_is_under_way(
+def test_a_deployment_and_a_bootstrap_of_the_same_device_exclude_each_other(
     device: Device, on_host: Callable[[str], None]
 ) -> None:
     link, program = LocalTransport(device), Path(device.home, "venv/bin/edgertd")
@@ -160,7 +162,7 @@ def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_wh
         on_host("one")
 
 
-def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_host: Callable[[str], None]) -> None:
+def test_a_trial_of_a_runtime_is_not_disturbed_by_any_host(device: Device, on_host: Callable[[str], None]) -> None:
     on_host("one")
     trial = Path(device.home, "trial")
     trial.parent.mkdir(parents=True)
@@ -202,7 +204,7 @@ def test_a_claim_does_not_outlast_the_restart_of_a_container(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
 @pytest.mark.parametrize("place", ["home", "state"])
-def test_folders_that_cannot_be_written_are_told_before_anything_is_sent(
+def test_folders_that_cannot_be_written_are_reported_before_any_file_is_sent(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
     """An example is a read-only root. In older versions, a bootstrap sent 39 MB and then failed."""
@@ -223,7 +225,7 @@ def test_folders_that_cannot_be_written_are_told_before_anything_is_sent(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
-def test_a_full_disk_is_named_with_what_to_remove(
+def test_the_error_about_a_full_disk_names_what_to_remove(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
     on_host("one")
@@ -245,7 +247,7 @@ def test_a_full_disk_is_named_with_what_to_remove(
         assert f"{device.state}/cache may be removed" in caught.value.message
 
 
-def test_folders_that_bootstrap_made_for_the_state_are_removed_with_it(
+def test_folders_that_bootstrap_made_for_the_state_are_removed_with_the_state(
     device: Device, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
     """The first uninstall keeps the receipt, because the folders above the models cannot be removed yet."""
@@ -269,7 +271,7 @@ def test_folders_that_bootstrap_made_for_the_state_are_removed_with_it(
 
 
 @pytest.mark.parametrize("place", ["home", "state"])
-def test_folders_that_hold_other_things_are_left_alone(
+def test_folders_with_other_content_are_refused(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
     """--state /var/lib would give all of /var/lib to the daemon's user, and an uninstall would remove its `cache`."""
@@ -288,7 +290,7 @@ def test_folders_that_hold_other_things_are_left_alone(
     assert sorted(os.listdir(others)) == ["cache", "mail", "spool", "venvs"]
 
 
-def test_a_state_folder_may_hold_home_and_what_a_bootstrap_that_was_cut_left(
+def test_a_state_folder_may_contain_the_home_folder_and_files_of_an_interrupted_bootstrap(
     device: Device, on_host: Callable[[str], None]
 ) -> None:
     on_host("one")

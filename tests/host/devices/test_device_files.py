@@ -11,7 +11,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.device_files import Broker, Following, merged_config
 
 
-def test_the_users_text_in_the_devices_configuration_stays() -> None:
+def test_text_of_the_user_in_the_configuration_of_the_device_stays() -> None:
     present = '# ours\ndevice = "old"\n\n[serving]\nthreads = 2  # measured\n\n[mqtt]\nhost = "a"\ncert = "c"\n'
     merged = merged_config(tomlkit.parse(present), {"device": "new", "site": "s", "mqtt": {"host": "b", "port": 1883}})
     assert "threads = 2  # measured" in merged
@@ -41,13 +41,13 @@ def test_a_configuration_whose_table_is_not_a_table_is_refused() -> None:
         ("fe80::1", None, "fe80::1", 1883),
     ],
 )
-def test_brokers(text: str, ca: str | None, host: str, port: int, tmp_path: Path) -> None:
+def test_the_address_of_a_broker_is_read(text: str, ca: str | None, host: str, port: int, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("a certificate")
     broker = Broker.parse(text, "", None, tmp_path / ca if ca else None)
     assert (broker.host, broker.port) == (host, port)
 
 
-def test_a_password_file_that_is_missing_is_named_and_a_password_is_not_shown(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_password_file_and_a_password_is_never_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="none"):
         Broker.parse("broker", "edge", tmp_path / "none", None)
     (tmp_path / "pw").write_text("xyzzy7\n")

@@ -47,7 +47,7 @@ ORIN_7 = replace(ORIN, python="3.12", glibc="2.39")
         (replace(NUC, model="OptiPlex 7060"), "generic-x86-64"),
     ],
 )
-def test_a_machine_gets_the_profile_that_bears_its_name_else_the_generic_one(facts: MachineFacts, profile: str) -> None:
+def test_a_machine_gets_the_profile_of_its_kind_or_else_the_generic_profile(facts: MachineFacts, profile: str) -> None:
     assert pick_profile(PROFILES, facts, local=False).name == profile
 
 
@@ -77,7 +77,7 @@ def test_if_no_profile_fits_the_error_gives_the_reason(facts: MachineFacts, word
         pick_profile(PROFILES, facts, local=False)
 
 
-def test_a_local_device_runs_in_this_python_whatever_the_path_has() -> None:
+def test_a_local_device_runs_in_this_python_whatever_python_is_on_the_path() -> None:
     found = local_facts(replace(NUC, python="3.8", python_path="/usr/bin/python3", python_lacks="_ctypes"))
     assert (found.python, found.python_path, found.python_lacks) == (
         ".".join(platform.python_version_tuple()[:2]),
@@ -92,7 +92,7 @@ def test_if_several_profiles_fit_the_error_names_them() -> None:
         pick_profile(without_generic, replace(PI_4, model="Some Board", memory_mb=9000), local=False)
 
 
-def test_a_board_sold_as_two_gigabytes_has_a_little_less() -> None:
+def test_a_profile_of_two_gigabytes_fits_a_board_with_slightly_less_memory() -> None:
     two = load_profile("raspberry-pi-4", ROOT / "devices")
     assert misfits(two, replace(PI_4, memory_mb=1845)) == {}
 
@@ -102,7 +102,7 @@ def test_folders_follow_the_user() -> None:
     assert replace(PI_4, uid=0).default_home == "/opt/edgert"
 
 
-def test_this_machine_can_be_asked(tmp_path: Path) -> None:
+def test_the_facts_of_this_machine_can_be_read(tmp_path: Path) -> None:
     transport = open_transport(Device("here", "local", str(tmp_path), "this-machine", str(tmp_path)))
     facts = probe(transport, "here")
     assert facts.machine == platform.machine()
@@ -143,20 +143,20 @@ def test_the_free_space_is_found_whatever_the_names_of_disk_and_folder(
     assert probe(local(tmp_path), "here").disk_free_mb == 2000
 
 
-def test_a_python_that_a_login_has_not_on_its_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_is_not_on_the_path_of_a_login_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = Path("/usr/bin/python3").resolve()
     monkeypatch.setenv("PATH", on_path(tmp_path / "bin", python3=""))
     assert probe(local(tmp_path), "here").python_path == str(there)
 
 
-def test_a_python_newer_than_edgert_takes_is_used_only_where_it_is_alone(
+def test_a_python_that_is_too_new_is_used_only_if_it_is_the_only_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", on_path(tmp_path / "bin", python3="3.14", python3_12="3.12"))
     assert probe(local(tmp_path), "here").python == "3.12"
 
 
-def test_a_python_is_asked_once_however_many_names_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_with_several_names_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = Path(on_path(tmp_path / "bin", python3_12="3.12")), tmp_path / "asked"
     (folder / "readlink").symlink_to(str(shutil.which("readlink")))
     with (folder / "python3.12").open("a") as program:
@@ -169,7 +169,7 @@ def test_a_python_is_asked_once_however_many_names_it_has(tmp_path: Path, monkey
     assert asked.read_text() == "\n\n", "once for its version, once for its engines"
 
 
-def test_a_python_built_without_modules_that_edgert_needs_is_used_only_where_it_is_alone(
+def test_a_python_without_modules_that_edgert_needs_is_used_only_if_it_is_the_only_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", on_path(tmp_path / "bin", lacks="_ctypes,_sqlite3", python3="3.13"))
@@ -195,7 +195,7 @@ def local(folder: Path) -> Transport:
 @pytest.mark.parametrize(
     "flags", ["", "avx2 fma", "avx512f avx512_vnni", "avx2 avx_vnni", "avx512f avx512_4vnniw", "avx_vnni_int8"]
 )
-def test_the_probe_finds_vnni_where_the_device_finds_it(
+def test_the_probe_and_the_device_find_vnni_by_the_same_rule(
     flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe runs before EdgeRT is installed, so it has its own line for the rule of `int8_saturates`."""

@@ -55,7 +55,7 @@ def a_device(name: str = "new", **changes: object) -> Device:
     return Device(**{**vars(Device(name, "local", "/srv/x", "this-machine", "/srv/x")), **changes})
 
 
-def test_devices_are_read_as_written(inventory: Inventory) -> None:
+def test_devices_are_read_with_the_written_values(inventory: Inventory) -> None:
     kitchen, here = inventory.devices()
     assert (kitchen.name, kitchen.address, kitchen.groups) == ("kitchen", "pi@10.0.0.7", ("canary", "line-2"))
     assert here == Device("here", "local", "/srv/here", "this-machine", "/srv/here", site="plant-1")
@@ -66,7 +66,7 @@ def test_a_missing_file_is_an_empty_fleet(tmp_path: Path) -> None:
     assert Inventory(tmp_path / "none.toml").devices() == []
 
 
-def test_comments_and_order_survive_a_change(inventory: Inventory) -> None:
+def test_comments_and_order_stay_after_a_change(inventory: Inventory) -> None:
     inventory.add(a_device(groups=("canary",), site="plant-1"))
     inventory.remove("here")
     text = inventory.path.read_text()
@@ -77,7 +77,7 @@ def test_comments_and_order_survive_a_change(inventory: Inventory) -> None:
     assert inventory.device("new") == a_device(groups=("canary",), site="plant-1")
 
 
-def test_a_first_device_makes_file_and_folder(tmp_path: Path) -> None:
+def test_the_first_device_creates_the_file_and_its_folder(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path / "deep" / "inventory.toml")
     inventory.add(a_device())
     inventory.add(a_device("second"))
@@ -85,7 +85,7 @@ def test_a_first_device_makes_file_and_folder(tmp_path: Path) -> None:
     assert sorted(p.name for p in inventory.path.parent.iterdir()) == [".inventory.toml.lock", "inventory.toml"]
 
 
-def test_an_inventory_that_is_a_link_stays_one(inventory: Inventory, tmp_path: Path) -> None:
+def test_an_inventory_that_is_a_link_stays_a_link(inventory: Inventory, tmp_path: Path) -> None:
     link = tmp_path / "link.toml"
     link.symlink_to(inventory.path)
     Inventory(link).add(a_device())
@@ -97,7 +97,7 @@ def _add(path: Path, name: str) -> None:
     Inventory(path).add(a_device(name))
 
 
-def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+def test_simultaneous_changes_are_all_kept(tmp_path: Path) -> None:
     path = tmp_path / "inventory.toml"
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_add, args=(path, f"d{i}")) for i in range(6)]
@@ -114,7 +114,7 @@ def test_a_selector_of_several_devices_is_refused_if_a_command_needs_one(invento
         inventory.device(words)
 
 
-def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> None:
+def test_a_change_leaves_all_other_lines_unchanged(inventory: Inventory) -> None:
     kitchen = inventory.device("kitchen")
     changed = replace(kitchen, site="plant-2", tags=("rack=4",), groups=(), jump="ops@bastion:2222", jump_host_key=KEY)
     assert inventory.change(["kitchen"], lambda _: changed) == [changed]
@@ -126,7 +126,9 @@ def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> No
     assert inventory.devices() == [kitchen, inventory.device("here")]
 
 
-def test_changes_of_other_commands_since_the_file_was_read_stay(inventory: Inventory, tmp_path: Path) -> None:
+def test_changes_that_other_commands_made_after_the_file_was_read_are_kept(
+    inventory: Inventory, tmp_path: Path
+) -> None:
     """A user may need a while to confirm a host key; meanwhile, another command may change the file."""
     other = Inventory(tmp_path / "link.toml")
     other.path.symlink_to(inventory.path)
@@ -149,7 +151,7 @@ def test_changes_of_other_commands_since_the_file_was_read_stay(inventory: Inven
         ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "not a host key"),
     ],
 )
-def test_an_invalid_change_of_a_device_changes_nothing(
+def test_an_invalid_change_of_a_device_leaves_the_inventory_unchanged(
     inventory: Inventory, changes: dict[str, object], what: str
 ) -> None:
     before = inventory.path.read_bytes()
@@ -171,7 +173,7 @@ def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory)
     "path", ["/home/o'brien/edgert", '/srv/"edgert"', "/srv/$x", "/srv/a\nb", "/srv/a\\b", "/srv/[1]", "/srv/*"]
 )
 @pytest.mark.parametrize("which", ["state", "home"])
-def test_folders_that_no_program_may_be_in_are_refused(inventory: Inventory, which: str, path: str) -> None:
+def test_folders_that_cannot_contain_programs_are_refused(inventory: Inventory, which: str, path: str) -> None:
     """In older versions, a bootstrap failed there with a shell's syntax error, after it had sent all wheels."""
     with pytest.raises(ConfigInvalid, match="--state and --home"):
         inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: path}))
@@ -179,12 +181,12 @@ def test_folders_that_no_program_may_be_in_are_refused(inventory: Inventory, whi
 
 
 @pytest.mark.parametrize("name", ["all", "Kitchen", "a/b", "", "a b", "a+b", "x" * 64])
-def test_names_that_no_topic_or_file_may_bear_are_refused(inventory: Inventory, name: str) -> None:
+def test_names_that_are_invalid_as_topic_or_file_are_refused(inventory: Inventory, name: str) -> None:
     with pytest.raises(ConfigInvalid, match="name"):
         inventory.add(a_device(name))
 
 
-def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> None:
+def test_a_name_that_a_device_or_a_group_already_has_is_refused(inventory: Inventory) -> None:
     before = inventory.path.read_bytes()
     for device in (a_device("here"), a_device("canary"), a_device("new", groups=("here",))):
         with pytest.raises(ConfigInvalid):
@@ -208,7 +210,9 @@ def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> No
         ("[devices.kitchen]", "[devices.Kitchen]", "name 'Kitchen'"),
     ],
 )
-def test_a_broken_inventory_says_where(inventory: Inventory, old: str, new: str, what: str) -> None:
+def test_the_error_about_a_broken_inventory_names_the_place(
+    inventory: Inventory, old: str, new: str, what: str
+) -> None:
     inventory.path.write_text(WRITTEN.replace(old, new))
     with pytest.raises(ConfigInvalid, match=what) as caught:
         inventory.devices()
@@ -224,13 +228,13 @@ def test_an_inventory_that_an_editor_of_windows_wrote_is_read_and_changed(invent
     assert "# above the oven" in inventory.path.read_text()
 
 
-def test_an_inventory_that_is_no_text_is_refused(inventory: Inventory) -> None:
+def test_an_inventory_that_is_not_text_is_refused(inventory: Inventory) -> None:
     inventory.path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigInvalid, match="is not TOML"):
         inventory.devices()
 
 
-def test_an_inventory_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_an_inventory_below_a_file_is_refused_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigInvalid, match=r"inventory .*/file/inventory.toml cannot be read: Not a directory$"):
         Inventory(tmp_path / "file/inventory.toml").devices()
@@ -242,7 +246,9 @@ def test_an_ssh_device_without_its_host_key_is_refused(inventory: Inventory) -> 
         inventory.devices()
 
 
-def test_look_up_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inventory_of_the_project_precedes_the_inventory_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
@@ -267,7 +273,7 @@ def test_look_up_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("pi@[fe80::1]:2222", SshAddress("fe80::1", "pi", 2222)),
     ],
 )
-def test_addresses(text: str, address: SshAddress) -> None:
+def test_an_address_is_split_into_its_parts(text: str, address: SshAddress) -> None:
     assert SshAddress.parse(text) == address
 
 
@@ -287,12 +293,12 @@ def test_addresses(text: str, address: SshAddress) -> None:
         "pi;x@h",
     ],
 )
-def test_text_that_is_no_address_is_refused(text: str) -> None:
+def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid):
         SshAddress.parse(text)
 
 
-def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
+def test_fingerprints_equal_those_of_ssh_keygen(tmp_path: Path) -> None:
     new_ssh_key(tmp_path / "key")
     shown = subprocess.run(
         ["ssh-keygen", "-lf", str(tmp_path / "key.pub")], capture_output=True, text=True, check=True
@@ -300,7 +306,7 @@ def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
     assert fingerprint((tmp_path / "key.pub").read_text()) in shown.split()
 
 
-def test_two_names_with_one_host_key_are_one_machine(inventory: Inventory) -> None:
+def test_two_names_with_one_host_key_count_as_one_machine(inventory: Inventory) -> None:
     kitchen, here = inventory.devices()
     again = replace(kitchen, name="kitchen-2", address="pi@kitchen.local", host_key=KEY)
     refuse_same_machine([kitchen, here], [kitchen, here])

@@ -66,7 +66,7 @@ def read(device: Device, request: LogRequest) -> list[str]:
         transport.close()
 
 
-def test_the_lines_that_were_asked_for(sshd: SshDevice, log: Path) -> None:
+def test_only_the_requested_lines_are_read(sshd: SshDevice, log: Path) -> None:
     device = sshd.device()
     assert len(read(device, LogRequest())) == 5
     assert read(device, LogRequest(lines=2)) == ["Traceback of it", "telemetry: connected"]
@@ -82,13 +82,13 @@ def test_the_lines_that_were_asked_for(sshd: SshDevice, log: Path) -> None:
     ("text", "since"),
     [("90s", "-90"), ("10m", "-600"), ("2h", "-7200"), ("1d", "-86400"), ("2026-11-21T12:00", "@1795262400")],
 )
-def test_times_that_may_be_given(text: str, since: str) -> None:
+def test_valid_times_are_read(text: str, since: str) -> None:
     assert parse_since(text) == since
     assert parse_since("2026-11-21T13:00+01:00") == parse_since("2026-11-21T12:00Z") == f"@{int(NOW.timestamp())}"
 
 
 @pytest.mark.parametrize("text", ["yesterday", "10", "-5m", "$(reboot)", ""])
-def test_invalid_times(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="--since"):
         parse_since(text)
 
@@ -98,7 +98,7 @@ def test_a_device_without_a_log_is_reported(sshd: SshDevice, tmp_path: Path) -> 
         read(replace(sshd.device(), state=str(tmp_path)), LogRequest())
 
 
-def test_lines_are_followed_and_nothing_stays_behind(sshd: SshDevice, log: Path) -> None:
+def test_lines_are_followed_and_no_process_stays_on_the_device(sshd: SshDevice, log: Path) -> None:
     for device in (sshd.device(), Device("here", "local", str(sshd.state), "this-machine", str(sshd.state))):
         with following(device, LogRequest(lines=1, model="echo")) as lines:
             with log.open("a") as file:
@@ -108,7 +108,7 @@ def test_lines_are_followed_and_nothing_stays_behind(sshd: SshDevice, log: Path)
         wait_until(lambda: not _tails(log), "the follower there ends with the connection")
 
 
-def test_following_does_not_depend_on_the_users_ssh_configuration(
+def test_following_a_log_does_not_depend_on_the_ssh_configuration_of_the_user(
     sshd: SshDevice, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In older versions, a terminal echoed input, tunnel settings ran no command, and a used port ended ssh."""
@@ -132,7 +132,7 @@ def use_ssh_configuration(text: str, folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_ctrl_c_ends_following_with_0(inventory: Inventory, sshd: SshDevice, log: Path) -> None:
+def test_ctrl_c_ends_the_command_that_follows_a_log_with_0(inventory: Inventory, sshd: SshDevice, log: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
     words = [sys.executable, "-m", "edgert_deploy.cli", "logs", "board", "-f", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -153,7 +153,7 @@ def _tails(log: Path) -> bool:
 # --- edgert ssh -------------------------------------------------------------------------------
 
 
-def test_a_command_runs_there_and_its_code_comes_back(
+def test_a_command_runs_on_the_device_and_its_exit_code_is_returned(
     inventory: Inventory, sshd: SshDevice, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ssh", "board", "--", "echo", "$HOME;", "exit", "7"]) == 7
@@ -164,7 +164,7 @@ def test_a_command_runs_there_and_its_code_comes_back(
     assert main(["ssh", "here", "--", "exit 3"]) == 3
 
 
-def test_a_remote_command_of_the_users_configuration_is_not_in_the_way(
+def test_a_remote_command_of_the_users_configuration_is_ignored(
     inventory: Inventory,
     sshd: SshDevice,
     tmp_path: Path,
@@ -176,7 +176,7 @@ def test_a_remote_command_of_the_users_configuration_is_not_in_the_way(
     assert capfd.readouterr().out == "in\n"
 
 
-def test_the_pinned_keys_hold_there_too_also_of_the_jump_host(
+def test_the_command_ssh_uses_the_pinned_keys_of_the_device_and_of_the_jump_host(
     inventory: Inventory, sshd: SshDevice, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     odd = tmp_path / "a key %h"
@@ -201,7 +201,7 @@ def test_the_pinned_keys_hold_there_too_also_of_the_jump_host(
         assert "Host key verification failed" in err
 
 
-def test_an_impostor_is_told_no_user_name(inventory: Inventory, tmp_path: Path) -> None:
+def test_an_impostor_does_not_learn_the_user_name(inventory: Inventory, tmp_path: Path) -> None:
     with running_sshd(tmp_path / "sshd") as server:
         inventory.add(server.device("moved"))
         server.stop()

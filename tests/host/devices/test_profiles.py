@@ -38,7 +38,7 @@ socket = "/run/edgert/edgert.sock"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_shipped_profile_keeps_the_schema_and_can_be_built_for(name: str) -> None:
+def test_every_shipped_profile_is_valid_and_has_an_engine_with_a_builder(name: str) -> None:
     profile = load_profile(name, SHIPPED)
     assert profile.name == name
     assert profile.engines[0] in BUILDERS
@@ -75,7 +75,7 @@ def test_edgert_has_wheels_for_every_engine_of_a_profile(name: str) -> None:
             assert any(need.marker is None or need.marker.evaluate(there) for need in needs), (engine, python)
 
 
-def test_every_reviewed_profile_ships_in_the_order_of_names() -> None:
+def test_the_shipped_profiles_are_the_reviewed_profiles_in_the_order_of_names() -> None:
     assert sorted(REVIEWED) == NAMES
     assert [profile.name for profile in list_profiles(SHIPPED)] == NAMES
 
@@ -85,7 +85,7 @@ def test_shipped_profiles_are_found_from_any_folder(tmp_path: Path, monkeypatch:
     assert load_profile("intel-nuc").engines[0] == "openvino"
 
 
-def test_the_users_own_profile_comes_first_and_others_are_still_found(
+def test_a_profile_of_the_user_precedes_a_shipped_profile_and_others_are_still_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
     assert load_profile("raspberry-pi-4").engines[0] == "tflite"
 
 
-def test_the_list_has_the_users_own_profiles_and_the_shipped_ones(
+def test_the_list_has_the_profiles_of_the_user_and_the_shipped_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -138,19 +138,19 @@ def test_a_wrong_profile_is_refused_with_the_reason(old: str, new: str, says: st
 
 
 @pytest.mark.parametrize("name", ["../box", "/etc/passwd", "Box", "", "a" * 80])
-def test_a_name_is_never_a_path(name: str) -> None:
+def test_a_name_with_the_form_of_a_path_is_refused(name: str) -> None:
     with pytest.raises(ConfigInvalid, match="not a profile name"):
         load_profile(name)
 
 
-def test_unknown_names_list_the_known_and_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_the_error_about_an_unknown_name_lists_the_known_names_and_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=r"known: .*raspberry-pi-4"):
         load_profile("toaster")
     with pytest.raises(ConfigInvalid, match="not a folder"):
         load_profile("intel-nuc", tmp_path / "missing")
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "box.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigInvalid, match="not UTF-8 text"):
         load_profile("box", tmp_path)

@@ -50,7 +50,9 @@ def test_the_last_json_object_is_the_answer() -> None:
         (Answers(0, "no json"), DeviceError, "no json"),
     ],
 )
-def test_errors_arrive_as_their_classes(answers: Answers, error: type[EdgeRTError], words: str) -> None:
+def test_errors_of_a_device_are_raised_with_their_classes(
+    answers: Answers, error: type[EdgeRTError], words: str
+) -> None:
     with pytest.raises(error, match=words) as caught:
         called(answers)
     assert type(caught.value) is error

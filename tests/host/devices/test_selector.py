@@ -43,7 +43,7 @@ PATH = Path("inventory.toml")
         ("!here", ["kitchen"]),
     ],
 )
-def test_selectors_are_names_groups_tags_sites_profiles_or_all(selector: str, names: list[str]) -> None:
+def test_selectors_are_names_or_groups_or_tags_or_sites_or_profiles_or_all(selector: str, names: list[str]) -> None:
     assert [d.name for d in select(DEVICES, selector, PATH)] == names
 
 
@@ -51,12 +51,12 @@ def test_selectors_are_names_groups_tags_sites_profiles_or_all(selector: str, na
     "selector",
     ["nobody", "kitchen,nobody", "", ",", "tag:rack=4", "tag:", "site:x", "colour:red", "!nobody", "all,!all"],
 )
-def test_a_selector_that_means_nothing_is_refused(selector: str) -> None:
+def test_an_empty_or_invalid_selector_is_refused(selector: str) -> None:
     with pytest.raises(ConfigInvalid):
         select(DEVICES, selector, PATH)
 
 
-def test_a_selector_that_means_nothing_says_what_there_is() -> None:
+def test_the_error_about_an_unknown_selector_lists_the_existing_values() -> None:
     with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
         select(DEVICES, "tag:rack=4", PATH)
 
@@ -69,7 +69,7 @@ def test_a_selector_that_means_nothing_says_what_there_is() -> None:
         ("colour:red", "it has tag:, site: and profile: to select by"),
     ],
 )
-def test_a_word_that_matches_nothing_is_refused_with_what_its_kind_has(selector: str, reason: str) -> None:
+def test_a_selector_without_a_match_is_refused_with_the_existing_values(selector: str, reason: str) -> None:
     with pytest.raises(ConfigInvalid, match=reason):
         select(DEVICES, selector, PATH)
 

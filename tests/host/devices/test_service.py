@@ -51,7 +51,7 @@ def written(unit: Unit, folder: Path) -> Path:
 
 @needs_analyze
 @pytest.mark.parametrize("config", [None, WITH_PASSWORD], ids=["plain", "password"])
-def test_systemd_takes_the_units(tmp_path: Path, config: DeviceConfig | None) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path, config: DeviceConfig | None) -> None:
     spaced = replace(BOARD, state="/srv/my state")
     for unit in (system_unit(config=config), system_unit(("tensorrt",), config), system_unit(device=spaced)):
         done = subprocess.run(
@@ -64,7 +64,7 @@ def test_systemd_takes_the_units(tmp_path: Path, config: DeviceConfig | None) ->
 @needs_analyze
 @pytest.mark.parametrize("config", [None, WITH_PASSWORD], ids=["plain", "password"])
 @pytest.mark.parametrize("engine", ["tflite", "tensorrt"])
-def test_the_system_unit_exposes_little(tmp_path: Path, config: DeviceConfig | None, engine: str) -> None:
+def test_the_system_unit_has_a_low_exposure_level(tmp_path: Path, config: DeviceConfig | None, engine: str) -> None:
     words = ["systemd-analyze", "security", "--offline=true", f"--threshold={int(EXPOSURE_MAX * 10)}"]
     unit = written(system_unit((engine,), config), tmp_path)
     done = subprocess.run([*words, unit], capture_output=True, text=True, timeout=60)
@@ -76,20 +76,20 @@ def test_the_system_unit_exposes_little(tmp_path: Path, config: DeviceConfig | N
 
 
 @pytest.mark.parametrize("home", ["/var/lib/edgert", "/var/lib/edgert/home"])
-def test_root_runs_nothing_that_the_daemons_user_can_change(home: str) -> None:
+def test_a_unit_of_root_refuses_a_runtime_that_the_daemons_user_can_change(home: str) -> None:
     with pytest.raises(DeviceError, match="--home outside"):
         unit_for(replace(BOARD, home=home), AS_ROOT)
     assert unit_for(replace(BOARD, home=home), PI_4) is not None
 
 
-def test_devices_and_homes_are_open_only_where_they_are_needed() -> None:
+def test_the_unit_opens_devices_and_homes_only_if_they_are_needed() -> None:
     assert "PrivateDevices=yes" in system_unit(("tflite", "onnxruntime")).text
     assert "PrivateDevices" not in system_unit(("tensorrt", "onnxruntime")).text
     assert "ProtectHome=yes" in system_unit().text
     assert "ProtectHome=read-only" in system_unit(device=replace(BOARD, home="/home/pi/edgert")).text
 
 
-def test_the_password_is_handed_over_only_where_there_is_one() -> None:
+def test_the_unit_passes_the_password_of_the_broker_only_if_one_is_configured() -> None:
     assert "LoadCredential" not in system_unit().text
     line = "LoadCredential=mqtt-password:/var/lib/edgert/mqtt-password"
     lines = system_unit(config=WITH_PASSWORD).text.splitlines()
@@ -97,7 +97,7 @@ def test_the_password_is_handed_over_only_where_there_is_one() -> None:
     assert lines[lines.index(line) + 1] == "ReadOnlyPaths=-/var/lib/edgert/mqtt-password"
 
 
-def test_the_registrys_login_is_handed_over_beside_the_password() -> None:
+def test_the_unit_also_passes_the_login_of_the_registry() -> None:
     config = replace(WITH_PASSWORD, follow=FollowConfig("oci://r/x", credentials="/var/lib/edgert/registry-login"))
     lines = system_unit(config=config).text.splitlines()
     assert "LoadCredential=registry-login:/var/lib/edgert/registry-login" in lines
@@ -119,7 +119,7 @@ def test_the_watchdog_is_pinged_twice_in_its_time(monkeypatch: pytest.MonkeyPatc
     assert service_manager.watchdog_s() is None
 
 
-def test_the_daemon_says_ready_then_pings_then_says_that_it_stops() -> None:
+def test_the_daemon_reports_ready_and_then_pings_and_then_reports_its_stop() -> None:
     with a_device(started=False) as device, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         path = device.folder / "notify"
         manager.bind(os.fspath(path))
@@ -143,7 +143,7 @@ def test_the_daemon_says_ready_then_pings_then_says_that_it_stops() -> None:
 
 
 @needs_root
-def test_roots_commands_act_as_the_owner_of_the_state_folder() -> None:
+def test_commands_of_root_run_as_the_owner_of_the_state_folder() -> None:
     nobody = pwd.getpwnam("nobody")
     if subprocess.run(["runuser", "-u", "nobody", "--", sys.executable, "-c", "import edgert, tarfile"]).returncode:
         pytest.skip(f"{sys.executable} lies where other users may not look")
@@ -166,7 +166,7 @@ def test_roots_commands_act_as_the_owner_of_the_state_folder() -> None:
 
 
 @needs_root
-def test_the_state_folder_is_given_to_the_user_and_what_is_trusted_stays_roots() -> None:
+def test_the_state_folder_belongs_to_the_user_and_trusted_files_belong_to_root() -> None:
     with tempfile.TemporaryDirectory() as folder:
         state = StateDir(Path(folder) / "my state")
         state.make()

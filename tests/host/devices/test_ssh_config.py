@@ -59,7 +59,7 @@ def says(device: Device) -> str:
         transport.close()
 
 
-def test_the_agent_that_the_configuration_names_is_asked(
+def test_the_agent_that_the_configuration_names_is_used(
     board: SshDevice, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An example is a password manager, which also stores the public halves of its keys as files."""
@@ -81,7 +81,7 @@ def test_the_agent_that_the_configuration_names_is_asked(
         assert says(device) == "in\n"
 
 
-def test_an_agent_with_more_keys_than_the_server_hears_of_is_reported(config: Path, tmp_path: Path) -> None:
+def test_an_agent_with_more_keys_than_the_server_accepts_is_reported(config: Path, tmp_path: Path) -> None:
     """The server ends the connection. In older versions, the error was `unreachable`, and an upload was repeated."""
     with running_sshd(tmp_path / "server") as server:
         server.stop()
@@ -102,7 +102,7 @@ def test_an_agent_with_more_keys_than_the_server_hears_of_is_reported(config: Pa
 
 
 @pytest.mark.parametrize("by", ["file", "agent"])
-def test_a_user_is_let_in_by_a_certificate(config: Path, tmp_path: Path, by: str) -> None:
+def test_a_user_can_log_in_with_a_certificate(config: Path, tmp_path: Path, by: str) -> None:
     """The server trusts only the authority. paramiko finds a certificate only beside its key."""
     with running_sshd(tmp_path / "server") as server:
         server.stop()
@@ -130,7 +130,7 @@ def test_a_user_is_let_in_by_a_certificate(config: Path, tmp_path: Path, by: str
             again.stop()
 
 
-def test_a_second_factor_is_asked_of_nobody(
+def test_no_user_is_asked_for_a_second_factor(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """paramiko would print the server's question on stdout and read an answer, for all devices at the same time."""
@@ -156,7 +156,7 @@ def test_a_second_factor_is_asked_of_nobody(
         ("echo 'Please login as the user ubuntu'; exit 142", r"Please login as the user ubuntu \(exit code 142\)"),
     ],
 )
-def test_a_login_that_runs_another_command_is_distinguished(
+def test_the_error_names_a_login_that_runs_another_command(
     config: Path, tmp_path: Path, forced: str, said: str
 ) -> None:
     with running_sshd(tmp_path / "server") as server:
@@ -171,7 +171,7 @@ def test_a_login_that_runs_another_command_is_distinguished(
             again.stop()
 
 
-def test_sections_that_cannot_be_judged_here_do_not_apply(config: Path) -> None:
+def test_sections_with_conditions_that_cannot_be_checked_do_not_apply(config: Path) -> None:
     config.write_text(
         "Match tagged work\n User one\nMatch host board !localnetwork 10.0.0.0/8\n User two\nMatch host board\n Port 7\n"
     )
@@ -179,7 +179,7 @@ def test_sections_that_cannot_be_judged_here_do_not_apply(config: Path) -> None:
     assert (found.get("user"), found["port"]) == (None, "7")
 
 
-def test_words_may_be_apart_by_a_tab(config: Path) -> None:
+def test_words_of_the_configuration_may_be_separated_by_a_tab(config: Path) -> None:
     """In older versions, such an include was ignored, and the lines after it applied to every host."""
     (config.parent / "more").write_text("Host board\n Port 7\n")
     config.write_text("Include\tmore\nHost\tother\n\tInclude = none\n\tUser\tone\nMatch\ttagged x\n Port 9\n")
@@ -190,7 +190,7 @@ def test_words_may_be_apart_by_a_tab(config: Path) -> None:
     ]
 
 
-def test_a_command_of_the_configuration_takes_nothing_from_stdin(config: Path) -> None:
+def test_a_command_of_the_configuration_does_not_read_stdin(config: Path) -> None:
     """In older versions, the answer to a question, or an input of `edgert infer`, lost its first byte."""
     config.write_text('Match host board exec "cat; exit 0"\n User one\nMatch host board exec "exit 3"\n Port 7\n')
     program = (
@@ -201,7 +201,7 @@ def test_a_command_of_the_configuration_takes_nothing_from_stdin(config: Path) -
     assert (done.stdout, done.stderr) == ("one None yes\n\n", "")
 
 
-def test_files_of_fabric_change_nothing(board: SshDevice, config: Path, tmp_path: Path) -> None:
+def test_configuration_files_of_fabric_are_ignored(board: SshDevice, config: Path, tmp_path: Path) -> None:
     """In older versions, Fabric's files chose the user and the port, and a broken file was a fault in edgert."""
     for text in ("user: nobody-else\nport: 9\n", "user: [\n"):
         (tmp_path / ".fabric.yml").write_text(text)
@@ -209,7 +209,7 @@ def test_files_of_fabric_change_nothing(board: SshDevice, config: Path, tmp_path
         assert says(replace(board.device(), address="board")) == "in\n"
 
 
-def test_lines_that_openssh_reads_otherwise_are_in_no_ones_way(board: SshDevice, config: Path) -> None:
+def test_lines_that_openssh_reads_in_another_way_affect_only_their_hosts(board: SshDevice, config: Path) -> None:
     config.write_text("Host *\n ForwardAgent /run/agent.sock\n")
     assert says(board.device()) == "in\n"
     config.write_text("Host *\n CanonicalizeHostname yes\n")
@@ -218,7 +218,7 @@ def test_lines_that_openssh_reads_otherwise_are_in_no_ones_way(board: SshDevice,
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_user_without_an_account_has_a_configuration() -> None:
+def test_a_user_without_an_account_gets_a_configuration_with_the_numeric_user_id() -> None:
     imported = "from edgert_deploy.devices.transports.ssh_login import Jump, SshAddress, _Hop"
     assert as_nobody(imported, "(lambda: _Hop(Jump(SshAddress('board')), 'board', 'board').connection.user)") == str(
         UID

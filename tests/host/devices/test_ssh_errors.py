@@ -29,18 +29,18 @@ def late_greeting() -> Exception:
         (NO_SESSION, "after several keys. Offer one key"),
     ],
 )
-def test_a_refused_login_says_what_to_do(error: Exception, advice: str) -> None:
+def test_the_error_of_a_refused_login_names_the_next_step(error: Exception, advice: str) -> None:
     assert advice in (refusal(error, encrypted=True) or "")
 
 
-def test_a_refused_key_that_paramiko_reads_again_as_another_kind_is_a_refused_login() -> None:
+def test_an_error_of_paramiko_about_another_kind_of_key_counts_as_a_refused_login() -> None:
     error = paramiko.SSHException("encountered RSA key, expected OPENSSH key")
     assert "Authentication failed. Copy your public key" in (refusal(error, encrypted=True, connected=True) or "")
     assert refusal(error, encrypted=True, connected=False) is None, "such an error may also be of a damaged packet"
 
 
 @pytest.mark.parametrize("error", [LOST, LATE, EOFError(), ConnectionRefusedError(111, "Connection refused")])
-def test_a_lost_link_is_no_refused_login(error: Exception) -> None:
+def test_a_lost_link_is_not_taken_for_a_refused_login(error: Exception) -> None:
     assert refusal(error, encrypted=True) is None
 
 
@@ -59,6 +59,6 @@ def test_a_lost_link_is_no_refused_login(error: Exception) -> None:
         (TimeoutError(), "TimeoutError. Check that it is on"),
     ],
 )
-def test_a_machine_that_cannot_be_reached_has_a_reason(error: Exception, text: str) -> None:
+def test_the_error_about_an_unreachable_machine_has_a_reason(error: Exception, text: str) -> None:
     assert refusal(error, encrypted=False) is None
     assert text in reason(error)

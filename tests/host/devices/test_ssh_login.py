@@ -95,7 +95,7 @@ def test_a_device_is_reached_through_its_jump_host(board: SshDevice, bastion: Ss
     assert scan_host_key(SshAddress.parse(board.address), board.fingerprint, jump=jump) == board.host_key
 
 
-def test_a_file_travels_through_the_jump_host(board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path) -> None:
+def test_a_file_is_sent_through_the_jump_host(board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path) -> None:
     source = tmp_path / "big"
     source.write_bytes(os.urandom(3_000_001))
     transport = SshTransport(through(board, bastion))
@@ -104,7 +104,7 @@ def test_a_file_travels_through_the_jump_host(board: SshDevice, bastion: SshDevi
     assert (tmp_path / "there").read_bytes() == source.read_bytes()
 
 
-def test_a_changed_key_of_the_jump_host_ends_it_before_a_byte_is_sent(
+def test_a_changed_key_of_the_jump_host_ends_the_connection_before_a_byte_is_sent(
     board: SshDevice, home: Home, tmp_path: Path
 ) -> None:
     with running_sshd(tmp_path / "bastion") as bastion:
@@ -128,7 +128,7 @@ def test_a_changed_key_of_the_jump_host_ends_it_before_a_byte_is_sent(
             impostor.stop()
 
 
-def test_a_changed_key_of_the_device_behind_is_noticed_too(
+def test_a_changed_key_of_the_device_behind_the_jump_host_is_noticed(
     board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
 ) -> None:
     new_ssh_key(tmp_path / "other")
@@ -145,7 +145,7 @@ def test_a_device_that_the_jump_host_cannot_reach_is_reported(board: SshDevice, 
         says(elsewhere)
 
 
-def test_jump_hosts_of_the_ssh_config_are_taken_in_their_order(
+def test_jump_hosts_of_the_ssh_config_are_used_in_their_order(
     board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
 ) -> None:
     """The first jump host forwards only to the bastion, and the bastion only to the board."""
@@ -197,7 +197,7 @@ def test_an_invalid_pinned_key_is_reported(board: SshDevice, home: Home, key: st
         SshTransport(board.device(host_key=key)).run(["true"], 20)
 
 
-def test_a_pattern_that_names_the_jump_host_for_itself_too_is_no_loop(
+def test_a_pattern_that_also_gives_the_jump_host_to_itself_does_not_cause_a_loop(
     board: SshDevice, bastion: SshDevice, home: Home
 ) -> None:
     identity = f"IdentityFile {board.client_key}"
@@ -208,7 +208,7 @@ def test_a_pattern_that_names_the_jump_host_for_itself_too_is_no_loop(
     assert says(replace(board.device(), address="board", identity="")) == "in\n"
 
 
-def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
+def test_a_proxy_command_is_used_and_its_end_is_noticed(
     board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "for_the_command"
@@ -226,7 +226,7 @@ def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
     assert capfd.readouterr().err == "no way\n"
 
 
-def test_keys_come_out_of_an_agent(
+def test_keys_of_an_agent_are_used(
     board: SshDevice, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent may have a key whose file has a passphrase, even if the user's configuration allows no other key."""
@@ -255,7 +255,7 @@ def test_keys_come_out_of_an_agent(
             agent.terminate()
 
 
-def test_the_ssh_config_may_include_others_and_name_files_that_are_not_there(board: SshDevice, home: Home) -> None:
+def test_the_ssh_config_may_include_other_files_and_name_missing_files(board: SshDevice, home: Home) -> None:
     (home.ssh / "conf.d").mkdir()
     (home.ssh / "conf.d" / "board.conf").write_text(settings("board", board, f"IdentityFile {board.client_key}"))
     home.write("IdentityFile ~/.ssh/id_missing\nInclude conf.d/*.conf\nUser nobody-else\n")
@@ -268,7 +268,9 @@ def test_the_ssh_config_may_include_others_and_name_files_that_are_not_there(boa
         read_ssh_config()
 
 
-def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, home: Home, tmp_path: Path) -> None:
+def test_an_identity_that_is_not_a_private_key_is_refused_with_the_next_step(
+    board: SshDevice, home: Home, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigInvalid, match=rf"is a public key: give {board.client_key}$"):
         says(replace(board.device(), identity=f"{board.client_key}.pub"))
     (tmp_path / "notes").write_text("ssh-ed25519 AAAA")
@@ -280,7 +282,7 @@ def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, 
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
-def test_the_fingerprint_may_be_of_any_key_of_the_server(home: Home, tmp_path: Path, kind: str) -> None:
+def test_the_fingerprint_may_belong_to_any_key_of_the_server(home: Home, tmp_path: Path, kind: str) -> None:
     """The server prefers its Ed25519 key. The login requests the pinned key."""
     with running_sshd(tmp_path / "server") as server:
         server.stop()
@@ -302,7 +304,7 @@ def test_the_fingerprint_may_be_of_any_key_of_the_server(home: Home, tmp_path: P
             again.stop()
 
 
-def test_a_wrong_fingerprint_is_one_error_and_no_traceback(board: SshDevice) -> None:
+def test_a_wrong_fingerprint_gives_one_error_without_a_traceback(board: SshDevice) -> None:
     """The test needs a separate process, because pytest would receive paramiko's log."""
     script = (
         "from edgert_deploy.devices.inventory import SshAddress\n"

@@ -50,23 +50,23 @@ def transport(request: pytest.FixtureRequest, sshd: SshDevice, tmp_path: Path) -
 # --- the contract ---------------------------------------------------------------------------
 
 
-def test_run_gives_exit_code_and_both_streams(transport: Transport) -> None:
+def test_run_gives_the_exit_code_and_both_streams(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "echo out; echo err >&2; exit 3"], WAIT_S_MAX)
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
     assert not result.ok
 
 
-def test_no_shell_reads_the_words(transport: Transport) -> None:
+def test_no_shell_interprets_the_words_of_a_command(transport: Transport) -> None:
     words = ["$HOME", "a b", "'", '"', ";ls", "*", "", "ä\n"]
     assert transport.run(["printf", "%s|", *words], WAIT_S_MAX).stdout == "".join(f"{word}|" for word in words)
 
 
-def test_run_hands_input_over_and_large_output_back(transport: Transport) -> None:
+def test_run_passes_the_input_and_returns_large_output(transport: Transport) -> None:
     data = os.urandom(300_000).hex().encode()
     assert transport.run(["cat"], WAIT_S_MAX, input=data).stdout == data.decode()
 
 
-def test_a_command_without_input_sees_its_end(transport: Transport) -> None:
+def test_a_command_without_input_reads_an_empty_input(transport: Transport) -> None:
     assert transport.run(["wc", "-c"], WAIT_S_MAX).stdout.strip() == "0"
 
 
@@ -82,7 +82,7 @@ def test_lines_on_stderr_arrive_while_the_command_runs(transport: Transport, tmp
     assert seen == ["one", "two"]
 
 
-def test_a_command_that_is_not_there_is_an_exit_code(transport: Transport) -> None:
+def test_a_missing_command_gives_an_exit_code(transport: Transport) -> None:
     result = transport.run(["no-such-program-7"], WAIT_S_MAX)
     assert result.exit_code == 127
     assert "not found" in result.stderr
@@ -94,12 +94,12 @@ def test_a_command_that_takes_too_long_is_given_up(transport: Transport) -> None
     assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
 
 
-def test_a_command_that_does_not_read_its_input_is_given_up_too(transport: Transport) -> None:
+def test_a_command_that_does_not_read_its_input_is_given_up(transport: Transport) -> None:
     with pytest.raises(DeviceError, match="longer than"):
         transport.run(["sleep", "30"], 0.3, input=bytes(200_000))  # more than a pipe holds
 
 
-def test_a_child_left_behind_does_not_hold_the_answer(transport: Transport) -> None:
+def test_a_child_that_a_command_leaves_running_does_not_delay_the_answer(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "sleep 9999 & echo $!"], WAIT_S_MAX)
     os.kill(int(result.stdout), signal.SIGKILL)  # the child process still runs
 
@@ -116,7 +116,7 @@ def test_put_makes_a_complete_copy(transport: Transport, tmp_path: Path, size: i
     assert [entry.name for entry in there.parent.iterdir()] == ["file"]
 
 
-def test_put_sets_the_mode_and_replaces_what_was_there(transport: Transport, tmp_path: Path) -> None:
+def test_put_sets_the_mode_and_replaces_an_existing_file(transport: Transport, tmp_path: Path) -> None:
     source, there = tmp_path / "secret", tmp_path / "far" / "secret"
     for content in ("one", "two"):
         source.write_text(content)
@@ -125,7 +125,7 @@ def test_put_sets_the_mode_and_replaces_what_was_there(transport: Transport, tmp
         assert there.stat().st_mode & 0o777 == 0o600
 
 
-def test_put_where_nothing_can_be_written_says_so(transport: Transport, tmp_path: Path) -> None:
+def test_put_to_a_place_that_cannot_be_written_raises_a_clear_error(transport: Transport, tmp_path: Path) -> None:
     source, blocker = tmp_path / "source", tmp_path / "blocker"
     source.write_text("x")
     blocker.write_text("a file, not a folder")
@@ -133,7 +133,7 @@ def test_put_where_nothing_can_be_written_says_so(transport: Transport, tmp_path
         transport.put(source, str(blocker / "below"))
 
 
-def test_it_works_again_after_close(transport: Transport) -> None:
+def test_a_transport_works_again_after_close(transport: Transport) -> None:
     transport.run(["true"], WAIT_S_MAX)
     transport.close()
     assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
@@ -142,7 +142,7 @@ def test_it_works_again_after_close(transport: Transport) -> None:
 # --- SSH: the identity of the server -----------------------------------------------------------------------
 
 
-def test_scan_shows_the_servers_key(sshd: SshDevice) -> None:
+def test_scan_returns_the_key_of_the_server(sshd: SshDevice) -> None:
     address = SshAddress.parse(sshd.address)
     assert scan_host_key(address) == sshd.host_key
     assert scan_host_key(address, sshd.fingerprint) == sshd.host_key
@@ -161,13 +161,13 @@ def test_a_server_with_one_session_at_a_time_runs_one_command_after_another(tmp_
         assert (tmp_path / "there").read_text() == "x"
 
 
-def test_a_server_without_sessions_is_no_lost_link(tmp_path: Path) -> None:
+def test_a_server_without_sessions_is_not_taken_for_a_lost_link(tmp_path: Path) -> None:
     with configured("MaxSessions 0\n", tmp_path) as server, pytest.raises(DeviceUnreachable, match="MaxSessions"):
         SshTransport(server.device(), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)
 
 
 @pytest.mark.parametrize("shell", ["bash", "tcsh", "fish"])
-def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell: str, tmp_path: Path) -> None:
+def test_every_login_shell_runs_the_words_although_it_prints_lines_first(shell: str, tmp_path: Path) -> None:
     """csh accepts no quoted line break, fish interprets quoted backslashes, and .bashrc may print lines."""
     forced = f'ForceCommand echo Welcome; exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n'
     words = [
@@ -203,7 +203,7 @@ def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell:
 
 
 @pytest.mark.parametrize("become", ["", "sudo"])
-def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str) -> None:
+def test_a_command_may_be_longer_than_the_limit_of_dropbear(tmp_path: Path, become: str) -> None:
     """dropbear closes the connection at 9000 bytes. In older versions, an uninstall failed for this reason."""
     (tmp_path / "sudo").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
     (tmp_path / "sudo").chmod(0o755)
@@ -289,7 +289,7 @@ def test_a_changed_host_key_is_refused_before_anything_is_sent(tmp_path: Path) -
             impostor.stop()
 
 
-def test_known_hosts_and_its_absence_change_nothing(
+def test_the_file_known_hosts_does_not_change_the_pinned_key(
     sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -304,7 +304,7 @@ def test_known_hosts_and_its_absence_change_nothing(
     assert known.read_text() == f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n"
 
 
-def test_a_user_who_is_not_let_in_is_told_what_to_do(
+def test_the_error_of_a_refused_user_names_the_next_step(
     sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -331,7 +331,7 @@ def test_a_refused_login_is_not_tried_again(
     assert sshd.log.count("Connection from") == before + 1
 
 
-def test_user_port_and_identity_come_from_the_users_ssh_config(
+def test_user_and_port_and_identity_come_from_the_ssh_config_of_the_user(
     sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".ssh").mkdir()
@@ -351,7 +351,7 @@ def test_user_port_and_identity_come_from_the_users_ssh_config(
 # --- SSH: small systems ---------------------------------------------------------------------
 
 
-def test_files_travel_without_sftp_and_need_sha256sum(tmp_path: Path) -> None:
+def test_files_are_sent_without_sftp_and_need_sha256sum(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("sh", "dd", "cat", "wc", "mv", "rm", "mkdir", "chmod", "sha256sum"):
@@ -371,7 +371,7 @@ def test_files_travel_without_sftp_and_need_sha256sum(tmp_path: Path) -> None:
         transport.close()
 
 
-def test_a_disk_that_is_full_is_no_dead_link(tmp_path: Path) -> None:
+def test_a_full_disk_is_not_taken_for_a_dead_link(tmp_path: Path) -> None:
     source, tools = tmp_path / "source", tmp_path / "tools"
     source.write_bytes(os.urandom(9_000_000))
     (tmp_path / "far").mkdir()
@@ -405,7 +405,7 @@ def test_a_server_without_a_common_algorithm_is_reported(tmp_path: Path) -> None
                 look()
 
 
-def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_is_off(tmp_path: Path) -> None:
+def test_the_error_distinguishes_a_server_without_free_connections_from_a_server_that_is_off(tmp_path: Path) -> None:
     """sshd drops such connections silently, like a firewall's rule or another service."""
     with running_sshd(tmp_path) as server:
         server.stop()
@@ -425,7 +425,7 @@ def test_a_server_that_takes_no_more_connections_is_distinguished_from_one_that_
 
 
 @pytest.mark.parametrize("greeting_s", [0.2, WAIT_S_MAX])
-def test_a_server_that_says_nothing_is_unreachable_in_time(
+def test_a_silent_server_is_unreachable_after_a_time_limit(
     sshd: SshDevice, monkeypatch: pytest.MonkeyPatch, greeting_s: float
 ) -> None:
     """paramiko has two time-outs, for the greeting and for the whole start. Either may come first."""
@@ -441,7 +441,7 @@ def test_a_server_that_says_nothing_is_unreachable_in_time(
     assert caught.value.code == "device.unreachable"
 
 
-def test_an_upload_goes_on_after_the_link_was_cut(sshd: SshDevice, tmp_path: Path) -> None:
+def test_an_upload_continues_after_the_link_was_cut(sshd: SshDevice, tmp_path: Path) -> None:
     source, there = tmp_path / "big", tmp_path / "far" / "big"
     source.write_bytes(os.urandom(12_000_000))
     with Relay(sshd.port, cut_after=[5_000_000, 5_000_000]) as relay:
@@ -467,7 +467,7 @@ def test_an_upload_gives_up_after_a_bounded_number_of_attempts(sshd: SshDevice, 
     assert there.read_text() == "what was there"
 
 
-def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
+def test_a_link_that_is_cut_during_the_login_is_not_taken_for_a_refused_login(sshd: SshDevice) -> None:
     """The command would not repeat a refused login, and would give advice about keys."""
     cuts = list(range(1000, 2000, 60))
     with Relay(sshd.port, cut_after=cuts) as relay:
@@ -482,7 +482,7 @@ def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice
         assert relay.connections == len(cuts)
 
 
-def test_a_link_that_freezes_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
+def test_a_link_that_freezes_during_the_login_is_not_taken_for_a_refused_login(sshd: SshDevice) -> None:
     """A device may hang for a while. The error is retryable, so the command repeats the login."""
     with Relay(sshd.port, freeze_after=1200) as relay:  # after both sides have their keys
         with pytest.raises(DeviceUnreachable, match="did not answer the login in time") as caught:
@@ -490,7 +490,7 @@ def test_a_link_that_freezes_during_the_login_is_no_refused_login(sshd: SshDevic
         assert caught.value.retryable
 
 
-def test_a_link_that_freezes_in_an_upload_ends_it_in_time(sshd: SshDevice, tmp_path: Path) -> None:
+def test_an_upload_over_a_link_that_freezes_ends_after_a_time_limit(sshd: SshDevice, tmp_path: Path) -> None:
     source = tmp_path / "big"
     source.write_bytes(os.urandom(16_000_000))
     limits = LinkLimits(connect_s=2, keepalive_s=1, dead_after_s=1.0, attempts=1, pauses_s=(0.05,))

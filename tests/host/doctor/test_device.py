@@ -39,7 +39,7 @@ def as_known(device: devices.Device, **changes: Any) -> Device:
     return replace(Device("d-test", "local", state, "this-machine", state), **changes)
 
 
-def test_a_device_that_lacks_nothing(inventory: Inventory, daemon: devices.Device) -> None:
+def test_a_complete_device_passes_all_checks(inventory: Inventory, daemon: devices.Device) -> None:
     found = check_device(as_known(daemon), {daemon.key.public.key_id: "test"})
     assert {finding.level for finding in found} == {OK}, [f for f in found if f.level != OK]
     checks = {finding.check for finding in found}
@@ -85,7 +85,7 @@ def test_a_fault_of_a_device_is_named_with_its_next_step(inventory: Inventory, d
         (daemon.state.keys / "stranger.pem").unlink()
 
 
-def test_a_daemon_that_does_not_run_and_a_device_without_one(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_stopped_daemon_and_a_device_without_a_daemon_are_reported(inventory: Inventory, tmp_path: Path) -> None:
     with a_device(started=False) as device:
         found = check_device(as_known(device), {device.key.public.key_id: "test"})
         assert levels(found, "daemon") == [FAIL]
@@ -97,7 +97,7 @@ def test_a_daemon_that_does_not_run_and_a_device_without_one(inventory: Inventor
     assert not (tmp_path / "none").exists()
 
 
-def test_http_that_lacks_its_package_is_named_with_what_brings_it(
+def test_the_error_about_http_without_its_package_names_the_command_that_installs_it(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_device('[http]\nlisten = "127.0.0.1:0"\n', started=False) as device:
@@ -112,7 +112,7 @@ def test_http_that_lacks_its_package_is_named_with_what_brings_it(
         assert "edgert bootstrap d-test --set 'http.listen=" in text_of(check_device(as_known(device), {}), "http")
 
 
-def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_state_of_telemetry_is_the_state_that_the_forwarder_reports(inventory: Inventory, tmp_path: Path) -> None:
     broker = Broker.in_folder(tmp_path / "broker")
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
         spool = device.state.spool.parent
@@ -125,7 +125,9 @@ def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: 
         assert f"127.0.0.1:{broker.port}" in text_of(found, "telemetry")
 
 
-def test_a_broker_that_refuses_the_login_has_the_login_as_its_next_step(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_next_step_for_a_broker_that_refuses_the_login_is_to_set_the_login(
+    inventory: Inventory, tmp_path: Path
+) -> None:
     broker = Broker.in_folder(tmp_path / "broker", secured=True)
     settings = f'[mqtt]\nhost = "localhost"\nport = {broker.port}\ntls = true\nca = "{broker.folder}/ca.pem"\n'
     with broker, a_device(settings) as device:
@@ -135,7 +137,7 @@ def test_a_broker_that_refuses_the_login_has_the_login_as_its_next_step(inventor
     assert "edgert bootstrap d-test --mqtt-username USER" in text_of(found, "telemetry")
 
 
-def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_broker_that_refuses_the_reports_is_reported(inventory: Inventory, tmp_path: Path) -> None:
     access = tmp_path / "access"
     access.write_text("topic read edgert/v1/#\n")  # a login for people may print such a line
     broker = Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",))
@@ -149,7 +151,7 @@ def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inven
     assert "edgert bootstrap d-test --mqtt-username USER" in text_of(found, "telemetry")
 
 
-def test_a_registry_that_a_follower_cannot_ask_is_named(inventory: Inventory) -> None:
+def test_a_registry_that_a_follower_cannot_reach_is_reported_with_the_next_step(inventory: Inventory) -> None:
     registry = f"oci+http://127.0.0.1:{free_port()}/models"
     with a_device(f'[follow]\nregistry = "{registry}"\n', started=False) as device:
         assert "not requested yet" in text_of(check_device(as_known(device), {}), "channel")
@@ -159,7 +161,9 @@ def test_a_registry_that_a_follower_cannot_ask_is_named(inventory: Inventory) ->
     assert f"edgert bootstrap d-test --follow {registry} --channel stable" in text_of(found, "channel")
 
 
-def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) -> None:
+def test_faults_of_the_connection_are_reported_with_their_next_steps(
+    inventory: Inventory, sshd: SshDevice, tmp_path: Path
+) -> None:
     new_ssh_key(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     unreachable = check_device(sshd.device(port=free_port()), {})
@@ -183,7 +187,7 @@ def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) ->
     assert levels(found, "installed") == [FAIL]
 
 
-def test_one_device_that_is_silent_holds_up_no_other(
+def test_a_silent_device_does_not_delay_the_checks_of_others(
     inventory: Inventory, sshd: SshDevice, daemon: devices.Device, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_key_pair(daemon.key, *key_paths(tmp_path / "conf" / "keys", "fleet"))
@@ -214,12 +218,12 @@ def test_one_device_that_is_silent_holds_up_no_other(
         (100, 50.0, 80.0, 20.0),
     ],
 )
-def test_the_duration_of_the_question_is_no_skew_of_the_clock(
+def test_the_duration_of_the_request_does_not_count_as_skew_of_the_clock(
     now: int, before: float, after: float, skew: float
 ) -> None:
     assert clock_skew_s(now, before, after) == skew
 
 
-def test_the_line_for_cron_names_any_folder() -> None:
+def test_the_line_for_cron_is_valid_for_every_folder_name() -> None:
     device = Device("board", "ssh", "pi@board", "p", "/srv/my state", home="/srv/100%")
     assert crontab_line(device) == r"@reboot sh /srv/100\%/runtime.sh start '/srv/my state'"

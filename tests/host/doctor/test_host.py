@@ -21,7 +21,7 @@ from tests.support.servers.brokers import Broker
 from tests.support.servers.registries import RegistryServer
 
 
-def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_complete_host_passes_all_checks(inventory: Inventory, tmp_path: Path) -> None:
     inventory.add(Device("here", "local", "/srv/x", "this-machine", "/srv/x"))
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     new_ssh_key(tmp_path / "home" / ".ssh" / "id_ed25519")
@@ -57,7 +57,7 @@ def test_a_fault_of_the_host_is_named_with_its_next_step(
     assert "edgert device set a --identity" in text_of(check_host(inventory), "inventory")
 
 
-def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_doctor_logs_in_to_the_broker_of_the_project(inventory: Inventory, tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker") as broker:
         (tmp_path / "conf" / "edgert.toml").write_text(f'[broker]\naddress = "127.0.0.1:{broker.port}"\n')
         assert levels(check_host(inventory), "broker") == [OK]
@@ -66,9 +66,7 @@ def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Pat
     assert [f.exit_code for f in found if f.check == "broker"] == [6]
 
 
-def test_a_project_whose_devices_have_their_own_logins_is_warned_that_it_has_none(
-    inventory: Inventory, tmp_path: Path
-) -> None:
+def test_a_project_without_a_login_for_its_devices_gets_a_warning(inventory: Inventory, tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
         address = f'[broker]\naddress = "localhost:{broker.port}"\nca = "{broker.settings.ca}"\ntls = true\n'
         (tmp_path / "conf" / "edgert.toml").write_text(address)
@@ -79,7 +77,7 @@ def test_a_project_whose_devices_have_their_own_logins_is_warned_that_it_has_non
         assert levels(check_host(inventory), "broker") == [FAIL]
 
 
-def test_the_projects_registry_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_doctor_logs_in_to_the_registry_of_the_project(inventory: Inventory, tmp_path: Path) -> None:
     assert levels(check_host(inventory), "registry") == []
     with RegistryServer.in_folder(tmp_path / "registry", secured=True) as server:
         lines = [f'address = "{server.address}"', f'ca = "{server.ca}"', f'login = "{server.login_file}"']
@@ -92,7 +90,9 @@ def test_the_projects_registry_is_logged_in_to(inventory: Inventory, tmp_path: P
 
 
 @pytest.mark.parametrize("table", ["broker", "registry"])
-def test_an_invalid_address_is_repaired_in_its_table(table: str, inventory: Inventory, tmp_path: Path) -> None:
+def test_the_next_step_for_an_invalid_address_names_the_table_of_the_project_file(
+    table: str, inventory: Inventory, tmp_path: Path
+) -> None:
     (tmp_path / "conf" / "edgert.toml").write_text(f'[{table}]\naddress = "ftp://x/y"\n')
     found = [finding for finding in check_host(inventory) if finding.check == table]
     assert [(f.level, f.exit_code, f"[{table}]" in f.next_step) for f in found] == [(FAIL, 4, True)]

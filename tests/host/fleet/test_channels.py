@@ -79,17 +79,17 @@ def test_a_device_that_became_stale_on_trial_is_not_waited_for() -> None:
     assert (states(found), found.done) == ({"off": "stale"}, True)
 
 
-def test_a_release_that_was_kept_at_last_counts_as_kept() -> None:
+def test_a_release_that_was_kept_in_the_end_counts_as_kept() -> None:
     (found,) = progress_of(statement(entry(2)), [device("late", 2)], [event("late", "rolled_back", 2, "why")], NOW_MS)
     assert (states(found), found.done) == ({"late": "kept"}, True)
 
 
-def test_the_failure_of_another_release_counts_for_that() -> None:
+def test_the_failure_of_another_release_does_not_count_for_this_one() -> None:
     (found,) = progress_of(statement(entry(3)), [device("one")], [event("one", "rolled_back", 2, "why")], NOW_MS)
     assert states(found) == {"one": "waiting"}
 
 
-def test_each_device_belongs_to_the_entry_that_selects_it() -> None:
+def test_each_device_belongs_to_the_first_entry_that_selects_it() -> None:
     devices = [device(f"d-{i}", 1) for i in range(200)]
     part, rest = progress_of(statement(entry(2, 0.25), entry(1)), devices, [], NOW_MS)
     assert 25 < len(part.devices) < 75
@@ -98,7 +98,7 @@ def test_each_device_belongs_to_the_entry_that_selects_it() -> None:
     assert rest.counts[ReleaseState.KEPT] == len(rest.devices)
 
 
-def test_tags_are_those_that_the_device_reports() -> None:
+def test_entries_select_devices_by_the_tags_that_the_devices_report() -> None:
     devices = [device("a", 2, tags="line=3,rack"), device("b", 1, tags="line=4"), device("c", 1)]
     tagged, _ = progress_of(statement(entry(2, tags=("line=3",)), entry(1)), devices, [], NOW_MS)
     assert states(tagged) == {"a": "kept"}

@@ -26,7 +26,7 @@ def allows(kind: str, fields: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_check_is_that_of_the_schema(kind: str) -> None:
+def test_the_check_accepts_the_same_values_as_the_schema(kind: str) -> None:
     schema = json.loads((files("edgert.telemetry") / "schemas" / f"{kind}.json").read_text())
     del schema["required"]  # messages of another version may lack fields
     validator = Draft202012Validator(schema)
@@ -35,7 +35,7 @@ def test_the_check_is_that_of_the_schema(kind: str) -> None:
             assert allows(kind, {name: value}) == validator.is_valid({name: value}), (name, value)
 
 
-def test_an_id_has_no_newline_at_its_end() -> None:
+def test_an_id_with_a_newline_at_its_end_is_refused() -> None:
     assert allows("hist", {"model_version": "r7"})
     assert not allows("hist", {"model_version": "r7\n"})
 

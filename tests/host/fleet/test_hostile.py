@@ -184,7 +184,7 @@ def test_a_device_that_invents_versions_leaves_room_for_others(store_url: str, m
     assert len(exporter.groups) == streams_max + 2
 
 
-def test_a_device_that_invents_boots_numbers_and_alarms_takes_little_memory_and_displaces_no_other(
+def test_a_device_that_invents_boots_and_numbers_and_alarms_takes_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(counting_module, "STREAMS_MAX", 50)

@@ -69,7 +69,7 @@ def test_each_kind_of_message_goes_to_its_method() -> None:
     assert (heard.refused, heard.last_refusal) == (0, "")
 
 
-def test_a_listener_that_decodes_no_histograms_hears_of_each_even_of_a_broken_one() -> None:
+def test_a_listener_that_decodes_no_histograms_is_told_about_each_even_if_it_is_broken() -> None:
     heard, pi = Heard(decodes_hist=False), Pi("pi-1")
     feed(heard, [pi.window(NOW_MS, [1.0])[0], (pi.topics.hist("digits"), b"garbage")])
     assert heard.calls == [("hist", None), ("hist", None)]
@@ -102,7 +102,7 @@ def test_a_listener_that_decodes_no_histograms_hears_of_each_even_of_a_broken_on
         ),
     ],
 )
-def test_a_message_that_breaks_the_contract_is_refused_counted_and_no_sign_of_life(
+def test_a_message_that_breaks_the_contract_is_refused_and_is_not_a_sign_of_life(
     topic: str, payload: bytes, reason: str
 ) -> None:
     heard = Heard()
@@ -129,7 +129,7 @@ def test_an_empty_retained_message_removes_the_device(kind: str) -> None:
     assert (heard.calls, heard.accepted, heard.refused) == ([("cleared", kind)], [], 0)
 
 
-def test_stages_that_cannot_be_read_are_refused_and_the_latencies_beside_them_count() -> None:
+def test_stages_that_cannot_be_read_are_refused_and_the_latencies_of_the_report_count() -> None:
     heard, (hist, _) = Heard(), Pi("pi-1").window(NOW_MS, [1.0] * 4, engine=[0.5] * 4)
     feed(heard, changed([hist], stages="garbage"))
     assert (heard.calls, heard.accepted, heard.refused) == ([("hist", 4)], [("hist", False)], 1)
@@ -145,7 +145,7 @@ def test_an_older_description_never_replaces_a_newer_one(kind: str, boot: str | 
     assert (len(heard.accepted), heard.refused) == (4, 0), "a late one is still a sign of life"
 
 
-def test_a_description_is_late_only_beside_its_own_kind_device_and_boot() -> None:
+def test_a_description_is_late_only_compared_with_the_same_kind_and_device_and_boot() -> None:
     heard = Heard()
     feed(heard, described("info", NOW_MS))
     feed(heard, described("deploy", NOW_MS - 10))
@@ -154,7 +154,7 @@ def test_a_description_is_late_only_beside_its_own_kind_device_and_boot() -> Non
     assert len(heard.calls) == 4
 
 
-def test_a_device_whose_clock_was_ahead_is_believed_again_once_its_clock_is_right() -> None:
+def test_a_device_whose_clock_was_ahead_is_accepted_again_once_its_clock_is_right() -> None:
     heard = Heard()
     feed(heard, described("info", NOW_MS + 1) + described("info", NOW_MS))
     assert [ts_ms for _, ts_ms in heard.calls] == [NOW_MS + 1, NOW_MS]
@@ -168,7 +168,7 @@ def test_a_device_that_was_removed_may_come_back_with_an_older_time() -> None:
     assert heard.calls == [("info", NOW_MS), ("cleared", "info"), ("info", NOW_MS - 10)]
 
 
-def test_a_fleet_as_large_as_the_table_of_times_still_refuses_late_descriptions(
+def test_late_descriptions_are_refused_in_a_fleet_as_large_as_the_table_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener_module, "DESCRIBED_MAX", 3)

@@ -53,7 +53,7 @@ def metrics(pi: Pi, ts_ms: int, requests: int, **fields: object) -> Sent:
 # --- a device
 
 
-def test_a_device_that_nobody_heard_yet_is_known_by_its_retained_messages() -> None:
+def test_a_device_without_reports_is_known_by_its_retained_messages() -> None:
     fleet, _ = a_fleet()
     feed(fleet, Pi("pi-1").info(), now=5.0, retained=True)
     device = device_of(fleet)
@@ -63,7 +63,7 @@ def test_a_device_that_nobody_heard_yet_is_known_by_its_retained_messages() -> N
 
 
 @pytest.mark.parametrize("status", ["online", "offline", "lost"])
-def test_only_a_device_that_should_send_becomes_stale_and_only_after_its_limit(status: str) -> None:
+def test_only_a_device_that_is_online_becomes_stale_and_only_after_its_limit(status: str) -> None:
     fleet, _ = a_fleet()
     feed(fleet, [(Pi("pi-1").topics.status, status.encode())], now=0.0)
     limit_s = STALE_AFTER_WINDOWS * WINDOW_S_DEFAULT
@@ -71,7 +71,7 @@ def test_only_a_device_that_should_send_becomes_stale_and_only_after_its_limit(s
     assert device_of(fleet).state(limit_s + 0.1) == ("stale" if status == "online" else status)
 
 
-def test_a_window_of_no_length_makes_no_device_stale_at_once() -> None:
+def test_a_window_without_a_length_does_not_make_a_device_stale_at_once() -> None:
     fleet, _ = a_fleet()
     feed(fleet, metrics(Pi("pi-1"), NOW_MS, 1, window_s=0.0))
     assert device_of(fleet).window_s == 1.0
@@ -86,7 +86,7 @@ def test_the_retained_messages_of_a_removed_device_remove_it_and_one_of_another_
     assert fleet.refused == 0
 
 
-def test_a_device_beyond_the_limit_is_refused_and_those_known_go_on() -> None:
+def test_a_device_beyond_the_limit_is_refused_and_known_devices_are_still_updated() -> None:
     fleet, _ = a_fleet(devices_max=2)
     for name in ("pi-1", "pi-2", "pi-3"):
         feed(fleet, Pi(name).info())
@@ -98,7 +98,7 @@ def test_a_device_beyond_the_limit_is_refused_and_those_known_go_on() -> None:
     assert list(fleet.devices) == [("plant-a", "pi-1"), ("plant-a", "pi-3")], "a removed device makes room"
 
 
-def test_reports_that_come_late_say_how_late_and_a_wrong_clock_says_nothing() -> None:
+def test_the_delay_of_late_reports_is_measured_if_the_clock_is_right() -> None:
     fleet, clock = a_fleet()
     pi = Pi("pi-1")
     clock.ms = NOW_MS + 90_000
@@ -140,7 +140,7 @@ def test_a_late_or_repeated_report_changes_no_figure() -> None:
     assert (model.requests, model.ts_ms, model.per_s) == (30, NOW_MS, None)
 
 
-def test_after_a_restart_or_with_a_clock_ahead_an_earlier_time_is_news() -> None:
+def test_after_a_reboot_or_after_a_clock_that_was_ahead_an_earlier_time_is_accepted() -> None:
     fleet, _ = a_fleet()
     feed(fleet, metrics(Pi("pi-1"), NOW_MS, 10))
     feed(fleet, metrics(Pi("pi-1", boot="b2"), NOW_MS - 5, 3))
@@ -150,7 +150,7 @@ def test_after_a_restart_or_with_a_clock_ahead_an_earlier_time_is_news() -> None
     assert device_of(fleet, "pi-2").models["digits"].requests == 20
 
 
-def test_only_windows_with_enough_requests_tell_a_p99_and_a_pause_or_a_new_version_begins_anew() -> None:
+def test_the_p99_counts_only_for_windows_with_enough_requests_and_begins_anew_after_a_pause() -> None:
     fleet, clock = a_fleet()
     clock.ms = NOW_MS + 100 * WINDOW_MS
     pi, at = Pi("pi-1"), iter(range(NOW_MS, clock.ms, WINDOW_MS))
@@ -172,7 +172,7 @@ def test_only_windows_with_enough_requests_tell_a_p99_and_a_pause_or_a_new_versi
     assert p99s_after(0, None) == ()
 
 
-def test_figures_that_a_window_leaves_out_are_unknown_and_not_0() -> None:
+def test_figures_that_a_window_leaves_out_are_unknown() -> None:
     fleet, _ = a_fleet()
     feed(fleet, metrics(Pi("pi-1"), NOW_MS, 0))
     model = device_of(fleet).models["digits"]
@@ -193,7 +193,7 @@ def test_a_device_with_too_many_models_keeps_those_it_has() -> None:
 # --- alarms
 
 
-def test_the_alarms_of_models_and_of_the_device_come_and_go() -> None:
+def test_alarms_of_models_and_of_the_device_are_added_and_removed() -> None:
     fleet, clock = a_fleet()
     pi = Pi("pi-1")
     feed(fleet, changed(pi.deploy(NOW_MS - 500, "temp_c", "shadow"), alarms="channel_stale", faces_alarms="failed"))
@@ -222,7 +222,9 @@ def test_the_alarms_of_models_and_of_the_device_come_and_go() -> None:
         ({f"{'n' * 65}_alarms": "a", f"{'n' * 64}_alarms": "a"}, {"n" * 64: ("a",)}),
     ],
 )
-def test_only_ids_are_models_and_alarms(fields: dict[str, str | int | float], alarms: dict[str, tuple[str]]) -> None:
+def test_only_valid_ids_are_read_as_models_and_alarms(
+    fields: dict[str, str | int | float], alarms: dict[str, tuple[str]]
+) -> None:
     assert alarms_of(fields) == alarms
 
 
@@ -234,7 +236,7 @@ def test_alarms_are_bounded_in_number() -> None:
 
 
 @pytest.mark.parametrize("model", ["\ud800", "half \ud83d of a pair", "\0", "\x1b[2J", "n" * 5000])
-def test_a_device_that_makes_up_a_model_s_name_keeps_no_other_from_being_scraped(model: str) -> None:
+def test_a_device_that_invents_the_name_of_a_model_does_not_prevent_the_scrape_of_others(model: str) -> None:
     exporter = Exporter("b1", wall_clock=lambda: NOW_MS / 1000)
     forged = {"v": 1, "ts": NOW_MS, "boot": "b1", f"{model}_alarms": "temp_c"}
     feed(exporter, [("edgert/v1/plant-a/other/deploy", json.dumps(forged).encode())])

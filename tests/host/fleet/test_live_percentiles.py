@@ -45,7 +45,7 @@ def test_a_repeated_message_counts_once() -> None:
     assert (row.answered, row.duplicates, row.missing) == (30, 4, 0)
 
 
-def test_a_message_that_never_came_is_counted_and_a_late_one_fills_the_hole() -> None:
+def test_a_missing_message_is_counted_until_it_arrives() -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     windows = [pi.window([1.0] * 10) for _ in range(5)]
     feed(state, windows[0] + windows[4])
@@ -55,7 +55,7 @@ def test_a_message_that_never_came_is_counted_and_a_late_one_fills_the_hole() ->
     assert (row.missing, row.answered) == (2, 30)
 
 
-def test_the_same_seq_after_a_reboot_is_another_message() -> None:
+def test_a_repeated_seq_after_a_reboot_is_another_message() -> None:
     state = LivePercentiles()
     feed(state, Sender("pi-07", boot="b1").window([1.0]))
     feed(state, Sender("pi-07", boot="b2").window([1.0]))
@@ -80,7 +80,7 @@ def test_fleet_percentiles_are_those_of_the_pooled_sample() -> None:
     assert abs(mean_of_p99 - exact) > exact / 2  # the mean of percentiles would differ
 
 
-def test_models_are_summed_up_each_by_itself() -> None:
+def test_each_model_is_summed_up_separately() -> None:
     state = LivePercentiles()
     feed(state, Sender("pi-07", "digits").window([1.0]))
     feed(state, Sender("pi-07", "faces").window([9.0]))
@@ -96,14 +96,14 @@ def test_only_the_last_windows_count() -> None:
     assert row_of(state, "pi-07", now=300).p99_ms is None
 
 
-def test_a_backlog_delivered_at_once_does_not_pass_for_the_last_minutes() -> None:
+def test_a_backlog_that_arrives_at_once_is_not_taken_for_the_last_minutes() -> None:
     state, pi = LivePercentiles(horizon_s=120), Sender("pi-07")
     for _ in range(30):
         feed(state, pi.window([1.0]), now=5.0)
     assert row_of(state, "pi-07", now=5.0).answered == 3
 
 
-def test_a_device_that_says_online_and_falls_silent_is_stale() -> None:
+def test_a_device_that_is_online_and_silent_becomes_stale() -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", False, 0.0)
     feed(state, pi.window([1.0]), now=10.0)
@@ -113,7 +113,7 @@ def test_a_device_that_says_online_and_falls_silent_is_stale() -> None:
     assert row_of(state, "pi-07", now=999.0).state == "lost"
 
 
-def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
+def test_a_short_window_before_a_deployment_does_not_make_the_device_stale() -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", False, 0.0)
     feed(state, pi.window([1.0]), now=10.0)
@@ -125,7 +125,7 @@ def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
     assert row_of(state, "pi-07", now=76.0).state == "stale"
 
 
-def test_a_retained_word_is_no_sign_of_life() -> None:
+def test_a_retained_message_is_not_a_sign_of_life() -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", True, 0.0)
     state.apply(pi.topics.info, messages.dump({"v": 1, "edgert": "0.1.0"}), True, 0.0)
@@ -135,7 +135,7 @@ def test_a_retained_word_is_no_sign_of_life() -> None:
     assert row_of(state, "pi-07", now=200.0).state == "stale"
 
 
-def test_messages_outside_the_contract_are_counted_and_do_no_harm() -> None:
+def test_messages_outside_the_contract_are_counted_and_otherwise_ignored() -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     feed(state, pi.window([1.0]))
     for topic, payload in [

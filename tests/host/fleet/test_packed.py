@@ -7,7 +7,7 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import WINDOW, Dense, Pool, StageCounts, cells_of, pack
 
 
-def test_packed_histograms_are_what_they_were() -> None:
+def test_packed_histograms_are_unpacked_unchanged() -> None:
     buckets = {640: 1, -320: 2**40, 7: 3}
     dense = Dense()
     dense.add(pack(buckets))
@@ -19,7 +19,7 @@ def test_packed_histograms_are_what_they_were() -> None:
     assert pool.sketch(0) == Sketch()
 
 
-def test_stage_times_of_a_window_and_of_sums_of_windows_keep_every_count() -> None:
+def test_packed_stages_of_a_window_and_of_sums_of_windows_keep_every_count() -> None:
     cells, counts = [0, 1, 961, 962, stages.CELLS_END - 1], [2**31, 1, 2, 3, 4]
     both = StageCounts([cells_of(stages.pack(cells, counts), WINDOW)] * 2)
     assert [part.tolist() for part in cells_of(both.packed())] == [cells, [2 * count for count in counts]]

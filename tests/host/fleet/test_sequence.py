@@ -22,13 +22,13 @@ def test_a_tracker_counts_each_seq_once_and_knows_what_is_missing(arrivals: list
     assert tracker.missing == max(arrivals) - first + 1 - len(expected)
 
 
-def test_a_counter_begun_anew_is_not_taken_for_lost_messages() -> None:
+def test_a_counter_that_begins_anew_is_not_taken_for_lost_messages() -> None:
     tracker = SeqTracker()
     assert [tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**40)] == [True, True, True, True, False]
     assert (tracker.missing, tracker.restarts) == (0, 1)
 
 
-def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
+def test_every_lost_spool_is_counted_as_a_gap() -> None:
     tracker = SeqTracker()
     # The third spool begins below the second, and one of its reports never arrives.
     assert all(tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**35, 2**35 + 2))
@@ -36,7 +36,7 @@ def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
     assert not tracker.is_new(2**35)
 
 
-def test_a_great_gap_is_counted_in_bounded_memory() -> None:
+def test_a_large_gap_is_counted_in_bounded_memory() -> None:
     tracker = SeqTracker()
     tracker.is_new(1)
     tracker.is_new(1_000_002)
@@ -48,7 +48,7 @@ def test_a_great_gap_is_counted_in_bounded_memory() -> None:
     assert len(tracker._gaps or ()) == seq.GAPS_MAX
 
 
-def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
+def test_reports_between_two_boots_count_as_missing_and_may_arrive_late() -> None:
     numbers = StreamTracker()
     assert all(numbers.is_new("b1", seq) for seq in (1, 2, 3))
     assert numbers.is_new("b2", 8)
@@ -61,7 +61,7 @@ def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
     assert numbers.lost_min == 2
 
 
-def test_reports_that_a_broker_delays_beyond_reboots_are_new_once_and_not_missing() -> None:
+def test_reports_that_a_broker_delays_beyond_reboots_count_once_and_not_as_missing() -> None:
     for seed in range(300):
         dice, boot, lost = random.Random(seed), 0, 0
         arrivals = [(0.0, "b0", 0)]
@@ -77,7 +77,7 @@ def test_reports_that_a_broker_delays_beyond_reboots_are_new_once_and_not_missin
         assert (new, numbers.lost_min) == (40 - lost, lost), seed
 
 
-def test_numbers_that_a_power_cut_made_a_device_use_again_are_new_and_nothing_is_missing() -> None:
+def test_numbers_that_a_device_uses_again_after_a_power_cut_count_as_new() -> None:
     numbers = StreamTracker()
     assert all(numbers.is_new("b1", seq) for seq in range(1, 11))
     assert all(numbers.is_new("b2", seq) for seq in range(8, 13))
@@ -86,7 +86,7 @@ def test_numbers_that_a_power_cut_made_a_device_use_again_are_new_and_nothing_is
     assert numbers.lost_min == 1
 
 
-def test_many_boots_are_remembered_in_bounded_memory_with_what_they_lost() -> None:
+def test_the_losses_of_many_boots_are_remembered_in_bounded_memory() -> None:
     numbers = StreamTracker()
     assert all(numbers.is_new(f"b{boot}", 3 * boot) for boot in range(100))
     assert numbers.lost_min == 2 * 99

@@ -74,7 +74,7 @@ class Recording:
         return said
 
 
-def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_nothing_twice(
+def test_a_recorder_that_is_killed_repeatedly_stores_each_report_exactly_once(
     broker: Broker, tmp_path: Path, started: list[subprocess.Popen[str]]
 ) -> None:
     dice, store = random.Random(4), tmp_path / "fleet.db"
@@ -122,7 +122,7 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
     assert len(answers) == 2
 
 
-def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile_and_nothing_twice(
+def test_an_exporter_that_is_killed_and_started_again_counts_each_report_exactly_once(
     broker: Broker, started: list[subprocess.Popen[str]]
 ) -> None:
     dice = random.Random(6)

@@ -38,7 +38,9 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s_restart(broker: Broker) -> None:
+def test_a_subscriber_receives_retained_messages_and_reports_and_survives_a_restart_of_the_broker(
+    broker: Broker,
+) -> None:
     state, pi, said = LivePercentiles(), Sender("pi-07"), list[str]()
     publish(broker, [(pi.topics.status, b"online")], retain=True)
     subscriber = FleetSubscriber(broker.settings, [state], "plant-a", log=said.append)
@@ -58,7 +60,7 @@ def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s
     subscriber.close()
 
 
-def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_listening(broker: Broker) -> None:
+def test_a_lost_broker_is_asked_after_pauses_however_short_the_calls_of_listen(broker: Broker) -> None:
     subscriber, asked = FleetSubscriber(broker.settings, []), list[socket.socket]()
     subscriber.open()
     broker.stop()
@@ -78,7 +80,7 @@ def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_time_of_centuries_is_no_lost_broker(broker: Broker) -> None:
+def test_a_very_long_time_limit_is_not_taken_for_a_lost_broker(broker: Broker) -> None:
     class Ends:
         def apply(self, *_: object) -> None:
             raise KeyboardInterrupt
@@ -101,7 +103,7 @@ def test_a_message_far_larger_than_a_report_is_not_read(broker: Broker) -> None:
     assert (answered(state), state.refused) == (1, 0)
 
 
-def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
+def test_a_topic_that_is_not_utf8_is_refused_and_the_subscriber_continues() -> None:
     # mosquitto refuses such topics, so this broker follows a script: CONNACK, SUBACK, PUBLISH, all of MQTT 5.
     topic = b"edgert/v1/plant-a/\xff\xfe/status"
     publish_packet = b"\x30" + bytes([2 + len(topic) + 1 + 6]) + len(topic).to_bytes(2, "big") + topic + b"\x00online"

@@ -75,7 +75,7 @@ def test_the_same_artifact_is_built_once(builds: Builds, source: SourceModel) ->
     assert builds.count == 1
 
 
-def test_anything_that_shapes_an_artifact_makes_another_key(source: SourceModel, tmp_path: Path) -> None:
+def test_everything_that_influences_an_artifact_changes_the_key(source: SourceModel, tmp_path: Path) -> None:
     other_source = load_source(models.write(models.cnn(), tmp_path / "other.onnx"))
     other_samples = CalibrationSet({"x": SAMPLES.inputs["x"] + np.float32(1)}, None)
     spec = BuildSpec("tflite", "int8", PI)
@@ -131,14 +131,18 @@ def test_the_least_recently_used_entry_is_evicted_first(builds: Builds, source: 
     assert builds.count == 4
 
 
-def test_a_cache_that_cannot_be_written_costs_no_build(builds: Builds, source: SourceModel, tmp_path: Path) -> None:
+def test_a_build_succeeds_although_the_cache_cannot_be_written(
+    builds: Builds, source: SourceModel, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     builds.cache = BuildCache(tmp_path / "file" / "cache")
     assert builds(source, SAMPLES) == builds(source, SAMPLES)
     assert builds.count == 2
 
 
-def test_the_environment_sets_folder_and_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_sets_the_folder_and_the_limit_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("EDGERT_CACHE", "3MB")
     assert default_cache() == BuildCache(tmp_path / "edgert" / "build", 3_000_000)
@@ -147,7 +151,7 @@ def test_the_environment_sets_folder_and_limit(monkeypatch: pytest.MonkeyPatch, 
         default_cache()
 
 
-def test_an_edit_of_the_packager_makes_entries_stale_and_an_edit_elsewhere_does_not(tmp_path: Path) -> None:
+def test_an_edit_of_the_packager_makes_entries_stale_and_an_edit_of_other_code_does_not(tmp_path: Path) -> None:
     assert CODE.parts[-2:] == ("edgert_deploy", "packager")
     package = tmp_path / "edgert_deploy"
     shutil.copytree(CODE, package / "packager", ignore=shutil.ignore_patterns("__pycache__"))

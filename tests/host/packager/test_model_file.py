@@ -16,7 +16,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_paths_and_functions_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Path) -> None:
+def test_paths_and_functions_are_relative_to_the_folder_of_the_file_and_names_stay_unchanged(tmp_path: Path) -> None:
     text = """
         model = "net.onnx"
         calibration = "samples/cal.npz"

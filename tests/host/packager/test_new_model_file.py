@@ -68,7 +68,7 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     assert "net.onnx" in path.read_text()
 
 
-def test_kinds_of_inputs(tmp_path: Path) -> None:
+def test_the_model_file_describes_each_kind_of_input(tmp_path: Path) -> None:
     features = text_for(models.mlp(), tmp_path)
     assert "x FP32 [N, 4]: features, 4 a sample" in features
     assert "preprocess" not in features
@@ -97,14 +97,14 @@ def test_a_detector_gets_the_processing_of_a_detector(rows: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("rows", [20, 300])
-def test_rows_of_another_number_than_yolos_anchors_are_no_detectors(rows: int, tmp_path: Path) -> None:
+def test_an_output_with_another_number_of_rows_than_yolo_is_not_taken_for_a_detector(rows: int, tmp_path: Path) -> None:
     """A recognizer of captchas answers [N, steps, letters]. Earlier code took it for a detector."""
     text = text_for(with_rows(rows), tmp_path)
     assert "boxes and scores" not in text
     assert "postprocess" not in read_model_file_from(text, tmp_path)
 
 
-def test_boxes_and_scores_apart_are_not_taken_for_yolo(tmp_path: Path) -> None:
+def test_separate_outputs_for_boxes_and_scores_are_not_taken_for_yolo(tmp_path: Path) -> None:
     """MediaPipe's detectors of faces, palms and poses have separate outputs for boxes and scores."""
     proto = with_rows(21)
     proto.graph.node.extend(
@@ -124,7 +124,7 @@ def read_model_file_from(text: str, folder: Path) -> dict[str, Any]:
     return read_model_file(folder / "net.toml")
 
 
-def test_a_name_is_made_from_the_files() -> None:
+def test_the_name_of_the_model_is_made_from_the_name_of_the_file() -> None:
     assert name_from(Path("My Model_v2.onnx")) == "my-model_v2"
 
 
@@ -132,11 +132,11 @@ def test_a_name_is_made_from_the_files() -> None:
     ("file", "name"),
     [("ResNet 50.onnx", "resnet-50"), ("320n.onnx", "model-320n"), ("_a.onnx", "a"), ("模型.onnx", "model")],
 )
-def test_any_file_name_makes_a_model_name(file: str, name: str) -> None:
+def test_every_file_name_gives_a_valid_model_name(file: str, name: str) -> None:
     assert name_from(Path(file)) == name
 
 
-def test_the_options_that_read_the_source_are_kept_for_the_build(tmp_path: Path) -> None:
+def test_the_options_that_read_the_source_are_written_for_the_build(tmp_path: Path) -> None:
     path = shutil.copy(MODEL, tmp_path)
     source = load_source(Path(path), Conversion(buckets=read_buckets("tokens=8,16", ["ids=1"])))
     given = {"inputs": (), "buckets": "tokens=8,16", "pads": ("ids=1",)}

@@ -26,7 +26,7 @@ from tests.support.packs import candidates_of, lossy, pack
 from tests.support.profiles import profile
 
 
-def test_two_builds_in_different_folders_are_the_same_bytes(
+def test_two_builds_in_different_folders_give_the_same_bytes(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []
@@ -40,7 +40,7 @@ def test_two_builds_in_different_folders_are_the_same_bytes(
     assert results[0] == results[1]
 
 
-def test_an_artifact_that_lost_too_much_fails_the_build_and_is_named(
+def test_an_artifact_that_lost_too_much_accuracy_fails_the_build_and_is_named(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     choices: list[Any] = []
@@ -53,7 +53,7 @@ def test_an_artifact_that_lost_too_much_fails_the_build_and_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
+def test_the_error_about_an_operator_names_the_target_that_does_not_support_it(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
@@ -77,7 +77,7 @@ def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
     assert "--target" not in caught.value.message
 
 
-def test_a_failed_build_leaves_the_bundle_before_it_as_it_was(
+def test_a_failed_build_leaves_an_earlier_bundle_unchanged(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     out = tmp_path / "digits.edgert"
@@ -88,9 +88,7 @@ def test_a_failed_build_leaves_the_bundle_before_it_as_it_was(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_without_labels_and_with_several_outputs_the_answers_are_compared(
-    signing_key: SigningKey, tmp_path: Path
-) -> None:
+def test_without_labels_the_values_of_several_outputs_are_compared(signing_key: SigningKey, tmp_path: Path) -> None:
     source = load_source(models.write(models.two_by_two(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"a": models.random(16, 3), "b": models.random(16, 3, seed=1)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02, allow_overlap=True)

@@ -21,7 +21,7 @@ from edgert_deploy.packager.request import BuildRequest
 from tests.support.packs import pack
 
 
-def test_the_receipt_has_each_candidates_classes_and_slices(
+def test_the_receipt_lists_the_classes_and_slices_of_each_candidate(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     half = len(build_request.holdout) // 2
@@ -44,7 +44,7 @@ def test_the_receipt_has_each_candidates_classes_and_slices(
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": 1}'])
-def test_a_receipt_that_is_not_one_is_refused(content: bytes) -> None:
+def test_an_invalid_receipt_is_refused(content: bytes) -> None:
     class Bundle:
         manifest = type("Manifest", (), {"files": [type("File", (), {"path": PATH})]})
 

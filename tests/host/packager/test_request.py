@@ -49,7 +49,7 @@ def test_a_request_that_cannot_be_built_leaves_no_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_recipe_is_refused_with_those_of_each_engine(
+def test_an_unknown_recipe_is_refused_with_the_recipes_of_each_engine(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     request = replace(build_request, recipe="magic", targets=(profile("one", "openvino", then=("onnxruntime",)),))

@@ -41,7 +41,9 @@ def test_the_error_names_a_missing_function_and_the_searched_folders(
             user_function(f"models/user_three:{name}")
 
 
-def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_at_its_import_is_not_reported_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "user_four.py").write_text("import no_such_library")
     with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):
@@ -55,7 +57,7 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "folder/a:b", "/abs/folder/a:b", "../a:b"])
-def test_names_of_functions_are_distinguished_from_files(
+def test_a_text_with_a_module_and_a_name_is_a_function(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,11 +66,11 @@ def test_names_of_functions_are_distinguished_from_files(
 
 
 @pytest.mark.parametrize("text", ["a", "samples.npz", "a:", ":b", "a:1", "C:\\samples"])
-def test_other_texts_are_no_functions(text: str) -> None:
+def test_other_texts_are_not_taken_for_functions(text: str) -> None:
     assert not is_function(text)
 
 
-def test_a_folder_is_put_before_a_name() -> None:
+def test_the_folder_is_put_before_the_name_of_a_function() -> None:
     assert in_folder(Path("/models"), "mine:score") == "/models/mine:score"
     assert in_folder(Path("/models"), "tools/mine:score") == "/models/tools/mine:score"
     assert in_folder(Path("/models"), "top1") == "top1"

@@ -95,7 +95,7 @@ def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_k
         )  # the gate reported the same
 
 
-def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKey, tmp_path: Path) -> None:
+def test_the_chosen_artifact_of_every_engine_keeps_the_notes_of_music(signing_key: SigningKey, tmp_path: Path) -> None:
     calibration, holdout = (data.chords(count, 43844, 22050, seed)[..., None] for count, seed in ((4, 1), (4, 2)))
     options = {"precision": "auto", "recipe": "min-max", "budget": 0}
     got = packed("basic-pitch.onnx", "", calibration, holdout, signing_key, tmp_path, **options)
@@ -104,7 +104,7 @@ def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKe
         assert scores.maps_agree(got.answers[engine][1], got.exact[1]) >= 0.99, engine
 
 
-def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> None:
+def test_the_table_lists_the_rows_that_are_missing_and_the_rows_of_earlier_code() -> None:
     row = dict.fromkeys(table.COLUMNS) | {"model": "a", "kind": "classifier", "engine": "tflite", "recipe": "min-max"}
     row |= {"fp32": 1.0, "ours": 0.9917, "faster": 1.5, "smaller": 3.21, "date": "2026-11-22", "host": "a board"}
     refused = row | {"engine": "openvino", "ours": None, "faster": None, "refused": "because " * 30, "code": "old"}
@@ -116,7 +116,7 @@ def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> Non
     assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in text
 
 
-def test_a_list_with_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+def test_a_list_with_an_unknown_name_is_refused_with_the_known_names(tmp_path: Path) -> None:
     results = ["--results", str(tmp_path / "results.jsonl"), "--only-print"]
     with pytest.raises(SystemExit, match="no model yolo; known: digits, ocr-angle"):
         main(["--models", "digits,yolo", *results])
@@ -124,6 +124,6 @@ def test_a_list_with_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Pa
         main(["--engines", "tflite,onnx", *results])
 
 
-def test_tables_without_a_row_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_table_says_that_no_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--results", str(tmp_path / "results.jsonl"), "--only-print"])
     assert capsys.readouterr().out.startswith("No row is measured yet")

@@ -32,11 +32,11 @@ OTHER = entry(3, model="echo")
         ((entry(2, 1.0, "plant-a"), entry(1)), entry(3), (entry(3),)),
     ],
 )
-def test_a_release_replaces_what_it_supersedes(before: Entries, new: Entry, after: Entries) -> None:
+def test_a_release_replaces_the_entries_that_it_supersedes(before: Entries, new: Entry, after: Entries) -> None:
     assert with_release((*before, OTHER), new) == (*after, OTHER)
 
 
-def test_a_lower_release_is_refused_as_devices_refuse_it() -> None:
+def test_a_lower_release_is_refused_because_devices_would_refuse_it() -> None:
     with pytest.raises(ConfigInvalid, match="refuse the older release 1"):
         with_release((entry(2),), entry(1))
     assert with_release((entry(2, 1.0, "plant-a"),), entry(1))[0].release == 1  # the other devices may lack the release
@@ -57,7 +57,7 @@ def test_a_release_is_tried_once_more_only_on_request() -> None:
     assert with_release(again, entry(3))[0].attempt == 1
 
 
-def test_a_model_that_is_not_there_is_named() -> None:
+def test_the_error_names_a_model_that_the_channel_lacks() -> None:
     with pytest.raises(ConfigInvalid, match="no model digits: it has echo"):
         with_halt((OTHER,), "digits", True)
     with pytest.raises(ConfigInvalid, match="no model digits: it has echo"):

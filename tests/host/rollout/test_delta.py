@@ -17,7 +17,7 @@ def key() -> SigningKey:
     return new_key()
 
 
-def test_the_same_need_gives_the_same_delta_made_once(key: SigningKey, tmp_path: Path) -> None:
+def test_the_same_device_files_give_the_same_delta(key: SigningKey, tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, key, 1)
     with open_bundle(bundle, None) as opened:
         target = opened.manifest.targets[0]

@@ -60,7 +60,7 @@ def roll_out(bundle: Path, device: SimulatedDevice, **changes: Any) -> Outcome:
     return outcome
 
 
-def test_all_steps_in_their_order(bundle: Path, key: SigningKey) -> None:
+def test_a_deployment_runs_all_steps_in_order(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1)
     outcome = roll_out(bundle, device)
     assert (outcome.result, outcome.serving, outcome.error) == ("live", 2, None)
@@ -68,7 +68,7 @@ def test_all_steps_in_their_order(bundle: Path, key: SigningKey) -> None:
     assert (device.slots.state, device.slots.ratchet) == (SlotState.STEADY, 2)
 
 
-def test_a_dry_run_touches_nothing(bundle: Path, key: SigningKey) -> None:
+def test_a_dry_run_changes_nothing(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1)
     assert roll_out(bundle, device, dry_run=True).result == "planned"
     assert (device.done, device.slots) == ([], RELEASE_1)
@@ -94,7 +94,7 @@ def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: Signi
     assert (outcome.serving, device.slots.state) == (None, SlotState.EMPTY)
 
 
-def test_a_model_that_goes_in_the_middle_or_is_damaged_is_distinguished(bundle: Path, key: SigningKey) -> None:
+def test_the_error_distinguishes_a_model_that_was_removed_from_a_damaged_model(bundle: Path, key: SigningKey) -> None:
     """Two cases: the folder of the model was removed, or its slots cannot be read."""
     device = SimulatedDevice(key, check=HealthCheckFailed("off"))
     device.before = lambda verb: device.hidden.add("echo") if verb == "check" else None
@@ -124,7 +124,7 @@ def test_if_the_rollback_fails_too_the_error_does_not_claim_a_rollback(bundle: P
         (StorageFailed("disk full"), "failed"),
     ],
 )
-def test_a_device_that_may_not_take_a_bundle_has_refused_it(
+def test_a_bundle_that_the_device_must_not_accept_has_the_result_refused(
     bundle: Path, key: SigningKey, error: EdgeRTError, result: str
 ) -> None:
     assert roll_out(bundle, SimulatedDevice(key, RELEASE_1, install=error)).result == result
@@ -150,7 +150,9 @@ def test_a_failure_before_the_switch_needs_no_rollback(
     assert device.slots == RELEASE_1
 
 
-def test_a_link_that_dies_on_trial_says_that_the_trial_ends_by_itself(bundle: Path, key: SigningKey) -> None:
+def test_the_error_of_a_link_that_dies_during_the_trial_says_that_the_trial_ends_by_itself(
+    bundle: Path, key: SigningKey
+) -> None:
     device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
     error = roll_out(bundle, device).error
     assert error is not None
@@ -159,7 +161,7 @@ def test_a_link_that_dies_on_trial_says_that_the_trial_ends_by_itself(bundle: Pa
     assert device.slots.state is SlotState.TRIAL
 
 
-def test_a_deployment_cut_short_goes_on_where_it_stood(bundle: Path, key: SigningKey) -> None:
+def test_a_deployment_continues_where_an_earlier_deployment_was_cut_off(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
     roll_out(bundle, device)
     device.faults, device.done, device.closed = {}, [], 0
@@ -167,7 +169,7 @@ def test_a_deployment_cut_short_goes_on_where_it_stood(bundle: Path, key: Signin
     assert device.done == ["check", "mark-good"]
 
 
-def test_devices_are_independent_and_keep_their_order(bundle: Path, key: SigningKey) -> None:
+def test_deployments_to_several_devices_are_independent_and_keep_their_order(bundle: Path, key: SigningKey) -> None:
     simulated = {
         "a": SimulatedDevice(key, RELEASE_1),
         "b": SimulatedDevice(key, status=DeviceUnreachable("gone")),
@@ -193,7 +195,7 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
 # --- one deployment at a time ---------------------------------------------------------------
 
 
-def test_a_model_that_another_deployment_works_on_is_left_alone(bundle: Path, key: SigningKey) -> None:
+def test_a_model_that_another_deployment_works_on_is_not_changed(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1)
     device.claims["echo"] = "echo.another"
     outcome = roll_out(bundle, device)
@@ -202,9 +204,7 @@ def test_a_model_that_another_deployment_works_on_is_left_alone(bundle: Path, ke
     assert (device.done, device.slots, device.claims) == ([], RELEASE_1, {"echo": "echo.another"})
 
 
-def test_two_deployments_from_one_host_exclude_each_other_while_the_first_is_at_work(
-    bundle: Path, key: SigningKey
-) -> None:
+def test_a_second_deployment_from_the_same_host_is_refused_while_the_first_runs(bundle: Path, key: SigningKey) -> None:
     device, second = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1)
     outcomes: list[Outcome] = []
     device.before = lambda verb: outcomes.append(roll_out(bundle, second)) if verb == "check" else None
@@ -234,7 +234,7 @@ def test_every_deployment_releases_its_claim(bundle: Path, key: SigningKey) -> N
         ("check", ["install", "activate", "check", "rollback"]),
     ],
 )
-def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
+def test_ctrl_c_ends_the_step_and_rolls_back_a_version_that_was_not_kept(
     bundle: Path, key: SigningKey, verb: str, done: list[str]
 ) -> None:
     device, stop = SimulatedDevice(key, RELEASE_1), UserStop()
@@ -248,14 +248,14 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     assert ("Release 1 is live" in outcome.error.message) == bool(done)
 
 
-def test_ctrl_c_in_the_last_step_comes_too_late_and_the_outcome_says_so(bundle: Path, key: SigningKey) -> None:
+def test_ctrl_c_in_the_last_step_comes_too_late_and_the_result_is_live(bundle: Path, key: SigningKey) -> None:
     device, stop = SimulatedDevice(key, RELEASE_1), UserStop()
     device.before = lambda verb: stop.press() if verb == "mark-good" else None
     outcome = roll_out(bundle, device, stop=stop)
     assert (outcome.result, outcome.serving, exit_code_of([outcome.error])) == ("live", 2, 0)
 
 
-def test_ctrl_c_where_the_rollback_fails_does_not_claim_that_it_rolled_back(bundle: Path, key: SigningKey) -> None:
+def test_after_ctrl_c_the_error_does_not_claim_a_rollback_that_failed(bundle: Path, key: SigningKey) -> None:
     device, stop = SimulatedDevice(key, RELEASE_1, rollback=DeviceError("disk is gone")), UserStop()
     device.before = lambda verb: stop.press() if verb == "activate" else None
     error = roll_out(bundle, device, stop=stop).error
@@ -264,7 +264,9 @@ def test_ctrl_c_where_the_rollback_fails_does_not_claim_that_it_rolled_back(bund
     assert "ends by itself" in error.message
 
 
-def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bundle: Path, key: SigningKey) -> None:
+def test_a_second_ctrl_c_detaches_at_once_and_the_error_says_what_happens_to_the_device(
+    bundle: Path, key: SigningKey
+) -> None:
     hanging, quick, stop = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1), UserStop()
     hangs, never = threading.Event(), threading.Event()
 

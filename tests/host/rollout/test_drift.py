@@ -47,7 +47,7 @@ def a_rollout(
     )
 
 
-def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
+def test_the_wanted_release_comes_from_the_newest_rollout_that_names_the_device() -> None:
     rollouts = [
         a_rollout(10, "a", "b", "c", refused=True),
         a_rollout(9, "a", "b", state=RolloutState.ABORTED, took=("a",)),
@@ -84,7 +84,7 @@ def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
         ({"serving": ServingStatus("quarantined", fault="it crashed")}, ["not-serving"]),
     ],
 )
-def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str]) -> None:
+def test_each_difference_has_its_own_kind(changes: dict[str, Any], kinds: list[str]) -> None:
     model = replace(ModelStatus("m", "steady", GOOD, None, serving=READY), **changes)
     (found,) = model_drifts(device_status(model), WANTED)
     assert [one.kind for one in found.drift] == kinds
@@ -94,7 +94,7 @@ def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str])
     assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
 
 
-def test_a_release_that_a_command_took_back_is_reported_once() -> None:
+def test_a_release_that_a_command_rolled_back_is_reported_once() -> None:
     back = RolledBackVersion(7, "seven", BY_COMMAND, 0.0)
     model = ModelStatus("m", "steady", Version(6, "six", good=True), None, rolled_back=back, serving=READY)
     (found,) = model_drifts(device_status(model), WANTED)
@@ -113,7 +113,7 @@ def test_the_release_of_a_devices_channel_replaces_the_release_of_a_rollout() ->
     assert to_json(first)["wanted"] == {"release": 8, "digest": "eight", "rollout": "", "channel": "stable"}
 
 
-def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() -> None:
+def test_a_missing_model_and_a_stopped_daemon_are_drift() -> None:
     (found,) = model_drifts(device_status(), WANTED)
     assert (found.live, [one.kind for one in found.drift]) == (None, ["missing"])
     assert device_drifts(device_status(edgert=__version__)) == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgert_deploy.rollout.object_cache import ObjectCache
 
 
-def test_the_cache_keeps_to_its_bound_and_forgets_what_was_used_least(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_limit_and_drops_the_objects_that_were_used_least_recently(tmp_path: Path) -> None:
     cache = ObjectCache(tmp_path / "objects", bytes_max=250)
     for number, name in enumerate("abc"):
         with cache.temporary_folder() as folder:

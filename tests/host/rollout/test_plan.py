@@ -56,7 +56,7 @@ def version(release: int, digest: str = "other", good: bool = True) -> Version:
     return Version(release, digest, good)
 
 
-def test_a_new_model_goes_the_whole_way(offer: Offer) -> None:
+def test_the_plan_for_a_new_model_has_all_steps(offer: Offer) -> None:
     plan = make_plan(facts(offer), offer)
     assert (plan.model, plan.release, plan.digest, plan.steps) == ("echo", 5, offer.digest, WHOLE_WAY)
 
@@ -117,7 +117,7 @@ def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:
         ("steady", ("same", 5, True), ("other", 4, True), ()),
     ],
 )
-def test_steps_go_on_from_where_the_slots_stand(
+def test_the_plan_continues_from_the_state_of_the_slots(
     offer: Offer, state: str, active: Any, spare: Any, steps: tuple[Step, ...]
 ) -> None:
     def described(slot: Any) -> Version | None:
@@ -152,7 +152,7 @@ def test_another_processor_than_the_targets_is_refused(offer: Offer) -> None:
         make_plan(facts(offer), for_x86)
 
 
-def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Offer) -> None:
+def test_an_older_release_is_refused_unless_it_is_signed_as_a_downgrade(offer: Offer) -> None:
     newer = ModelStatus("echo", "steady", version(6), None, ratchet=6)
     with pytest.raises(ReleaseTooOld, match=r"--downgrade-from 6$"):
         make_plan(facts(offer, newer), offer)
@@ -166,13 +166,13 @@ def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Of
         make_plan(facts(offer, replace(newer, ratchet=8)), way_back)
 
 
-def test_a_version_on_trial_is_not_overrun(offer: Offer) -> None:
+def test_a_deployment_during_the_trial_of_another_version_is_refused(offer: Offer) -> None:
     busy = ModelStatus("echo", "trial", version(4, good=False), version(3), ratchet=3)
     with pytest.raises(TransitionRefused, match="edgert rollback echo board"):
         make_plan(facts(offer, busy), offer)
 
 
-def test_a_trial_that_a_deployment_watches_is_waited_for_and_not_rolled_back(offer: Offer) -> None:
+def test_during_a_trial_that_another_deployment_watches_the_advice_is_to_wait(offer: Offer) -> None:
     """The device refuses a rollback while the deployment holds its claim."""
     claims = (ClaimStatus("echo", "ann@desk", "2026-11-22 09:00:00 +0000", 60.0),)
     busy = ModelStatus("echo", "trial", version(4, good=False), version(3), ratchet=3)
@@ -190,7 +190,7 @@ def test_an_older_release_is_refused_during_a_trial_as_well(offer: Offer) -> Non
         make_plan(facts(offer, busy), offer)
 
 
-def test_a_less_preferred_engine_will_do(offer: Offer) -> None:
+def test_a_device_without_the_preferred_engine_gets_the_next_engine(offer: Offer) -> None:
     first = replace(offer.manifest.artifacts[0], id="first", engine="openvino")
     preferred = replace(
         offer.manifest,
@@ -203,7 +203,7 @@ def test_a_less_preferred_engine_will_do(offer: Offer) -> None:
 LIMITS = TrialLimits({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)
 
 
-def test_limits_add_a_step_and_one_less_where_the_device_has_the_last_word(offer: Offer) -> None:
+def test_limits_add_the_step_watch_and_an_unattended_trial_omits_the_step_mark_good(offer: Offer) -> None:
     there = facts(offer, limits_format=1, temp_c=41.0)
     assert make_plan(there, offer, LIMITS).steps == (*WHOLE_WAY[:4], Step.WATCH, Step.MARK_GOOD)
     assert make_plan(there, offer, replace(LIMITS, unattended=True)).steps == (*WHOLE_WAY[:4], Step.WATCH)
@@ -216,7 +216,7 @@ def test_limits_that_a_device_cannot_watch_are_refused_before_anything_is_sent(o
         make_plan(facts(offer, limits_format=1), offer, LIMITS)
 
 
-def test_a_trial_under_way_goes_on_under_its_own_limits_and_no_others(offer: Offer) -> None:
+def test_a_trial_in_progress_continues_only_with_its_own_limits(offer: Offer) -> None:
     def on_trial(limits: TrialLimits | None, state: str = "trial") -> DeviceStatus:
         active = Version(5, offer.digest, False)
         return facts(offer, ModelStatus("echo", state, active, None, 4, limits), limits_format=1, temp_c=41.0)

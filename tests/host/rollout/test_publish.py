@@ -44,7 +44,9 @@ def key() -> SigningKey:
     return new_key()
 
 
-def test_a_release_is_there_with_every_file(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_the_registry_has_every_file_of_a_published_release(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
     path = make_null_bundle(tmp_path, key, "whole", padding_bytes=200_000)
     counts: list[tuple[int, int]] = []
     release = publish(server.registry(), path, lambda sent, total: counts.append((sent, total)))
@@ -65,7 +67,7 @@ def test_equal_files_are_sent_once(server: RegistryServer, key: SigningKey, tmp_
     assert publish(server.registry(), tmp_path / "shared-1.edgert").sent_bytes == 0
 
 
-def test_a_link_that_breaks_in_the_middle_of_a_file_costs_that_attempt_only(
+def test_the_upload_of_a_file_continues_after_the_link_breaks(
     key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "PAUSES_S", (0.01, 0.01, 0.01))
@@ -87,7 +89,7 @@ def test_a_link_that_breaks_in_the_middle_of_a_file_costs_that_attempt_only(
     assert max(sent for sent, _ in counts) == release.sent_bytes
 
 
-def test_a_registry_that_says_when_to_come_back_is_named_before_each_wait(
+def test_each_wait_for_a_busy_registry_is_reported(
     key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "PAUSE_S_MAX", 0.01)
@@ -122,7 +124,7 @@ def test_a_release_is_immutable(server: RegistryServer, key: SigningKey, tmp_pat
 
 
 @pytest.mark.parametrize("length", [None, 0, 1000])
-def test_a_file_that_the_registry_lost_is_sent_again_though_its_index_names_it(
+def test_a_file_that_the_registry_lost_is_sent_again_although_its_index_names_it(
     key: SigningKey, tmp_path: Path, length: int | None
 ) -> None:
     path = make_null_bundle(tmp_path, key, "lost", padding_bytes=50_000)
@@ -193,7 +195,7 @@ def test_skopeo_inspects_a_release(server: RegistryServer, published: Release) -
     assert "null/model.json" in titles
 
 
-def test_skopeo_copies_a_release_out_and_to_another_repository(
+def test_skopeo_copies_a_release_to_a_folder_and_to_another_repository(
     server: RegistryServer, published: Release, tmp_path: Path
 ) -> None:
     where = f"docker://{server.address.removeprefix('oci://')}:tools-1"

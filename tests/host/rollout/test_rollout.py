@@ -66,7 +66,7 @@ class Fleet:
         return [name for name, device in self.simulated.items() if device.done]
 
 
-def test_it_goes_in_waves_and_every_outcome_is_on_disk(tmp_path: Path) -> None:
+def test_a_rollout_runs_in_waves_and_stores_every_outcome_on_disk(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 6, canary=1, waves="50%", parallel=3)
     ended = fleet.go_on()
     assert (ended.state, ended.left) == (RolloutState.DONE, [])
@@ -79,7 +79,7 @@ def test_it_goes_in_waves_and_every_outcome_is_on_disk(tmp_path: Path) -> None:
     assert exit_code_of(ended.errors) == 0
 
 
-def test_a_canary_that_fails_keeps_the_others_as_they_are_and_the_rollout_goes_on_when_it_is_mended(
+def test_a_rollout_stops_at_a_failed_canary_and_continues_after_the_repair(
     tmp_path: Path,
 ) -> None:
     fleet = Fleet(tmp_path, 4, canary=1)
@@ -93,7 +93,7 @@ def test_a_canary_that_fails_keeps_the_others_as_they_are_and_the_rollout_goes_o
     assert exit_code_of(fleet.store.read(ended.id).errors) == 0
 
 
-def test_within_a_wave_no_device_is_begun_once_too_many_failed(tmp_path: Path) -> None:
+def test_within_a_wave_no_further_device_is_started_once_too_many_have_failed(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 20, failures_max="10%", parallel=1)
     for name in ("d1", "d3", "d5", "d7"):
         fleet.simulated[name].faults["check"] = HealthCheckFailed("too slow")
@@ -102,7 +102,7 @@ def test_within_a_wave_no_device_is_begun_once_too_many_failed(tmp_path: Path) -
     assert len(ended.left) >= 14
 
 
-def test_an_unreachable_device_holds_up_nobody(tmp_path: Path) -> None:
+def test_an_unreachable_device_does_not_delay_the_others(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 3)
     fleet.simulated["d1"].faults["status"] = DeviceUnreachable("gone")
     ended = fleet.go_on()
@@ -124,7 +124,7 @@ def test_a_file_that_vanishes_on_this_host_fails_one_deployment(
     assert error.message == "/cache/delta: No such file or directory"
 
 
-def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_a_rollout_continues_where_its_host_died_in_a_wave(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 4, waves="50%")
 
     def die(verb: str) -> None:
@@ -145,7 +145,7 @@ def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_pat
     assert fleet.touched == ["d2", "d3"], "those that had it are not asked again"
 
 
-def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
+def test_a_stop_during_the_pause_ends_the_rollout_as_stopped(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 2, canary=1, pause_s=3600.0)
     waited = []
 
@@ -157,7 +157,7 @@ def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
     assert (waited, ended.state, ended.left) == (["paused"], RolloutState.STOPPED, ["d1"])
 
 
-def test_an_outcome_costs_one_line_however_many_devices_there_are(tmp_path: Path) -> None:
+def test_an_outcome_adds_one_line_however_large_the_fleet_is(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 300, parallel=8)
     ended = fleet.go_on()
     lines = fleet.store.path(ended.id).read_text().splitlines()

@@ -38,13 +38,13 @@ def ended(state: RolloutState = RolloutState.DONE, **results: str) -> Rollout:
         (ended(RolloutState.ABORTED, a="live", b="failed"), ["b", "c"], ["a"], False),
     ],
 )
-def test_a_rollback_is_for_devices_that_have_the_release_and_a_resume_for_devices_that_may_get_it(
+def test_a_rollback_names_the_changed_devices_and_a_resume_names_the_devices_that_are_left(
     rollout: Rollout, left: list[str], changed: list[str], resumable: bool
 ) -> None:
     assert (rollout.left, rollout.changed, rollout.resumable) == (left, changed, resumable)
 
 
-def test_lines_in_any_order_are_the_rollout() -> None:
+def test_the_lines_of_a_record_give_the_same_rollout_in_any_order() -> None:
     limits = TrialLimits({"p99_ms": 8.0}, 60.0, False, 60.0)
     whole = replace(ROLLOUT, strategy=Strategy.parse(1, "50%", "5%", 8, 60.0), limits=limits, by="ann@a", number=7)
     record, lines = new_record(whole)
@@ -84,7 +84,7 @@ def test_two_hosts_that_continue_one_rollout_agree_and_an_abort_is_final() -> No
     )
 
 
-def test_fields_that_a_newer_version_adds_change_nothing() -> None:
+def test_fields_that_a_newer_version_adds_are_ignored() -> None:
     record, (head, state) = new_record(replace(ROLLOUT, by="ann@a"))
     newer = {"rollout": {**json.loads(head)["rollout"], "colour": "red"}}
     assert Record.read([json.dumps(newer), state, '{"n":2,"mood":"good"}']).rollout == record.rollout

@@ -25,7 +25,7 @@ from tests.support.rollouts import ROLLOUT
 A_LIVE, B_LIVE = (Outcome(name, Result.LIVE) for name in "ab")
 
 
-def test_the_order_of_rollouts_follows_their_numbers_and_not_the_clock(tmp_path: Path) -> None:
+def test_rollouts_are_ordered_by_their_numbers_and_not_by_the_clock(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     begun = [store.begin(replace(ROLLOUT, started_at=clock)) for clock in (3000.0, 1000.0, 2000.0)]  # the clock jumps
     assert [rollout.number for rollout in begun] == [1, 2, 3]
@@ -44,7 +44,7 @@ def test_two_processes_never_get_the_same_number(tmp_path: Path) -> None:
     assert sorted(numbers) == list(range(1, 9))
 
 
-def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_works_on_a_rollout(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     store.write(replace(ROLLOUT, id="x"))
     with store.at_work("x"), pytest.raises(ConfigInvalid, match="running in another process"), store.at_work("x"):
@@ -71,7 +71,7 @@ def test_only_the_newest_rollouts_are_read_and_no_file_is_removed(tmp_path: Path
     assert store.read("echo-r2-1").number == 1
 
 
-def test_the_beginning_of_an_id_names_a_rollout_if_it_names_one(tmp_path: Path) -> None:
+def test_the_beginning_of_an_id_names_a_rollout_if_it_is_unique(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     first, second = store.begin(ROLLOUT), store.begin(ROLLOUT)
     assert store.find("echo-r2-1") == first
@@ -103,7 +103,7 @@ def test_a_line_that_a_power_cut_left_unfinished_is_ignored(tmp_path: Path) -> N
         ("<<<<<<< HEAD\n{}\n", "conflict markers"),
     ],
 )
-def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, text: str, what: str) -> None:
+def test_the_error_about_a_file_that_is_not_a_rollout_names_the_file(tmp_path: Path, text: str, what: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     notes: list[str] = []
     store = RolloutStore(tmp_path, None, notes.append)
@@ -131,7 +131,7 @@ def test_a_rollout_that_a_full_disk_refused_leaves_no_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("id", ["../x", "", "a/b", ".x"])
-def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
+def test_an_id_with_the_form_of_a_path_is_refused(tmp_path: Path, id: str) -> None:
     with pytest.raises(ConfigInvalid, match="not an id of a rollout"):
         RolloutStore(tmp_path).read(id)
 
@@ -172,7 +172,7 @@ def clones(tmp_path: Path) -> tuple[Clone, Clone]:
     return first, Clone(tmp_path / "b", tmp_path / "origin")
 
 
-def test_commits_of_two_hosts_that_roll_out_at_once_never_conflict(clones: tuple[Clone, Clone]) -> None:
+def test_commits_of_two_hosts_that_roll_out_at_the_same_time_never_conflict(clones: tuple[Clone, Clone]) -> None:
     a, b = clones
     for _ in range(3):  # the first time, both hosts also create the folder
         begun = [clone.store.begin(replace(ROLLOUT, started_at=1.0)) for clone in clones]
@@ -252,7 +252,7 @@ def test_one_host_of_a_team_works_on_a_rollout_at_a_time(tmp_path: Path, store_u
             assert a.is_at_work(begun.id)
 
 
-def test_a_store_of_reports_and_one_of_rollouts_may_be_made_in_either_order(store_url: str, tmp_path: Path) -> None:
+def test_the_tables_of_reports_and_of_rollouts_may_be_created_in_either_order(store_url: str, tmp_path: Path) -> None:
     """A store of rollouts does not create or migrate the tables of reports, because the recorder does."""
     for _ in range(2):
         with two_hosts(tmp_path, store_url, []) as (a, _b):

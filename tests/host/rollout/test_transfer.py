@@ -113,7 +113,7 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     assert any("as a patch" in line for line in world.said)
 
 
-def test_files_that_the_device_has_and_files_of_other_targets_are_not_sent(
+def test_neither_files_that_the_device_has_nor_files_of_other_targets_are_sent(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     other = make_null_bundle(
@@ -124,7 +124,7 @@ def test_files_that_the_device_has_and_files_of_other_targets_are_not_sent(
     assert slot(state)["null/weights.bin"] == weights(1)
 
 
-def test_the_claim_tells_what_is_there_and_damaged_slots_prevent_no_claim(
+def test_the_claim_reports_the_files_of_the_device_even_if_its_slots_are_damaged(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     second = bundle_of(tmp_path / "bundles", key, 2)
@@ -147,7 +147,7 @@ def test_the_claim_tells_what_is_there_and_damaged_slots_prevent_no_claim(
         assert claim.has is None
 
 
-def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
+def test_a_damaged_slot_only_causes_a_transfer_of_the_whole_bundle(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
@@ -160,7 +160,7 @@ def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
     assert any("sending the whole bundle instead" in line for line in world.said)
 
 
-def test_cuts_at_random_bytes_cost_no_byte_twice(
+def test_after_cuts_at_random_bytes_no_byte_is_sent_twice(
     sshd: SshDevice, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     """A command continues its transfer after a cut. If the command gives up, the next command continues."""
@@ -194,7 +194,7 @@ def test_cuts_at_random_bytes_cost_no_byte_twice(
     assert passed < second.stat().st_size + connections * lost_max
 
 
-def test_damage_in_what_an_earlier_attempt_left_is_found_and_sent_anew(
+def test_damage_in_a_partial_file_of_an_earlier_attempt_is_found_and_sent_again(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     second = bundle_of(tmp_path / "bundles", key, 2)

@@ -19,7 +19,7 @@ from tests.support.stand_ins.simulated_device import BOARD, SimulatedDevice
 ANSWER: dict[str, Any] = {"model": "echo", "release": 2, "digest": "digest"}
 
 
-def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
+def test_the_wait_for_a_daemon_that_hangs_ends() -> None:
     """The hanging daemon never reports the end of the trial, although the device answers every request."""
     key, limits, now = new_key(), TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
     asked: list[tuple[str, ...]] = []

@@ -31,7 +31,7 @@ def test_every_device_is_in_one_wave(total: int, canary: int, waves: str, expect
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "101%", "10 %x", "%", "9" * 5000, "\u0663", "0.00001%"])
-def test_a_text_that_is_no_share_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_share_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="share"):
         Share.parse(text)
 
@@ -42,7 +42,7 @@ def test_a_wave_that_adds_no_device_is_refused(waves: str) -> None:
         Strategy.parse(0, waves, None, 8, 0)
 
 
-def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -> None:
+def test_a_rollout_in_waves_stops_at_the_first_failure_by_default() -> None:
     assert Strategy.parse(0, "", None, 8, 0).failures_max is None
     assert Strategy.parse(1, "", None, 8, 0).failures_max == Share(count=0)
     assert Strategy.parse(1, "", "5%", 8, 0).failures_max == Share(part=0.05)
@@ -60,15 +60,15 @@ def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -
         ("29%", 30, 100, True),
     ],
 )
-def test_failures_above_the_limit_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
+def test_more_failures_than_the_limit_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
     assert Share.parse(limit).exceeded(failed, begun) is too_many
 
 
-def test_a_strategy_survives_being_written() -> None:
+def test_a_strategy_is_read_back_unchanged() -> None:
     strategy = Strategy.parse(2, "10%,50,100%", "2.5%", 20, 30.0)
     assert Strategy.from_json(strategy.as_json()) == strategy
 
 
 @pytest.mark.parametrize("text", ["0.0001%", "99.9999%", "12.3456%", "100%", "999999999"])
-def test_a_share_is_written_as_it_was_given(text: str) -> None:
+def test_a_share_is_written_in_the_form_that_was_given(text: str) -> None:
     assert str(Share.parse(text)) == text

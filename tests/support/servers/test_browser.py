@@ -7,7 +7,9 @@ from pathlib import Path
 from tests.support.servers.browser import Browser
 
 
-def test_it_sees_a_wide_pale_faulty_page(browser: Browser, tmp_path: Path) -> None:
+def test_the_browser_reports_a_page_that_is_too_wide_and_too_pale_and_has_errors(
+    browser: Browser, tmp_path: Path
+) -> None:
     path = tmp_path / "page.html"
     path.write_text(
         """<!doctype html><html lang="en"><title>t</title><meta name="viewport" content="width=device-width">

@@ -31,7 +31,7 @@ def run(argv: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
         ["--state", "state", "keys", "list", "--json"],
     ],
 )
-def test_it_answers_like_a_process_of_its_own(words: list[str], forked_edgertd: ForkedEdgertd, tmp_path: Path) -> None:
+def test_a_fork_answers_like_a_new_process(words: list[str], forked_edgertd: ForkedEdgertd, tmp_path: Path) -> None:
     (tmp_path / "state" / "keys").mkdir(parents=True)
     (tmp_path / "state" / "config.toml").write_text('device = "d"\nprofile = "this-machine"\n')
     argv = [*EDGERTD, *words]
@@ -40,7 +40,7 @@ def test_it_answers_like_a_process_of_its_own(words: list[str], forked_edgertd: 
     assert own.stdout + own.stderr
 
 
-def test_it_has_the_environment_and_the_limits_of_its_client(forked_edgertd: ForkedEdgertd) -> None:
+def test_a_fork_has_the_environment_and_the_limits_of_its_client(forked_edgertd: ForkedEdgertd) -> None:
     with a_device(started=False) as device:
         environment, bundle = {**os.environ, "EDGERT_STATE": str(device.state.root)}, device.bundle()
         status = run(forked_edgertd.argv([*EDGERTD, "status", "--json"]), env=environment)
@@ -52,7 +52,7 @@ def test_it_has_the_environment_and_the_limits_of_its_client(forked_edgertd: For
         assert run(install, env=environment).returncode == 0
 
 
-def test_it_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
+def test_a_fork_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
     with a_device() as device:
         argv = [*EDGERTD, "--state", str(device.state.root), "top", "--json", "--interval", "0.1s"]
         client = subprocess.Popen(forked_edgertd.argv(argv), stdout=subprocess.PIPE)
@@ -64,7 +64,7 @@ def test_it_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
             printed.read()  # to its end: no process has it open
 
 
-def test_other_commands_are_left_as_they_are(forked_edgertd: ForkedEdgertd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_are_left_unchanged(forked_edgertd: ForkedEdgertd, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in ([sys.executable, "-c", "pass"], ["sh", "-c", "exit 1"]):
         assert forked_edgertd.argv(argv) == argv
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")  # the modules there are not this tree's

@@ -89,7 +89,7 @@ def test_at_the_start_two_models_load_and_the_others_wait(world: World) -> None:
     assert world.services["b"].state == "ready"
 
 
-def test_requested_models_load_first_then_pinned_models(world: World) -> None:
+def test_requested_models_load_first_and_pinned_models_next(world: World) -> None:
     world.ask("e")
     for model in "aebf":
         world.loaded(model)
@@ -103,13 +103,13 @@ def test_a_load_that_takes_long_holds_up_no_other(world: World) -> None:
     assert len(world.started) == 4
 
 
-def test_a_command_waits_for_no_turn(world: World) -> None:
+def test_a_load_by_a_command_does_not_wait_for_its_turn(world: World) -> None:
     told: list[object] = []
     world.services["d"].sync(told.append)
     assert (world.started, told) == (["a", "b", "d"], [])
 
 
-def test_a_model_that_is_removed_or_stopped_waits_no_more(world: World) -> None:
+def test_a_model_that_is_removed_or_stopped_does_not_wait_for_its_turn(world: World) -> None:
     SlotStore(world.state.models / "c").commit(Slots())
     world.services["c"].sync()
     world.services["d"].stop()

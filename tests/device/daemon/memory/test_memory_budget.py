@@ -55,7 +55,7 @@ def version_of(model: str) -> Version:
     return Version(1, model.ljust(64, "0"), good=True)
 
 
-def test_without_a_limit_everything_is_admitted(tmp_path: Path) -> None:
+def test_without_a_limit_every_model_is_admitted(tmp_path: Path) -> None:
     world = World(tmp_path, 0)
     world.add("large", 10_000.0)
     assert world.admit(world.add("new"))
@@ -72,7 +72,7 @@ def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forks", [False, True])
-def test_a_fork_is_estimated_at_its_own_part(tmp_path: Path, forks: bool) -> None:
+def test_the_estimate_of_a_fork_counts_only_memory_that_it_does_not_share(tmp_path: Path, forks: bool) -> None:
     world = World(tmp_path, 100, forks=forks)
     world.add("pinned", 80.0, pinned=True)
     world.add("other", 5.0)
@@ -90,20 +90,20 @@ def test_a_model_that_is_larger_than_its_estimate_makes_room_once_it_has_loaded(
     assert world.unloaded == ["early"]
 
 
-def test_a_model_on_trial_stays(tmp_path: Path) -> None:
+def test_a_model_on_trial_is_not_unloaded_for_another(tmp_path: Path) -> None:
     world = World(tmp_path, 100)
     world.add("trial", 70.0, on_trial=True)
     assert not world.admit(world.add("new"))
     assert world.unloaded == []
 
 
-def test_beside_pinned_models_an_estimate_alone_refuses_nothing(tmp_path: Path) -> None:
+def test_a_model_beside_pinned_models_is_not_refused_for_its_estimate_alone(tmp_path: Path) -> None:
     world = World(tmp_path, 100)
     world.add("pinned", 70.0, pinned=True)
     assert world.admit(world.add("new")), "a new version is estimated with 40 MB"
 
 
-def test_the_worker_that_a_new_version_replaces_does_not_count(tmp_path: Path) -> None:
+def test_the_memory_of_the_worker_that_a_new_version_replaces_does_not_count(tmp_path: Path) -> None:
     world = World(tmp_path, 100)
     assert world.admit(world.add("echo", 90.0))
 
@@ -136,7 +136,7 @@ def reservation(model: str, mb: float, idle_s: float = 100.0, **kinds: bool) -> 
     ],
     ids=["empty", "fits", "one-goes", "oldest-goes", "two-go", "fixed", "in-use", "on-its-way", "beside", "in-vain"],
 )
-def test_the_least_recently_used_go_and_only_as_many_as_must(
+def test_the_least_recently_used_models_are_unloaded_and_no_more_than_necessary(
     need: float, reservations: list[Reservation], room: Room
 ) -> None:
     assert make_room(need, 100, reservations, NOW) == room

@@ -172,7 +172,7 @@ def test_crashes_lead_to_restarts_and_then_to_quarantine(world: World) -> None:
     assert (world.service.state, world.service.status().fault) == ("ready", None)
 
 
-def test_a_worker_that_served_for_long_makes_crashes_forgotten(world: World) -> None:
+def test_earlier_crashes_are_forgotten_after_a_worker_served_for_long(world: World) -> None:
     worker = world.serve()
     world.service.handle_end(worker)
     world.wait(RESTART_PAUSES_S[0])
@@ -194,7 +194,7 @@ def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> No
     assert world.loaded() is world.service.workers.serving
 
 
-def test_a_good_version_that_keeps_crashing_gives_way_to_the_one_before(world: World) -> None:
+def test_a_good_version_that_keeps_crashing_is_replaced_by_the_version_before(world: World) -> None:
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(CRASHES_MAX):
         world.service.handle_end(world.loaded())
@@ -316,7 +316,7 @@ def test_with_a_budget_a_model_loads_for_its_first_client(tmp_path: Path) -> Non
         assert (world.service.state, worker.asked()) == ("unloaded", ["stop"])
 
 
-def test_a_model_waits_for_memory_and_then_refuses(tmp_path: Path) -> None:
+def test_a_model_that_finds_no_memory_refuses_its_clients_after_a_wait(tmp_path: Path) -> None:
     world = World(tmp_path, "memory_mb = 100")
     world.slots(STEADY)
     world.room = False
@@ -348,7 +348,7 @@ def test_a_model_waits_for_memory_and_then_refuses(tmp_path: Path) -> None:
             world.service.connect(theirs)
 
 
-def test_a_worker_beyond_its_memory_is_replaced_beside_itself(tmp_path: Path) -> None:
+def test_a_worker_beyond_its_memory_is_replaced_while_it_serves(tmp_path: Path) -> None:
     world = World(tmp_path, "worker_mb_max = 100")
     worker = world.serve()
     worker.now_mb = 110.0
@@ -372,7 +372,7 @@ def test_a_worker_beyond_its_memory_whose_limits_are_watched_is_rolled_back_for_
     assert (world.loaded().version, world.service.state) == (OLD, "ready")
 
 
-def test_a_stopped_service_refuses_and_starts_nothing(world: World) -> None:
+def test_a_stopped_service_refuses_clients_and_starts_no_worker(world: World) -> None:
     worker = world.serve()
     world.service.stop()
     told = world.slots(STEADY)
@@ -385,7 +385,7 @@ def test_a_stopped_service_refuses_and_starts_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_order_of_events_leaves_a_state_that_is_true(tmp_path: Path, seed: int) -> None:
+def test_after_events_in_any_order_the_state_is_true(tmp_path: Path, seed: int) -> None:
     chance = Random(seed)
     world = World(tmp_path, "memory_mb = 100" if seed % 2 else "")
     versions = [OLD, Version(2, "new", good=True)]

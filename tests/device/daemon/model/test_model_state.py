@@ -18,7 +18,7 @@ from edgert.errors import EngineFailed, ModelNotFound, ShuttingDown, Unavailable
         (ModelState.FAILED, Unavailable, "does not load: it broke", None),
     ],
 )
-def test_a_client_is_told_why_and_when(
+def test_the_error_tells_a_client_why_the_model_is_unavailable_and_when_to_retry(
     state: ModelState, error: type[Exception], words: str, retry_s: float | None
 ) -> None:
     found = unavailable("echo", state, EngineFailed("it broke"), 3, 30.0)

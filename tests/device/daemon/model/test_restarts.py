@@ -23,7 +23,7 @@ class World:
         self.restarts.tick()
 
 
-def test_pauses_grow_and_the_last_one_repeats() -> None:
+def test_the_pauses_grow_to_a_limit() -> None:
     restarts, pauses = World().restarts, []
     for count in range(1, 10):
         restarts.note_crash("d")
@@ -33,7 +33,7 @@ def test_pauses_grow_and_the_last_one_repeats() -> None:
     assert pauses[7:] == [QUARANTINE_PAUSES_S[-1]] * 2
 
 
-def test_another_version_and_a_stable_worker_begin_anew() -> None:
+def test_the_crashes_are_forgotten_after_a_stable_worker_and_for_another_version() -> None:
     restarts = World().restarts
     restarts.note_crash("d")
     restarts.note_crash("d", served_s=STABLE_S)
@@ -45,7 +45,7 @@ def test_another_version_and_a_stable_worker_begin_anew() -> None:
     assert restarts.crashes == 0
 
 
-def test_a_worker_is_started_once_after_the_pause_unless_that_is_cancelled() -> None:
+def test_a_worker_is_started_once_after_the_pause_unless_the_restart_is_cancelled() -> None:
     world = World()
     world.restarts.note_crash("d")
     pause_s = world.restarts.plan()

@@ -73,7 +73,7 @@ def test_a_trial_without_limits_is_not_watched(world: World) -> None:
     assert (world.trial.in_progress, world.trial.watches(world.worker), world.trial.status()) == (True, False, None)
 
 
-def test_limits_that_held_wait_for_the_host(world: World) -> None:
+def test_a_trial_whose_limits_held_waits_for_the_host(world: World) -> None:
     world.activate(TrialLimits({}, 10.0))
     world.trial.begin(world.worker)
     assert world.trial.watches(world.worker)
@@ -101,7 +101,7 @@ def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World)
     assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], SlotState.STEADY, False)
 
 
-def test_a_broken_limit_rolls_back_with_its_figures(world: World) -> None:
+def test_a_broken_limit_rolls_the_version_back_and_the_event_has_its_figures(world: World) -> None:
     world.activate(TrialLimits({"memory_mb": 5.0}, 10.0))
     world.trial.begin(world.worker)
     for _ in range(BROKEN_CHECKS_MAX):
@@ -140,7 +140,7 @@ def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) ->
     assert world.store.read().state is SlotState.STEADY
 
 
-def test_a_trial_that_a_command_ended_is_no_trial_any_more(world: World) -> None:
+def test_a_command_can_end_a_trial(world: World) -> None:
     world.activate(TrialLimits({}, 10.0))
     world.trial.begin(world.worker)
     world.trial.follow(world.store.mark_good(force=True))

@@ -48,7 +48,7 @@ def test_a_worker_that_reports_no_figures_fails(worker: FakeWorker) -> None:
     assert "reported no figures" in watch.finding.message
 
 
-def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
+def test_a_watch_is_held_if_its_limits_hold_at_the_end(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
     watch.handle_message(figures(requests=REQUESTS_MIN, p99_ms=9.0), 30.0)
     assert watch.phase is TrialPhase.WATCHING
@@ -60,7 +60,7 @@ def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
     assert (fields["requests"], fields["p99_ms"], fields["error_rate"]) == (200, 7.0, 0.0)
 
 
-def test_an_agreement_of_few_answers_is_doubted_once_it_held(worker: FakeWorker) -> None:
+def test_a_limit_on_agreement_that_held_on_few_answers_is_doubted_at_the_end(worker: FakeWorker) -> None:
     watch = a_watch(worker, agreement=0.99)
     watch.handle_message(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 30.0)
     assert watch.status(30.0).doubt == ""
@@ -69,7 +69,7 @@ def test_an_agreement_of_few_answers_is_doubted_once_it_held(worker: FakeWorker)
     assert watch.status(60.0).doubt.startswith("only 25 answers were compared")
 
 
-def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> None:
+def test_without_enough_requests_the_worker_sends_itself_golden_samples(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
     watch.count_golden(3)
     watch.handle_message(figures(requests=10), 60.0)
@@ -96,5 +96,5 @@ def test_a_worker_with_a_full_queue_is_asked_for_golden_samples_again(worker: Fa
     assert (watch.phase, worker.asked()) == (TrialPhase.FILLING, ["figures", "send_golden"])
 
 
-def test_readings_that_are_not_known_are_no_fields_of_an_event() -> None:
+def test_an_event_has_no_fields_for_unknown_readings() -> None:
     assert event_fields(Readings(memory_mb=5.0)) == {"requests": 0, "golden": 0, "rss_mb": 5.0}

@@ -87,7 +87,7 @@ def hello() -> bytes:
     return bytes(wire.json_frame(wire.HELLO, HELLO))
 
 
-def test_a_hello_is_routed_at_once_and_one_in_pieces_when_it_is_complete(world: World) -> None:
+def test_a_hello_is_routed_as_soon_as_it_is_complete(world: World) -> None:
     world.connect(hello())
     slow = world.connect(hello()[:70])
     world.turn()
@@ -98,7 +98,7 @@ def test_a_hello_is_routed_at_once_and_one_in_pieces_when_it_is_complete(world: 
     assert world.acceptor.due_s() is None
 
 
-def test_a_hello_that_came_before_is_read_to_its_end_and_not_further(world: World) -> None:
+def test_a_repeated_hello_is_read_to_its_end_and_not_further(world: World) -> None:
     others = [bytes(wire.json_frame(wire.HELLO, {"model": f"m{i}"})) for i in range(KEPT_HELLOS_MAX + 2)]
     longer = bytes(wire.json_frame(wire.HELLO, {"model": "m" * 200}))
     sent = [hello(), hello(), longer, longer, *others, *others, hello()]
@@ -113,7 +113,7 @@ def test_a_hello_that_came_before_is_read_to_its_end_and_not_further(world: Worl
         assert len(world.routed) == len(sent)
 
 
-def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: World) -> None:
+def test_a_connection_without_a_hello_gets_an_error_at_the_deadline(world: World) -> None:
     client = world.connect()
     world.turn()
     assert world.acceptor.due_s() == world.now_s + HELLO_S_MAX
@@ -131,7 +131,7 @@ def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: Worl
         (bytes(wire.json_frame(wire.HELLO, {"model": "x" * 5000}))[:64], "too large; at most 4160 are allowed"),
     ],
 )
-def test_a_first_frame_that_is_no_hello_is_refused(world: World, data: bytes, says: str) -> None:
+def test_a_first_frame_that_is_not_a_hello_is_refused(world: World, data: bytes, says: str) -> None:
     client = world.connect(data)
     world.turn()
     assert says in error_of(client)

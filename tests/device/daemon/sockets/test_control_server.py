@@ -53,7 +53,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(listener, path)
 
 
-def test_a_line_is_answered_by_a_line(world: World) -> None:
+def test_a_request_of_one_line_is_answered_with_one_line(world: World) -> None:
     with world.sent(b'{"op": "status"}\n') as client:
         assert json.loads(client.recv(4096)) == {"ok": {"op": "status"}}
         assert client.recv(10) == b""
@@ -69,12 +69,12 @@ def test_a_line_is_answered_by_a_line(world: World) -> None:
         (b"[" * 100_000 + b"\n", "not a control request: RecursionError"),
     ],
 )
-def test_a_line_that_cannot_be_obeyed_is_answered_with_an_error(world: World, line: bytes, words: str) -> None:
+def test_an_invalid_request_is_answered_with_an_error(world: World, line: bytes, words: str) -> None:
     with world.sent(line) as client:
         assert words in json.loads(client.recv(4096))["error"]["message"]
 
 
-def test_a_line_in_pieces_is_waited_for_until_its_deadline(world: World) -> None:
+def test_the_server_waits_for_the_rest_of_a_line_until_a_deadline(world: World) -> None:
     with world.sent(b'{"op": ') as client:
         assert world.server.due_s() == world.now_s + CONTROL_S_MAX
         client.sendall(b'"status"}\n')

@@ -77,7 +77,7 @@ def test_a_worker_that_does_not_answer_is_reported_without_figures(world: World)
     world.rounds.handle_message("echo", report(1))  # this message is too late, so it is ignored
 
 
-def test_a_report_that_no_worker_sends_is_an_error(world: World) -> None:
+def test_an_invalid_report_of_a_worker_is_an_error(world: World) -> None:
     world.rounds.begin(world.client)
     with pytest.raises(ValueError, match="lacks 'engine'"):
         world.rounds.handle_message("echo", {**report(1), "loaded": {"release": 1, "digest": "d"}})

@@ -61,7 +61,7 @@ def test_a_transfer_that_goes_on_begins_its_week_anew(tmp_path: Path) -> None:
     assert days.part.exists()
 
 
-def test_a_clock_that_jumps_or_is_not_right_removes_nothing_at_once(tmp_path: Path) -> None:
+def test_files_stay_while_the_clock_is_not_synced_and_soon_after_it_jumped(tmp_path: Path) -> None:
     days = Days(tmp_path)
     days.synced = False
     days.passes(2 * PARTIAL_S_MAX)

@@ -12,7 +12,7 @@ from edgert.daemon.system.service_manager import notify, watchdog_s
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_a_message_arrives_at_a_path_or_an_abstract_name(
+def test_a_message_reaches_a_socket_with_a_path_or_with_an_abstract_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
 ) -> None:
     address = f"@edgert-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
@@ -25,7 +25,7 @@ def test_a_message_arrives_at_a_path_or_an_abstract_name(
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/notify"])
-def test_without_a_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_without_a_service_manager_a_message_is_ignored(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     notify("READY=1")
 

@@ -68,7 +68,7 @@ def test_each_early_end_doubles_the_pause(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("loop", [ENDS], indirect=True)
-def test_a_long_life_makes_early_ends_forgotten(loop: Loop) -> None:
+def test_a_long_run_resets_the_pause(loop: Loop) -> None:
     ends(loop, 1)
     loop.now_s += PAUSE_S_MIN
     loop.process.tick()
@@ -78,7 +78,7 @@ def test_a_long_life_makes_early_ends_forgotten(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("loop", [STAYS], indirect=True)
-def test_stop_ends_it_for_good(loop: Loop) -> None:
+def test_a_stopped_process_is_not_started_again(loop: Loop) -> None:
     pid = loop.process.pid
     assert pid is not None
     loop.process.stop()
@@ -114,7 +114,7 @@ class Rounds(Loop):
         wait_until(due, f"the next round is due in {pause_s} s")
 
 
-def test_rounds_rest_after_a_good_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_round_starts_after_the_full_pause_if_a_round_ended_well(capsys: pytest.CaptureFixture[str]) -> None:
     loop = Rounds(0, capsys)
     loop.process.start_in(60.0)
     assert loop.process.pid is None
@@ -123,7 +123,7 @@ def test_rounds_rest_after_a_good_end(capsys: pytest.CaptureFixture[str]) -> Non
     assert loop.logged() == []
 
 
-def test_a_round_that_waits_comes_again_soon_and_then_later_without_a_line_in_the_log(
+def test_the_pauses_after_rounds_that_must_wait_grow_and_no_line_is_logged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     loop = Rounds(AGAIN, capsys)
@@ -134,7 +134,7 @@ def test_a_round_that_waits_comes_again_soon_and_then_later_without_a_line_in_th
     assert loop.logged() == []
 
 
-def test_a_round_that_is_wanted_begins_after_the_one_in_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_requested_round_begins_after_the_round_in_progress(capsys: pytest.CaptureFixture[str]) -> None:
     loop = Rounds(0, capsys)
     loop.process.start()
     loop.process.start_in(3.0)

@@ -59,7 +59,7 @@ def starts() -> Iterator[Starts]:
     made.starter.close()
 
 
-def test_workers_come_of_one_server_with_one_thread_and_end_with_their_exit_codes(starts: Starts) -> None:
+def test_workers_are_forks_of_one_server_with_one_thread_and_end_with_their_exit_codes(starts: Starts) -> None:
     first, second = starts.worker(), starts.worker()
     for process in (first, second):
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -74,7 +74,7 @@ def test_workers_come_of_one_server_with_one_thread_and_end_with_their_exit_code
     second.kill()  # the worker has already ended, so nothing happens
 
 
-def test_a_worker_that_is_killed_before_it_starts_ends_when_it_does(starts: Starts) -> None:
+def test_a_worker_that_is_killed_before_it_starts_ends_when_it_starts(starts: Starts) -> None:
     process = starts.ask()
     process.kill()
     received = link.receive(starts.ends[0])
@@ -86,7 +86,7 @@ def test_a_worker_that_is_killed_before_it_starts_ends_when_it_does(starts: Star
         process.started(os.getpid())
 
 
-def test_workers_outlive_a_killed_server_and_the_next_ones_get_a_new_one(starts: Starts) -> None:
+def test_workers_survive_their_killed_server_and_the_next_workers_get_a_new_server(starts: Starts) -> None:
     process, before = starts.worker(), starts.starter.pid
     starts.kill_server()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -99,7 +99,7 @@ def test_workers_outlive_a_killed_server_and_the_next_ones_get_a_new_one(starts:
     assert second.wait(START_S_MAX) == -signal.SIGKILL
 
 
-def test_a_server_that_never_gave_a_worker_is_not_started_again(
+def test_a_server_that_never_forked_a_worker_is_not_started_again(
     starts: Starts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = starts.ask()
@@ -118,7 +118,7 @@ def test_a_server_that_never_gave_a_worker_is_not_started_again(
     assert [each.wait(START_S_MAX) for each in alone] == [0, 0]
 
 
-def test_a_server_with_a_second_thread_forks_nothing(
+def test_a_server_with_a_second_thread_refuses_to_fork(
     starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A thread of a library may hold a lock during the fork, and the worker would wait for this lock for ever."""

@@ -58,7 +58,7 @@ def test_a_run_that_takes_too_long_is_ended_on_time() -> None:
     assert "exceeded its limit of 10 s" in str(world.worker.failure)
 
 
-def test_memory_over_the_limit_is_replaced_once_a_pause_and_killed_far_beyond() -> None:
+def test_a_worker_over_its_memory_limit_is_replaced_after_each_pause_and_killed_far_beyond_the_limit() -> None:
     world = World(run_s_max=0, worker_mb_max=100)
     assert world.watchdog.due_s() == MEMORY_CHECK_S
     world.until(MEMORY_CHECK_S)

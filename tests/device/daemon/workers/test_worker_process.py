@@ -29,7 +29,7 @@ def running(*command: str) -> WorkerProcess:
     return WorkerProcess.start(ORDER, VERSION, 0.0, lambda theirs: subprocess.Popen(command))
 
 
-def test_a_worker_gets_its_order_and_the_run_page() -> None:
+def test_a_worker_receives_its_order_and_the_run_page() -> None:
     got: list[tuple[dict[str, Any], int]] = []
 
     def start(theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -82,13 +82,15 @@ def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> 
     ],
     ids=str,
 )
-def test_a_message_that_no_worker_sends_is_an_error_of_its_values(worker: FakeWorker, message: dict[str, Any]) -> None:
+def test_an_invalid_message_of_a_worker_raises_an_error_that_the_supervisor_handles(
+    worker: FakeWorker, message: dict[str, Any]
+) -> None:
     """The supervisor kills a worker for these errors. Any other error would end the daemon."""
     with pytest.raises((ValueError, KeyError, TypeError)):
         worker.handle_message(message, 100.0)
 
 
-def test_a_failure_is_an_error_of_ours_whatever_the_worker_sends(worker: FakeWorker) -> None:
+def test_a_failure_becomes_an_edgert_error_whatever_the_worker_sends(worker: FakeWorker) -> None:
     worker.handle_message(ready_message(), 100.0)
     assert worker.loaded is not None
     worker.handle_message({"op": "failed", "message": ["x"], "code": 7}, 100.0)

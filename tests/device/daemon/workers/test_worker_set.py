@@ -49,7 +49,7 @@ def test_a_switch_retires_the_worker_that_served(world: World) -> None:
     assert list(world.set) == [new]
 
 
-def test_a_load_is_killed_after_its_time_which_progress_extends(world: World) -> None:
+def test_a_load_is_killed_after_a_time_limit_that_progress_extends(world: World) -> None:
     worker = world.start()
     assert world.set.due_s() == world.now_s + LOAD_S_MAX
     world.wait(LOAD_S_MAX)
@@ -62,7 +62,7 @@ def test_a_load_is_killed_after_its_time_which_progress_extends(world: World) ->
     assert world.set.remove(worker), "its end was not expected"
 
 
-def test_a_load_that_is_abandoned_ends_as_expected(world: World) -> None:
+def test_the_end_of_an_abandoned_load_is_expected(world: World) -> None:
     worker = world.start()
     world.set.abandon()
     assert (worker.killed, world.set.loading, world.set.remove(worker)) == (True, None, False)

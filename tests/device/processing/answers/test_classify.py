@@ -65,7 +65,7 @@ def test_a_class_below_its_threshold_is_not_answered() -> None:
     assert answered(Classify("x", ("a", "b"), threshold=(0.6,)), np.array([[2.0, 1.0]], np.float32))[0] == [[0]]
 
 
-def test_the_mean_is_that_of_the_last_windows_of_one_signal() -> None:
+def test_the_mean_is_taken_over_the_last_windows_of_one_signal() -> None:
     rule = replace(RAW, threshold=(0.5,), smooth=Smooth("mean", 2))
     classes, scores = answered(rule, np.concatenate([ROWS, ROWS]), [3, 3])
     assert classes == [[0], [0], [-1], [0], [0], [-1]], "the second signal begins anew"
@@ -90,7 +90,7 @@ def test_votes_count_the_decisions_of_the_last_windows(best: list[int], count: i
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 6), st.sampled_from(["mean", "majority", "all"]), st.integers(1, 4))
-def test_windows_that_come_one_after_the_other_give_the_same_bits(seed: int, count: int, rule: str, part: int) -> None:
+def test_windows_in_several_requests_give_the_same_bits_as_in_one(seed: int, count: int, rule: str, part: int) -> None:
     rows = np.random.default_rng(seed).dirichlet(np.ones(4), 11).astype(np.float32)
     classifier = Classifier(Classify("x", softmax=False, threshold=(0.3,), smooth=Smooth(rule, count)))
     whole = classifier.smoothed(rows)

@@ -26,7 +26,7 @@ def read(rule: Ctc, scores: NDArray[Any]) -> tuple[list[str], list[float]]:
     return [text_of(row) for row in rows], probabilities.tolist()
 
 
-def test_the_text_is_that_of_rapidocr() -> None:
+def test_the_text_equals_the_text_of_rapidocr() -> None:
     with np.load(FILE) as file:
         made = {name: file[name] for name in file.files}
     labels = ("", *made["characters"].tobytes().decode().split("\n"), " ")
@@ -44,7 +44,7 @@ def test_every_short_path_reads_as_the_definition_says() -> None:
         assert read(Ctc("x", ("-", "a", "b"), softmax=False), scores_of(list(path), 3))[0] == [want]
 
 
-def test_blank_axis_and_letters_of_several_bytes() -> None:
+def test_another_blank_and_another_time_axis_and_letters_of_several_bytes_are_read() -> None:
     rule = Ctc("x", ("ä", "日本", " ", "<blank>"), blank=3)
     scores = np.log(np.concatenate([scores_of([0, 0, 3, 0, 2, 1]), scores_of([3] * 6)]))
     assert read(rule, scores)[0] == ["ää 日本", ""]
@@ -55,7 +55,7 @@ def test_blank_axis_and_letters_of_several_bytes() -> None:
     assert CtcReader(rule)(scores[1:])[0].tolist() == [[0]], "an empty text has room, too"
 
 
-def test_logits_and_probabilities_say_the_same() -> None:
+def test_logits_and_probabilities_give_the_same_probability() -> None:
     probabilities = scores_of([1, 1, 0, 2])
     logits = np.log(probabilities) + 7
     labels = ("", "a", "b", "c")

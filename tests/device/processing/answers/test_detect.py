@@ -64,7 +64,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Box], list[list[float]]]:
     st.integers(1, 8),
 )
 @settings(max_examples=300, deadline=None)
-def test_it_finds_what_a_plain_reference_finds(
+def test_the_detector_finds_the_boxes_of_a_plain_reference(
     scene: tuple[list[Box], list[list[float]]],
     form: str,
     box_format: str,
@@ -114,7 +114,7 @@ def test_boxes_end_at_the_border_of_the_image() -> None:
     assert in_source(boxes, Placement(30, 20, 2.0, 2.0)).tolist() == [[0, 0, 30, 20]]
 
 
-def test_normalized_boxes_and_logits() -> None:
+def test_normalized_boxes_and_logits_are_read() -> None:
     rule = Detect("b", form="anchors_first", normalized=True, sigmoid=True, box_format="xyxy", objectness=True)
     row = np.array([[[0.25, 0.5, 0.5, 1.0, 0.0, -800.0, 800.0]]], np.float32)
     found = detections(rule, [row], SIZE, None)
@@ -122,7 +122,7 @@ def test_normalized_boxes_and_logits() -> None:
     assert (found.scores[0, 0], found.classes[0, 0]) == (0.5, 1)
 
 
-def test_boxes_with_values_that_are_not_finite_are_no_detections() -> None:
+def test_boxes_with_values_that_are_not_finite_are_dropped() -> None:
     row = np.array(
         [[[np.nan, 1, 2, 3, 0.9], [1, 1, np.inf, 2, 0.9], [1, 1, 2, 2, np.nan], [1, 1, 2, 2, 0.8]]], np.float32
     )
@@ -143,7 +143,7 @@ def test_a_flood_of_candidates_is_bounded_to_the_best() -> None:
     assert found.scores[0, 0] == boxes[0, 4, -1]
 
 
-def test_images_of_a_batch_do_not_meet() -> None:
+def test_boxes_of_different_images_do_not_suppress_each_other() -> None:
     rows = np.array([[[5, 5, 4, 4, 0.9]], [[5, 5, 4, 4, 0.1]], [[6, 6, 4, 4, 0.8]]], np.float32)
     found = detections(
         Detect("b", form="anchors_first"), [rows], SIZE, [Placement(96, 64), Placement(96, 64), Placement(48, 32, 2, 2)]
@@ -152,7 +152,7 @@ def test_images_of_a_batch_do_not_meet() -> None:
     assert found.boxes[2, 0].tolist() == [2, 2, 4, 4]
 
 
-def test_an_output_of_another_form_is_said_to_be_so() -> None:
+def test_an_output_of_another_form_is_refused() -> None:
     with pytest.raises(EngineFailed, match="form"):
         detections(Detect("b"), [np.zeros((1, 4, 10), np.float32)], SIZE, None)
     with pytest.raises(EngineFailed, match="form"):
@@ -171,7 +171,7 @@ def test_many_boxes_are_thinned_out_as_few_are() -> None:
         assert [tuple(box) for box in corners[kept].tolist()] == [box for box, _, _ in want]
 
 
-def test_no_box_at_all_is_an_answer() -> None:
+def test_an_answer_may_have_no_boxes() -> None:
     found = detections(Detect("b"), [np.zeros((2, 6, 0), np.float32)], SIZE, None)
     assert found.counts.tolist() == [0, 0]
     assert len(suppress(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), 0.5, 10)) == 0

@@ -51,7 +51,7 @@ def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 @pytest.mark.parametrize("size", [(1080, 1920), (481, 639), (70, 65), (20, 30)])
-def test_a_jpeg_a_png_and_a_frame_show_the_picture_that_training_code_shows(size: tuple[int, int]) -> None:
+def test_a_jpeg_and_a_png_and_a_frame_give_the_picture_of_the_training_code(size: tuple[int, int]) -> None:
     picture = photo(*size)
     want = plain(picture, 64, 48)
     read = reader(height=48, width=64)
@@ -75,7 +75,7 @@ def test_the_middle_is_cut_as_torchvision_cuts_it() -> None:
     assert placement.offset_y == -4
 
 
-def test_a_crop_without_a_side_just_covers_the_model() -> None:
+def test_a_crop_without_a_side_resizes_the_image_to_just_cover_the_models_size() -> None:
     steps = plan(Resize("crop", 100, 50), 400, 400)
     assert steps.full == (100, 100)
     assert steps.box == (100.0, 0.0, 300.0, 400.0)
@@ -96,7 +96,7 @@ def test_a_letterbox_keeps_the_ratio_and_fills_the_rest(height: int, width: int)
     assert abs((64 - bottom) - top) <= 1
 
 
-def test_colours_come_in_the_models_way() -> None:
+def test_colours_have_the_order_and_type_of_the_model() -> None:
     red = np.zeros((64, 64, 3), np.uint8)
     red[..., 0] = 255
     assert reader().decoded(encoded(red, "PNG"))[0][0, 0].tolist() == [255, 0, 0]
@@ -142,7 +142,7 @@ BROKEN: list[tuple[str, Callable[[], bytes]]] = [
 
 
 @pytest.mark.parametrize("make", [make for _, make in BROKEN], ids=[name for name, _ in BROKEN])
-def test_a_file_that_is_no_whole_image_is_the_senders_fault(make: Callable[[], bytes]) -> None:
+def test_a_file_that_is_not_a_whole_image_is_refused_as_an_error_of_the_request(make: Callable[[], bytes]) -> None:
     with pytest.raises(RequestError, match=r"^(?!.*object at)"):
         reader().decoded(make())
 
@@ -197,7 +197,7 @@ def test_progressive_files_are_bounded_in_size_and_scans() -> None:
         reader(height=4100, width=4100).decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))
 
 
-def test_frames_are_bounded_too() -> None:
+def test_frames_that_are_too_large_or_empty_are_refused() -> None:
     huge = np.broadcast_to(np.uint8(0), (40_000, 40_000, 3))
     with pytest.raises(RequestError, match="at most"):
         reader().resized(huge)
@@ -218,7 +218,7 @@ def threads_all_busy(ask: Callable[[], Any]) -> None:
         ask()
 
 
-def test_exif_orientation_is_left_alone() -> None:
+def test_the_exif_orientation_is_ignored() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = photo(40, 80)

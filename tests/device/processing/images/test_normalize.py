@@ -55,7 +55,7 @@ def test_values_are_what_the_formula_gives(
         assert np.array_equal(got, np.rint(want).clip(limits.min, limits.max))
 
 
-def test_tensors_that_are_no_images_are_normalized_along_axis_1() -> None:
+def test_tensors_that_are_not_images_are_normalized_along_axis_1() -> None:
     rule = Preprocess("x", 1.0, (1.0, 2.0), (2.0, 4.0))
     got, placements = Preprocessor(rule, TensorSpec("x", "FP32", (-1, 2)))(np.array([[3, 10], [1, 2]], np.uint8))
     assert got.tolist() == [[1.0, 2.0], [0.0, 0.0]]
@@ -67,7 +67,7 @@ def test_channels_that_the_model_does_not_have_are_refused() -> None:
         Normalizer(Preprocess("x", 1.0, (1.0, 2.0)), TensorSpec("x", "FP32", NCHW))
 
 
-def test_one_table_and_three_agree_for_8_bit_models() -> None:
+def test_one_table_for_all_channels_and_three_tables_give_the_same_8_bit_values() -> None:
     spec = TensorSpec("x", "INT8", NCHW)
     one = Normalizer(Preprocess("x", 1.0, (128.0,)), spec)
     three = Normalizer(Preprocess("x", 1.0, (128.0,) * 3), spec)

@@ -20,7 +20,7 @@ from edgert.processing.images.placement import plan
     st.data(),
 )
 @settings(max_examples=300, deadline=None)
-def test_points_come_back_to_where_they_were(
+def test_points_are_converted_back_to_their_places_in_the_image(
     rule: str, width: int, height: int, model_width: int, model_height: int, data: st.DataObject
 ) -> None:
     placement = plan(Resize(rule, model_height, model_width), width, height).placement

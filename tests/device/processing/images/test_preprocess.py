@@ -14,7 +14,7 @@ from tests.support.models.images import encoded, photo
 NCHW, NHWC = (-1, 3, 12, 16), (-1, 12, 16, 3)
 
 
-def test_the_models_own_tensor_is_left_alone() -> None:
+def test_a_tensor_of_the_models_form_is_used_unchanged() -> None:
     array = np.zeros((1, *NCHW[1:]), np.float32)
     got, placements = Preprocessor(Preprocess("x", 2.0), TensorSpec("x", "FP32", NCHW))(array)
     assert got is array
@@ -58,7 +58,7 @@ def test_files_of_a_request_are_rows_filled_with_zeros() -> None:
         pre(rows)
 
 
-def test_many_small_files_cannot_become_more_than_the_limit() -> None:
+def test_small_files_that_decode_to_more_than_the_limit_are_refused() -> None:
     pytest.importorskip("PIL")
     spec = TensorSpec("x", "FP32", (-1, 3, 640, 640))
     pre = Preprocessor(Preprocess("x", decode=True, resize=Resize("stretch", 640, 640)), spec)

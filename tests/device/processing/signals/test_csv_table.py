@@ -25,7 +25,7 @@ TABLE = [[1.5, -2.0], [3.0, 4.25]]
         "ax,ay,\n1.5,-2,\n3,4.25,\n",
     ],
 )
-def test_a_table_is_read_whole(tmp_path: Path, content: str) -> None:
+def test_every_value_of_a_table_is_read(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode())
     values = read_csv(path)
@@ -55,7 +55,7 @@ def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
         (",\n,\n", "has no numbers"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused_by_its_line(tmp_path: Path, content: str, says: str) -> None:
+def test_the_refusal_of_a_file_that_is_not_a_table_names_the_line(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text(content)
     with pytest.raises(InputError, match=f"not a table of numbers: .*{says}.*separated by commas"):
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_table_is_refused_by_its_line(tmp_path: Path, content:
 
 
 @pytest.mark.parametrize("content", ["1,2\n".encode("utf-16"), b"\0\1\2\n\xff", b"1" * 200_000 + b"\n"])
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match="not a table of numbers: "):

@@ -52,14 +52,14 @@ def test_the_models_own_tensor_is_used_unchanged() -> None:
     assert sound()(own)[0] is own
 
 
-def test_a_tensor_that_could_be_a_signal_is_one() -> None:
+def test_a_tensor_that_could_be_a_signal_or_the_models_tensor_is_read_as_a_signal() -> None:
     rule = Series("x", 3, 8, mean=(1.0,))
     pre = SignalPreprocessor(rule, spec(8, 3))
     assert [form.datatype for form in pre.forms] == ["FP32", "INT16"]
     np.testing.assert_array_equal(pre(np.ones((1, 8, 3), np.float32))[0], np.zeros((1, 8, 3)))
 
 
-def test_sound_is_padded_and_series_are_not() -> None:
+def test_short_sound_is_padded_and_short_series_are_refused() -> None:
     short = sound()(tone(1000, 8000)[None])[0]
     padded = sound()(np.concatenate([tone(1000, 8000), np.zeros(3000, np.int16)])[None])[0]
     np.testing.assert_array_equal(short, padded)
@@ -67,7 +67,7 @@ def test_sound_is_padded_and_series_are_not() -> None:
         SignalPreprocessor(Series("x", 3, 8), spec(8, 3))(np.ones((1, 7, 3), np.float32))
 
 
-def test_windows_overlap_by_the_step_and_each_is_an_item() -> None:
+def test_windows_begin_one_step_apart_and_each_window_is_an_item() -> None:
     pre = SignalPreprocessor(Series("x", 2, 4, step=3), spec(4, 2))
     values = np.arange(22, dtype=np.float32).reshape(1, 11, 2)
     made = pre(values)[0]
@@ -76,7 +76,7 @@ def test_windows_overlap_by_the_step_and_each_is_an_item() -> None:
     np.testing.assert_array_equal(two, np.concatenate([made, made]))
 
 
-def test_zeros_lead_a_signal_in_whatever_form_it_comes() -> None:
+def test_a_signal_in_any_form_gets_the_leading_zeros() -> None:
     pre = SignalPreprocessor(Sound("x", 8000, 8, step=4, lead=3, features="samples"), spec(8))
     samples = np.arange(1, 14, dtype=np.int16) * 1000
     led = np.concatenate([np.zeros(3), samples / 32768]).astype(np.float32)
@@ -92,7 +92,7 @@ def test_zeros_lead_a_signal_in_whatever_form_it_comes() -> None:
 
 
 @pytest.mark.parametrize(("item", "time_axis"), [((26, 40), "first"), ((40, 26), "last"), ((1, 26, 40, 1), "first")])
-def test_the_models_axes_are_filled(item: tuple[int, ...], time_axis: str) -> None:
+def test_features_are_placed_in_the_axes_of_the_model(item: tuple[int, ...], time_axis: str) -> None:
     samples = tone(4000, 8000)[None]
     made = sound(item, time_axis=time_axis)(samples)[0]
     plain = sound()(samples)[0].reshape(40, 26)

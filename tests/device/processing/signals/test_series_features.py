@@ -30,7 +30,7 @@ def features(windows: NDArray[np.float32], **rule: Any) -> NDArray[np.float32]:
 @pytest.mark.parametrize("length", [256, 255])
 @pytest.mark.parametrize("window", ["hann", "boxcar"])
 @pytest.mark.parametrize("detrend", [True, False])
-def test_spectrum_and_bands_are_scipys(length: int, window: str, detrend: bool) -> None:
+def test_spectrum_and_bands_equal_those_of_numpy_and_scipy(length: int, window: str, detrend: bool) -> None:
     values = series(length).transpose(0, 2, 1).astype(np.float64)
     common: dict[str, Any] = {"rate_hz": 100.0, "window": window, "detrend": detrend}
     centred = values - values.mean(axis=2, keepdims=True) if detrend else values
@@ -44,7 +44,7 @@ def test_spectrum_and_bands_are_scipys(length: int, window: str, detrend: bool) 
     np.testing.assert_allclose(made, np.stack(powers, axis=2), rtol=1e-5, atol=1e-6)
 
 
-def test_statistics_are_scipys() -> None:
+def test_statistics_equal_those_of_scipy() -> None:
     values = series().transpose(0, 2, 1).astype(np.float64)
     rms = np.sqrt((values**2).mean(axis=2))
     wanted = {
@@ -63,7 +63,7 @@ def test_statistics_are_scipys() -> None:
     np.testing.assert_allclose(made, np.stack(list(wanted.values()), axis=2), rtol=1e-5, atol=1e-5)
 
 
-def test_constant_values_have_no_shape() -> None:
+def test_statistics_of_shape_are_zero_for_constant_values() -> None:
     made = features(
         np.full((1, 64, 1), 0.1, np.float32), features=("statistics",), statistics=("skewness", "kurtosis", "std")
     )
@@ -72,7 +72,7 @@ def test_constant_values_have_no_shape() -> None:
     np.testing.assert_array_equal(zeros, 0)
 
 
-def test_values_and_features_are_normalized_per_channel_and_per_feature() -> None:
+def test_values_are_normalized_per_channel_and_features_are_normalized_per_feature() -> None:
     made = features(
         np.array([[[2.0, 30.0], [4.0, 50.0]]], np.float32),
         scale=0.5,
@@ -95,7 +95,7 @@ def test_missing_values_are_completed_by_the_rule(rule: str, wanted: list[float]
     np.testing.assert_array_equal(fill_missing(values, rule), [[wanted]])
 
 
-def test_missing_and_infinite_values_are_refused_where_no_rule_helps() -> None:
+def test_missing_and_infinite_values_are_refused_if_no_rule_completes_them() -> None:
     with pytest.raises(RequestError, match=r"1 missing value \(NaN\), and the model has no rule"):
         fill_missing(np.array([[[NAN, 1.0]]]), "refuse")
     with pytest.raises(RequestError, match="only missing values"):

@@ -13,7 +13,7 @@ from tests.support.models.librosa_features import CASES, PATH, RATE_HZ, sound
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_features_are_librosas(name: str) -> None:
+def test_features_equal_librosas_features(name: str) -> None:
     rule = Sound("x", RATE_HZ, len(sound()), **CASES[name])
     with np.load(PATH) as librosas:
         wanted = librosas[name]
@@ -30,11 +30,11 @@ def test_windows_of_one_request_do_not_touch_each_other(case: dict[str, Any]) ->
     np.testing.assert_allclose(together, np.stack(alone), rtol=1e-5, atol=1e-5)
 
 
-def test_silence_is_the_floor() -> None:
+def test_silence_gives_the_lowest_value() -> None:
     made = SoundFeatures(Sound("x", RATE_HZ, 2000))(np.zeros((1, 2000), np.float32))
     np.testing.assert_allclose(made, -100.0)  # 10 log10(1e-10)
 
 
-def test_samples_stay_samples() -> None:
+def test_the_feature_samples_leaves_the_samples_unchanged() -> None:
     made = SoundFeatures(Sound("x", RATE_HZ, 4000, features="samples"))(sound()[None])
     np.testing.assert_array_equal(made[0, 0], sound())

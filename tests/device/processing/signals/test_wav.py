@@ -42,7 +42,7 @@ def test_a_file_that_scipy_wrote_is_read(samples: NDArray[Any], step: float) -> 
     np.testing.assert_allclose(made, RAMP, rtol=0, atol=2 * step)
 
 
-def test_24_bits_and_two_channels_from_pythons_own_module() -> None:
+def test_files_with_24_bits_and_two_channels_are_read() -> None:
     left, right = (RAMP * 2**23).astype(np.int32), np.zeros(200, np.int32)
     frames = b"".join(int(v).to_bytes(3, "little", signed=True) for pair in zip(left, right, strict=True) for v in pair)
     file = io.BytesIO()
@@ -54,7 +54,7 @@ def test_24_bits_and_two_channels_from_pythons_own_module() -> None:
     np.testing.assert_allclose(made, RAMP / 2, rtol=0, atol=1e-6)
 
 
-def test_the_extensible_format_other_chunks_and_padding_are_read() -> None:
+def test_wav_files_with_the_extensible_format_or_other_chunks_or_padding_are_read() -> None:
     data = (RAMP * 32768).astype("<i2").tobytes()
     form = struct.pack("<HHIIHHHHIH14s", 0xFFFE, 1, 8000, 16000, 2, 16, 22, 16, 4, 1, b"\0" * 14)
     chunks = b"LIST" + struct.pack("<I", 3) + b"abc\0" + b"fmt " + struct.pack("<I", len(form)) + form
@@ -87,7 +87,7 @@ def test_floats_that_fp32_does_not_hold_are_refused(value: float) -> None:
         read_wav(written(np.append(RAMP, value)))
 
 
-def test_no_damage_of_the_head_does_more_than_refuse_it() -> None:
+def test_a_file_with_a_damaged_head_is_read_or_refused() -> None:
     random, whole = np.random.default_rng(0), written((RAMP * 32768).astype(np.int16))
     for _ in range(3000):
         file = bytearray(whole)

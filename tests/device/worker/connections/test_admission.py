@@ -59,7 +59,7 @@ def clients() -> Iterator[Clients]:
 
 
 @pytest.mark.parametrize("newcomer", [OTHER_PROCESS, OTHER_USER])
-def test_the_largest_holder_gives_way_until_shares_are_equal(clients: Clients, newcomer: Peer) -> None:
+def test_the_app_with_the_most_connections_loses_some_until_shares_are_equal(clients: Clients, newcomer: Peer) -> None:
     assert all(clients.connect(GREEDY, 8))
     assert clients.connect(newcomer, 8) == [True] * 4 + [False] * 4
     assert clients.connect(GREEDY, 8) == [False] * 8
@@ -68,7 +68,7 @@ def test_the_largest_holder_gives_way_until_shares_are_equal(clients: Clients, n
     assert len(clients.admission) == 8
 
 
-def test_many_processes_of_one_user_share_the_part_of_one_user(clients: Clients) -> None:
+def test_all_processes_of_one_user_share_the_part_of_this_user(clients: Clients) -> None:
     for pid in range(8):
         clients.connect(Peer(1000, pid))
     assert clients.connect(OTHER_USER, 8) == [True] * 4 + [False] * 4
@@ -86,7 +86,7 @@ def test_a_client_told_to_go_is_still_answered_but_not_read(clients: Clients) ->
     assert theirs.recv(64) == b"an answer"
 
 
-def test_clients_that_do_not_go_are_limited() -> None:
+def test_the_number_of_clients_that_are_told_to_go_and_stay_is_limited() -> None:
     clients = Clients(4 * LEAVING_MAX)
     clients.connect(GREEDY, 4 * LEAVING_MAX)
     assert sum(clients.connect(OTHER_USER, 2 * LEAVING_MAX)) == LEAVING_MAX
@@ -117,7 +117,7 @@ print(last)
 """
 
 
-def test_an_app_that_holds_all_connections_keeps_no_other_out() -> None:
+def test_an_app_that_holds_all_connections_does_not_keep_other_apps_out() -> None:
     with a_device("[serving]\nconnections_max = 16\n") as device, contextlib.ExitStack() as stack:
         device.put()
         greedy = stack.enter_context(

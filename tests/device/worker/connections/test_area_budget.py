@@ -42,7 +42,7 @@ def areas() -> Iterator[Areas]:
         os.close(descriptor)
 
 
-def test_one_user_gets_half_and_all_users_the_whole(areas: Areas) -> None:
+def test_one_user_gets_half_of_the_budget_and_all_users_together_get_the_whole(areas: Areas) -> None:
     assert [areas.make(1) is not None for _ in range(5)] == [True] * 4 + [False]
     assert [areas.make(2) is not None for _ in range(3)] == [True] * 3
     assert areas.make(3) is not None

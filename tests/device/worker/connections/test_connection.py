@@ -150,7 +150,7 @@ def test_an_end_inside_a_frame_ends_the_connection(serve: Callable[..., Served])
     assert served.ended() is False
 
 
-def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[..., Served]) -> None:
+def test_a_connection_moves_to_the_reactor_when_many_connections_take_turns(serve: Callable[..., Served]) -> None:
     switch = ReactorSwitch()
     served = serve(switch)
     switch.many = True
@@ -170,7 +170,7 @@ def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[
     assert high.ended() is False  # high priority keeps its thread
 
 
-def test_a_buffer_is_kept_for_the_next_large_frame_until_the_client_is_silent(serve: Callable[..., Served]) -> None:
+def test_the_buffer_of_a_large_frame_is_kept_until_the_client_is_silent(serve: Callable[..., Served]) -> None:
     served = serve()
     frames = served.connection.frames
     sizes = []
@@ -239,7 +239,7 @@ def test_as_many_requests_share_a_run_as_the_limits_allow(tmp_path: Path, least:
     assert {items: count for items, (count, _) in batcher.runs.items()} == runs
 
 
-def test_requests_that_have_runs_of_their_own_run_at_once_and_their_wait_counts_as_queueing(tmp_path: Path) -> None:
+def test_requests_with_separate_runs_run_at_once_and_their_wait_counts_as_queueing(tmp_path: Path) -> None:
     """Two threads run the first two requests. The third request waits unread until one of these runs ends."""
     model, go = loaded(tmp_path), threading.Semaphore(0)
     session = HeldSession(model.session, go)
@@ -266,7 +266,7 @@ def test_requests_that_have_runs_of_their_own_run_at_once_and_their_wait_counts_
     assert waited[2] >= 100_000
 
 
-def test_a_request_whose_time_passed_while_all_threads_ran_is_refused(tmp_path: Path) -> None:
+def test_a_request_whose_deadline_passed_while_all_threads_were_busy_is_refused(tmp_path: Path) -> None:
     model, go = loaded(tmp_path), threading.Semaphore(0)
     session = HeldSession(model.session, go)
     pipeline = Pipeline(model, Batcher(session, 1), PredictionCache(0, 60.0))

@@ -57,7 +57,7 @@ def accepted(connections: Connections) -> socket.socket:
     return ours
 
 
-def test_a_client_is_greeted_served_and_sent_to_the_next_worker(connections: Connections) -> None:
+def test_a_client_is_greeted_and_then_served_and_then_sent_to_the_next_worker(connections: Connections) -> None:
     with accepted(connections) as client:
         assert read_frame(client).kind == wire.WELCOME
         client.sendall(request(1))
@@ -67,7 +67,7 @@ def test_a_client_is_greeted_served_and_sent_to_the_next_worker(connections: Con
         assert client.recv(1) == b""
 
 
-def test_a_client_that_takes_the_last_file_descriptors_reads_that_there_are_no_more(connections: Connections) -> None:
+def test_a_client_that_takes_the_last_file_descriptors_gets_an_error_about_them(connections: Connections) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(WAIT_S_MAX)
@@ -103,7 +103,7 @@ def test_a_stopping_daemon_tells_its_clients(connections: Connections) -> None:
         assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
 
 
-def test_a_client_too_many_is_refused(connections: Connections) -> None:
+def test_a_client_beyond_the_limit_is_refused(connections: Connections) -> None:
     with accepted(connections) as first, accepted(connections) as second, accepted(connections) as third:
         assert "connections_max" in wire.error_of(read_frame(third)).message
         assert read_frame(first).kind == read_frame(second).kind == wire.WELCOME

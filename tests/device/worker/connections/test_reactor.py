@@ -67,7 +67,7 @@ def answered(clients: Sequence[Client], times: int = 1) -> bool:
     return False
 
 
-def test_many_connections_share_one_thread_and_the_engines_runs(device: Device, many: list[Client]) -> None:
+def test_many_connections_share_one_thread_and_share_runs_of_the_engine(device: Device, many: list[Client]) -> None:
     if serving(device)["batch_cap"] > 1:
         wait_until(
             lambda: answered(many, ALONE_MAX - 50) or any(int(rows) > 2 for rows in serving(device)["runs"]),
@@ -179,7 +179,7 @@ def test_the_reactor_serves_every_kind_of_request(device: Device, many: list[Cli
         assert [read_frame(sock).kind for _ in range(3)] == [wire.WELCOME, wire.PONG, wire.RESULT]
 
 
-def test_a_run_that_fails_fails_those_that_it_ran(device: Device) -> None:
+def test_a_run_that_fails_affects_only_its_own_requests(device: Device) -> None:
     device.put(model="brittle", engine="fault", op="copy")
     failing = np.full((1024, 4), next(value for value, name in MAGIC.items() if name == "raise"), np.float32)
     with contextlib.ExitStack() as stack:

@@ -36,13 +36,13 @@ def ask(session: ClientSession, array: NDArray[Any]) -> NDArray[Any]:
     return session.infer(pipeline.tensors.read(sent(array)), 0, 0, None).outputs[0]
 
 
-def test_answers_of_a_session_come_from_no_cache(tmp_path: Path) -> None:
+def test_answers_of_a_session_do_not_come_from_a_cache(tmp_path: Path) -> None:
     opened = sessions(loaded(tmp_path, op="add", state_id="")).open()
     item = np.ones((1, 4), np.float32)
     assert [ask(opened, item)[0, 0] for _ in range(3)] == [1, 2, 3]
 
 
-def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) -> None:
+def test_sessions_and_their_memory_are_limited_and_released(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="", item_shape=(1000,))
     few = sessions(model, sessions_max=2)
     few.open()
@@ -58,7 +58,7 @@ def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) ->
         small.open()
 
 
-def test_a_memory_that_no_frame_could_move_is_refused(tmp_path: Path) -> None:
+def test_a_session_whose_memory_exceeds_a_frame_is_refused(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="", item_shape=(10_000,))
     with pytest.raises(RequestError, match=r"needs up to 40000 bytes of memory.*must fit a frame.*frame_mb"):
         sessions(model, frame_mb=0.04).open()
@@ -82,7 +82,7 @@ def test_a_request_whose_answer_cannot_be_sent_is_undone(tmp_path: Path) -> None
     assert ask(session, np.ones((1, 4), np.float32))[0, 0] == 2
 
 
-def test_an_engine_that_fails_in_the_middle_changes_nothing(tmp_path: Path) -> None:
+def test_a_request_whose_engine_fails_leaves_the_session_unchanged(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="")
     runs = iter([False, False, True, False])
 
@@ -116,7 +116,7 @@ def test_windows_with_overlap_and_with_gaps_are_those_of_the_whole_signal(tmp_pa
         np.testing.assert_array_equal(np.concatenate([ask(session, chunk) for chunk in chunks]), whole)
 
 
-def test_a_session_continues_elsewhere_from_the_frame_that_it_left_with(tmp_path: Path) -> None:
+def test_a_session_continues_on_another_worker_from_the_frame_that_moves_it(tmp_path: Path) -> None:
     opened = sessions(loaded(tmp_path, op="add", state_id="", item_shape=(8,), rules={"sound": SOUND}))
     signal = np.random.default_rng(0).random((1, 50)).astype(np.float32)
     alone = opened.open()
@@ -139,7 +139,7 @@ def test_a_session_continues_elsewhere_from_the_frame_that_it_left_with(tmp_path
         np.testing.assert_array_equal(a, b)
 
 
-def test_several_signals_in_one_request_have_no_order_to_carry_state_in(tmp_path: Path) -> None:
+def test_several_signals_in_one_request_of_a_stateful_model_are_refused(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="", item_shape=(8,), rules={"sound": SOUND})
     opened = sessions(model)
     two = np.ones((2, 20), np.float32)
@@ -151,7 +151,7 @@ def test_several_signals_in_one_request_have_no_order_to_carry_state_in(tmp_path
         pipeline.infer(pipeline.tensors.read((tensor,)), wire.FLAG_NO_CACHE, 0, None)
 
 
-def test_a_session_that_has_not_begun_leaves_its_client_the_memory_that_it_brings(tmp_path: Path) -> None:
+def test_a_session_that_has_not_begun_moves_without_a_memory(tmp_path: Path) -> None:
     session = sessions(loaded(tmp_path, op="add", state_id="")).open()
     frames = FrameBuffer()
     data = b"".join(session.moved())

@@ -24,7 +24,7 @@ def ran_in(threads: SpareThreads) -> int:
     return found[0]
 
 
-def test_a_thread_whose_job_ended_takes_the_next_one() -> None:
+def test_a_thread_whose_job_ended_takes_the_next_job() -> None:
     threads = SpareThreads(spare_s=2 * WAIT_S_MAX)
     first = ran_in(threads)
     wait_until(lambda: len(threads) == 1, "the thread waits")
@@ -49,7 +49,7 @@ def _is_gone(path: Path) -> bool:
     return not path.exists()
 
 
-def test_no_job_is_lost_when_it_comes_as_a_thread_gives_up_waiting() -> None:
+def test_a_job_that_arrives_while_a_thread_gives_up_waiting_is_not_lost() -> None:
     threads = SpareThreads(spare_s=0.0005)
     for _ in range(300):
         ran_in(threads)

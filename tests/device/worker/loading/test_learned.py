@@ -11,7 +11,7 @@ from edgert.worker.loading.learned import Learned, LearnedFile
 from tests.support.circumstances import circumstances
 
 
-def test_learned_settings_are_kept_for_the_same_circumstances_only(tmp_path: Path) -> None:
+def test_learned_settings_are_used_only_under_the_same_circumstances(tmp_path: Path) -> None:
     file = LearnedFile(tmp_path / "learned", "ab" * 32)
     learned = Learned(threads=2, batch_cap=16, run_us={"1": 10.0})
     assert file.read(circumstances()) is None

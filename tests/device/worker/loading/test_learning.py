@@ -76,7 +76,7 @@ def learned_on(machine: Machine, **changes: Any) -> Learned:
     return learned
 
 
-def test_a_small_model_gets_one_thread_and_a_large_one_all_that_help() -> None:
+def test_a_small_model_gets_one_thread_and_a_large_model_gets_all_threads_that_help() -> None:
     assert learned_on(Machine(0, 13e-6, useful=4, thread_s=13e-6)).threads == 1
     assert learned_on(Machine(0, 10e-3, useful=4)).threads == 4
     assert learned_on(Machine(0, 10e-3, useful=2)).threads == 2
@@ -93,7 +93,7 @@ def test_the_cap_is_the_largest_batch_that_still_gains_a_twentieth_per_item(
 
 
 @pytest.mark.parametrize(("item_mb", "cap", "loads"), [(0.0, 32, 1), (1.0, 32, 2), (12.0, 4, 2), (100.0, 2, 2)])
-def test_no_batch_is_tried_that_takes_much_memory_and_none_is_kept(item_mb: float, cap: int, loads: int) -> None:
+def test_batches_that_take_much_memory_are_neither_tried_nor_kept(item_mb: float, cap: int, loads: int) -> None:
     machine = Machine(4e-3, 0.1e-3)
     machine.item_mb = item_mb
     sessions, learned = learn(
@@ -108,7 +108,7 @@ def test_no_batch_is_tried_that_takes_much_memory_and_none_is_kept(item_mb: floa
     assert machine.open == len(sessions) == 1
 
 
-def test_a_size_that_gains_nothing_does_not_hide_the_next_that_does() -> None:
+def test_a_batch_size_without_a_gain_does_not_hide_the_next_size_with_a_gain() -> None:
     machine = Machine(4e-3, 0.1e-3)
     session = machine.load(1)
     run = session.run
@@ -135,7 +135,7 @@ def test_learning_ends_in_time(run_s: float, load_s: float) -> None:
 
 
 @pytest.mark.parametrize(("taken_mb", "instances"), [(60.0, 2), (70.0, 1)])
-def test_runs_at_once_that_take_much_memory_are_not_kept(taken_mb: float, instances: int) -> None:
+def test_simultaneous_runs_that_take_much_memory_are_not_kept(taken_mb: float, instances: int) -> None:
     machine, memory_mb = Machine(0, 10e-3), iter([500.0, 500.0, 500.0 + taken_mb, 500.0 + taken_mb])
     wanted = circumstances(cpus=2, batch_max=1, threads=1)
     _, learned = learn(machine.load, machine.load(1), SAMPLE, wanted, machine.clock, memory_mb=lambda: next(memory_mb))
@@ -144,7 +144,7 @@ def test_runs_at_once_that_take_much_memory_are_not_kept(taken_mb: float, instan
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_several_instances_share_a_session_where_the_engine_allows_it(engine: str) -> None:
+def test_several_instances_share_a_session_if_the_engine_allows_this(engine: str) -> None:
     given = learned_on(Machine(0, 10e-3, useful=1), optimize_for="throughput", threads=1, instances=2, engine=engine)
     assert (given.threads, given.instances) == (1, 2)
 
@@ -154,7 +154,7 @@ def test_several_instances_share_a_session_where_the_engine_allows_it(engine: st
     [({}, 2), ({"threads": 1}, 4), ({"cpus": 1}, 1), ({"instances": 1}, 1), ({"engine": "openvino"}, 1)],
     ids=["half of the processors a run", "one thread a run", "one processor", "configured", "not shared"],
 )
-def test_runs_at_once_share_a_session_of_an_engine_that_allows_it(changes: dict[str, Any], instances: int) -> None:
+def test_simultaneous_runs_share_a_session_if_the_engine_allows_this(changes: dict[str, Any], instances: int) -> None:
     learned = learned_on(Machine(0, 10e-3, useful=2), **changes)
     assert (learned.batch_cap, learned.instances) == (1, instances)
 
@@ -172,7 +172,7 @@ def test_runs_at_once_share_a_session_of_an_engine_that_allows_it(changes: dict[
     ],
     ids=["threads wait", "none waits", "slow", "no reactor", "one processor", "configured", "not shared"],
 )
-def test_the_reactor_gets_a_session_of_one_thread_where_threads_of_a_run_wait_for_each_other(
+def test_the_reactor_gets_a_session_of_one_thread_if_the_threads_of_a_run_wait_for_each_other(
     item_s: float, thread_s: float, changes: dict[str, Any], own: bool
 ) -> None:
     learned = learned_on(Machine(0, item_s, useful=2, thread_s=thread_s), **{"cpus": 2, "reactor": True, **changes})
@@ -202,7 +202,7 @@ def test_a_model_that_is_quick_or_gains_much_from_batches_runs_once_at_a_time(
     assert learned_on(Machine(fixed_s, item_s, useful=2), cpus=2).instances == instances
 
 
-def test_configured_values_are_not_measured_but_the_time_of_an_item_is() -> None:
+def test_configured_values_are_not_measured_but_the_time_of_an_item_is_measured() -> None:
     learned = learned_on(Machine(1e-3, 1e-3), threads=3, batch_max=8)
     assert (learned.threads, learned.batch_cap, learned.threads_us, learned.run_us) == (3, 8, {}, {"1": 2000.0})
     assert circumstances(threads=3).threads_to_try == (3,)
@@ -223,7 +223,7 @@ def test_a_session_that_fails_is_closed() -> None:
     assert machine.open == 0
 
 
-def test_runs_at_once_that_fail_are_not_kept() -> None:
+def test_simultaneous_runs_that_fail_are_not_kept() -> None:
     class OneThreadSession(SimulatedSession):
         def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             if threading.current_thread() is not threading.main_thread():
@@ -259,7 +259,7 @@ def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() ->
         "[models.a]\nshadow = -0.1",
     ],
 )
-def test_wishes_out_of_range_are_refused(text: str) -> None:
+def test_configured_values_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid):
         parse_config(f'device = "d"\nprofile = "p"\n{text}\n', "config.toml")
 

@@ -28,7 +28,7 @@ def test_a_preferred_artifact_that_does_not_load_is_named(tmp_path: Path) -> Non
     assert model.tried[0].startswith("first: ")
 
 
-def test_strict_takes_the_preferred_artifact_or_none(tmp_path: Path) -> None:
+def test_with_strict_a_model_without_its_preferred_artifact_does_not_load(tmp_path: Path) -> None:
     with pytest.raises(EdgeRTError):
         loaded(tmp_path, "[serving]\nstrict = true\n", first=("null", b"?"))
 
@@ -58,7 +58,7 @@ def test_a_model_with_a_latency_target_has_no_reactor(tmp_path: Path, config: st
     assert may_have_reactor(version.manifest, settings) is may
 
 
-def test_as_many_sessions_are_open_as_are_configured(tmp_path: Path) -> None:
+def test_the_configured_number_of_sessions_is_open(tmp_path: Path) -> None:
     version, state, config = installed(tmp_path, "[serving]\ninstances = 3\nthreads = 1\nbatch_max = 1\n")
     first = load_model(version, state, config)
     again = load_model(version, state, config)  # an earlier load has learned the settings

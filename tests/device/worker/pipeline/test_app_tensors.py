@@ -38,13 +38,13 @@ def test_inputs_that_the_model_does_not_take_are_refused(
         app_tensors(tmp_path).read(sent(*given))
 
 
-def test_a_tensor_with_the_number_of_another_input_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_tensor_with_the_number_of_another_input(tmp_path: Path) -> None:
     (tensor,) = sent(ITEM)
     with pytest.raises(RequestError, match=r"the place of input 0 \('x'\) has number 1: send the inputs in order"):
         app_tensors(tmp_path).read((tensor._replace(number=1),))
 
 
-def test_frames_and_shared_memory_are_as_large_as_the_model_needs(tmp_path: Path) -> None:
+def test_the_sizes_of_frames_and_of_shared_memory_follow_the_model(tmp_path: Path) -> None:
     small = app_tensors(tmp_path / "small")
     assert FRAME_BYTES_MIN < small.frame_bytes_max(10**9) < 10**6
     assert small.frame_bytes_max(1000) == 1000

@@ -126,7 +126,7 @@ def test_a_model_with_a_fixed_batch_is_never_batched() -> None:
     assert session.sizes == [1, 1, 1]
 
 
-def test_a_full_queue_refuses_with_advice_and_loses_nothing() -> None:
+def test_a_full_queue_refuses_new_requests_with_advice_and_keeps_the_waiting_requests() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=8, queue_max=2)
     with ThreadPoolExecutor(4) as pool:
@@ -206,7 +206,7 @@ def test_many_threads_each_get_their_own_answer() -> None:
 # --- two priorities --------------------------------------------------------------------------------
 
 
-def test_the_high_ones_are_taken_first_each_class_in_order() -> None:
+def test_requests_with_high_priority_run_first_and_each_class_keeps_its_order() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=1)
     with ThreadPoolExecutor(8) as pool:
@@ -218,7 +218,7 @@ def test_the_high_ones_are_taken_first_each_class_in_order() -> None:
     assert session.first == [0, 3, 4, 1, 2]
 
 
-def test_a_batch_holds_the_high_ones_and_is_filled_with_low_ones() -> None:
+def test_a_batch_takes_requests_with_high_priority_first_and_is_filled_with_low_priority() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=3)
     with ThreadPoolExecutor(8) as pool:
@@ -232,7 +232,7 @@ def test_a_batch_holds_the_high_ones_and_is_filled_with_low_ones() -> None:
     assert [a.batch for a in answers] == [1, 3, 1, 3, 3]
 
 
-def test_a_low_one_is_passed_over_a_bounded_number_of_times() -> None:
+def test_a_request_with_low_priority_is_passed_over_at_most_a_fixed_number_of_times() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=1)
     with ThreadPoolExecutor(2 * BYPASS_MAX + 8) as pool:
@@ -246,7 +246,7 @@ def test_a_low_one_is_passed_over_a_bounded_number_of_times() -> None:
     assert session.first.index(-2) == 2 * BYPASS_MAX + 2
 
 
-def test_a_queue_full_of_low_ones_still_takes_high_ones() -> None:
+def test_a_queue_full_of_requests_with_low_priority_still_takes_high_priority() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=8, queue_max=1)
     with ThreadPoolExecutor(4) as pool:
@@ -304,11 +304,11 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
     return dict(batcher.close_reasons)
 
 
-def test_a_batch_that_waited_in_vain_closed_by_lingering() -> None:
+def test_a_batch_that_waited_in_vain_is_counted_as_closed_by_lingering() -> None:
     assert closed_after_a_batch_of_two() == {"linger": 1}
 
 
-def test_a_batch_that_filled_up_closed_by_the_cap() -> None:
+def test_a_batch_that_filled_up_is_counted_as_closed_by_the_cap() -> None:
     assert closed_after_a_batch_of_two(joined=True) == {"cap": 1}
 
 
@@ -359,7 +359,7 @@ def ask_in_order(
     return futures
 
 
-def test_only_items_of_one_shape_are_laid_together_and_the_oldest_leads() -> None:
+def test_only_items_of_one_shape_run_together_and_the_oldest_request_determines_the_shape() -> None:
     session, batcher = open_batcher()
     sent = [wide(1, 4), wide(2, 8), wide(3, 4), wide(4, 8), wide(5, 4)]
     with ThreadPoolExecutor(8) as pool:
@@ -375,7 +375,7 @@ def test_only_items_of_one_shape_are_laid_together_and_the_oldest_leads() -> Non
     assert [answer.batch for answer in answers] == [1, 3, 2, 3, 2, 3]
 
 
-def test_requests_of_other_shapes_keep_their_places_and_high_ones_still_go_first() -> None:
+def test_requests_of_other_shapes_keep_their_places_and_high_priority_still_goes_first() -> None:
     session, batcher = open_batcher(cap=2)
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(batcher.infer, wide(0, 4), 1)
@@ -420,7 +420,7 @@ def p95(latencies: Sequence[float]) -> float:
     return sorted(latencies)[len(latencies) * 95 // 100 - 1]
 
 
-def test_without_load_the_cap_stays_where_learning_put_it() -> None:
+def test_without_load_the_cap_keeps_its_learned_value() -> None:
     tuner = LatencyTuner(20.0, 32)
     simulate(tuner, clients=1, fixed_ms=2, item_ms=1, answers=2000)
     assert (tuner.cap, tuner.state) == (32, "holds")

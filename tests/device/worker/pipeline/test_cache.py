@@ -41,7 +41,7 @@ def test_the_second_of_two_equal_requests_is_answered_without_a_run() -> None:
     assert run.count == 1
 
 
-def test_keys_tell_values_shapes_and_dtypes_apart() -> None:
+def test_keys_differ_for_different_values_or_shapes_or_dtypes() -> None:
     cache, _ = a_cache()
     zeros = np.zeros(8, np.float32)
     inputs: list[list[NDArray[Any]]] = [
@@ -123,7 +123,7 @@ def test_an_answer_larger_than_the_cache_is_given_and_not_kept() -> None:
     assert cache.size_bytes == 0
 
 
-def test_answers_grow_old() -> None:
+def test_an_answer_expires() -> None:
     cache, now = a_cache(ttl_s=10.0)
     run = Runs()
     cache.get_or_run(b"k", run)
@@ -141,7 +141,7 @@ def test_a_client_cannot_change_a_cached_answer() -> None:
         value[0][0] = 9
 
 
-def test_it_turns_itself_off_where_hits_do_not_pay_and_tries_again() -> None:
+def test_the_cache_turns_itself_off_if_hits_do_not_pay_and_tries_again_later() -> None:
     cache, now = a_cache()
     for i in range(PROBE_LOOKUPS):
         _, hit = cache.get_or_run(i.to_bytes(4, "little"), Runs())
@@ -152,7 +152,7 @@ def test_it_turns_itself_off_where_hits_do_not_pay_and_tries_again() -> None:
     assert cache.on
 
 
-def test_it_stays_on_where_hits_pay() -> None:
+def test_the_cache_stays_on_if_hits_pay() -> None:
     cache, _ = a_cache()
     for i in range(PROBE_LOOKUPS):
         _, hit = cache.get_or_run(bytes([i % 4]), Runs())
@@ -160,7 +160,7 @@ def test_it_stays_on_where_hits_pay() -> None:
     assert cache.on
 
 
-def test_no_bytes_means_no_cache() -> None:
+def test_without_memory_the_cache_is_off() -> None:
     assert not a_cache(max_bytes=0)[0].on
 
 
@@ -170,7 +170,7 @@ def probed(cache: PredictionCache, hits: int, spent_ns: int = 2000, engine_ns: i
         cache.count_lookup(i < hits, spent_ns=spent_ns, engine_ns=engine_ns)
 
 
-def test_it_pays_exactly_where_hits_save_more_than_lookups_take() -> None:
+def test_the_cache_stays_on_exactly_if_hits_save_more_than_lookups_take() -> None:
     # 2 µs a lookup, 20 µs a run: one hit in ten lookups pays for all ten.
     for hits, on in ((PROBE_LOOKUPS // 12, False), (PROBE_LOOKUPS // 8, True)):
         cache, _ = a_cache()
@@ -178,13 +178,13 @@ def test_it_pays_exactly_where_hits_save_more_than_lookups_take() -> None:
         assert cache.on is on
 
 
-def test_only_hits_never_turn_it_off() -> None:
+def test_the_cache_stays_on_if_every_lookup_is_a_hit() -> None:
     cache, _ = a_cache()
     probed(cache, PROBE_LOOKUPS, engine_ns=0)
     assert cache.on
 
 
-def test_it_does_not_flap_where_it_is_worth_about_its_cost() -> None:
+def test_the_cache_does_not_flap_if_its_hits_save_about_its_cost() -> None:
     cache, now = a_cache()
     pauses: list[float] = []
     for _ in range(8):
@@ -202,7 +202,7 @@ def test_it_does_not_flap_where_it_is_worth_about_its_cost() -> None:
     assert (pauses[0], pauses[-1]) == (OFF_S, OFF_S_MAX)
 
 
-def test_it_comes_back_for_good_where_hits_clearly_pay_again() -> None:
+def test_the_cache_stays_on_again_once_hits_clearly_pay() -> None:
     cache, now = a_cache()
     probed(cache, 0)
     now[0] += OFF_S
@@ -212,7 +212,7 @@ def test_it_comes_back_for_good_where_hits_clearly_pay_again() -> None:
     assert cache.on, "off probation, breaking even is enough again"
 
 
-def test_stats_say_whether_it_is_on_and_why() -> None:
+def test_the_stats_report_whether_the_cache_is_on_and_why() -> None:
     cache, now = a_cache()
     assert "512 lookups" in cache.status().why
     probed(cache, 0)

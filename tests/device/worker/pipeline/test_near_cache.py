@@ -45,7 +45,7 @@ def trusted(cache: NearCache, frame: NDArray[Any], answer: list[NDArray[Any]] = 
         cache.compared(near, answer)
 
 
-def test_a_frame_like_one_before_gets_its_answer() -> None:
+def test_a_frame_that_resembles_an_earlier_frame_gets_its_answer() -> None:
     cache, _ = a_cache()
     frame = a_frame()
     trusted(cache, frame)
@@ -57,7 +57,7 @@ def test_a_frame_like_one_before_gets_its_answer() -> None:
     assert 0 < cache.status().distance_mean <= 0.02
 
 
-def test_a_small_thing_that_changes_is_seen_where_the_mean_would_hide_it() -> None:
+def test_a_change_of_one_small_cell_is_noticed() -> None:
     cache, _ = a_cache()
     frame = a_frame()
     trusted(cache, frame)
@@ -66,7 +66,7 @@ def test_a_small_thing_that_changes_is_seen_where_the_mean_would_hide_it() -> No
     assert cache.look_up(changed).outputs is None
 
 
-def test_a_slow_change_does_not_carry_an_old_answer_along() -> None:
+def test_a_slow_change_ends_the_use_of_an_old_answer() -> None:
     cache, _ = a_cache()
     frame = np.full((1, 64, 64, 3), 100, np.uint8)
     trusted(cache, frame)
@@ -74,7 +74,7 @@ def test_a_slow_change_does_not_carry_an_old_answer_along() -> None:
     assert found == [True] * 6 + [False] * 6  # 5 / 255 is within 0.02, 6 / 255 is not
 
 
-def test_answers_grow_old_and_frames_are_bounded() -> None:
+def test_answers_expire_and_the_number_of_frames_is_bounded() -> None:
     cache, now = a_cache()
     for seed in range(ENTRIES_MAX + 4):
         cache.keep(cache.look_up(a_frame(seed)), ANSWER)
@@ -84,7 +84,7 @@ def test_answers_grow_old_and_frames_are_bounded() -> None:
     assert cache.look_up(a_frame(ENTRIES_MAX)).outputs is None
 
 
-def test_a_share_of_near_hits_is_computed_and_compared() -> None:
+def test_a_fixed_share_of_near_hits_is_computed_and_compared() -> None:
     cache, _ = a_cache()
     frame = a_frame()
     trusted(cache, frame)
@@ -98,7 +98,7 @@ def test_a_share_of_near_hits_is_computed_and_compared() -> None:
     assert cache.status().agreement == 1.0
 
 
-def test_it_turns_itself_off_where_the_engine_disagrees_and_begins_anew_later() -> None:
+def test_the_near_cache_turns_itself_off_if_the_engine_disagrees_and_starts_again_later() -> None:
     cache, now = a_cache()
     frame = a_frame()
     cache.keep(cache.look_up(frame), ANSWER)
@@ -113,7 +113,7 @@ def test_it_turns_itself_off_where_the_engine_disagrees_and_begins_anew_later() 
     assert cache.look_up(frame).outputs is None, "what was wrong is forgotten"
 
 
-def test_one_disagreement_among_many_is_borne() -> None:
+def test_one_disagreement_does_not_turn_the_near_cache_off() -> None:
     cache, _ = a_cache()
     frame = a_frame()
     trusted(cache, frame)
@@ -140,7 +140,7 @@ def test_images_are_recognized_by_their_channels(shape: tuple[int, ...], axis: i
 @pytest.mark.parametrize(
     ("size", "layout"), [((5, 7), "nhwc"), ((17, 100), "nchw"), ((224, 224), "nchw"), ((8, 8), "nchw")]
 )
-def test_signatures_say_the_same_of_either_layout(size: tuple[int, int], layout: str) -> None:
+def test_signatures_are_equal_for_both_layouts(size: tuple[int, int], layout: str) -> None:
     frame = np.random.default_rng(1).random((1, *size, 3)).astype(np.float32)
     shape: tuple[int, ...] = (-1, *size, 3)
     given = frame

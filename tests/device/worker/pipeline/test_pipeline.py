@@ -27,7 +27,7 @@ def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
     assert answer.stages.decode_us > 0
 
 
-def test_requests_together_get_their_own_answers_from_one_run(tmp_path: Path) -> None:
+def test_requests_that_run_together_get_their_own_answers(tmp_path: Path) -> None:
     pipeline = pipeline_of(loaded(tmp_path))
     requests = [pipeline.tensors.read(sent(ITEM * i)) for i in range(3)]
     answers = pipeline.infer_together(requests, [(0, 0, 0)] * 3, None)
@@ -46,7 +46,7 @@ def test_an_equal_request_is_answered_by_the_cache_unless_it_asks_for_the_engine
     assert pipeline.infer(inputs, wire.FLAG_NO_CACHE, 0, None).batch == 1
 
 
-def test_the_text_of_ctc_is_a_part_of_the_answer(tmp_path: Path) -> None:
+def test_the_answer_contains_the_text_of_ctc(tmp_path: Path) -> None:
     pipeline = pipeline_of(loaded(tmp_path, item_shape=(5, 3), rules={"ctc": Ctc("y", ("", "ä", "b"))}))
     assert [spec.name for spec in pipeline.tensors.outputs] == ["y", "y_text", "y_probability"]
     steps = 20 * np.eye(3, dtype=np.float32)[[[1, 1, 0, 2, 2], [0, 0, 0, 0, 0]]]
@@ -55,7 +55,7 @@ def test_the_text_of_ctc_is_a_part_of_the_answer(tmp_path: Path) -> None:
     assert answer.outputs[2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
 
 
-def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp_path: Path) -> None:
+def test_the_windows_of_a_signal_are_smoothed_and_separate_items_are_not_smoothed(tmp_path: Path) -> None:
     rules = {
         "series": Series("x", channels=1, length=3, step=3),
         "classify": Classify("y", ("a", "b", "rest"), softmax=False, none=("rest",), smooth=Smooth("all", 2)),
@@ -72,7 +72,7 @@ def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp
     assert classes(windows) == [0, 0, 1, 1, -1, 1], "the model's own tensor has no order"
 
 
-def test_an_answer_without_a_window_can_be_joined_with_those_that_have_some(tmp_path: Path) -> None:
+def test_an_answer_without_a_window_can_be_joined_with_answers_that_have_windows(tmp_path: Path) -> None:
     rules = {
         "series": Series("x", channels=1, length=3, step=3),
         "classify": Classify("y", ("a", "b", "c"), top_k=2),

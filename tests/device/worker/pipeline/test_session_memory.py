@@ -31,14 +31,14 @@ def tensors(*shapes: tuple[int, ...]) -> list[WireTensor]:
     ]
 
 
-def test_a_model_without_state_and_steps_keeps_nothing(tmp_path: Path) -> None:
+def test_a_model_with_neither_state_nor_steps_has_no_memory(tmp_path: Path) -> None:
     found = form(tmp_path)
     assert not found.has_memory
     assert not found.in_turn
     assert found.size_bytes == 0
 
 
-def test_state_the_rest_of_a_signal_and_scores_are_kept_and_measured(tmp_path: Path) -> None:
+def test_the_memory_of_a_session_holds_state_and_the_rest_of_a_signal_and_scores(tmp_path: Path) -> None:
     rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
     found = form(tmp_path, op="add", state_id="", rules=rules)
     assert found.has_memory

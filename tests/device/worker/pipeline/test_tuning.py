@@ -46,7 +46,7 @@ def tuner(device: Device) -> dict[str, Any]:
     return dict(device.serving()["batcher"]["tuner"])
 
 
-def test_the_cap_shrinks_while_many_ask_and_grows_back_when_few_do() -> None:
+def test_the_cap_shrinks_with_many_clients_and_grows_back_with_few() -> None:
     """The target is between the shortest time of a full batch and the time of a lone request."""
     with a_device(f"[serving]\nbatch_max = {CAP}\n[models.echo]\np95_ms = 60.0\n") as device:
         device.put(program=RUN)
@@ -81,7 +81,7 @@ def waited(device: Device) -> list[int]:
     return sorted(answer.stages.queue_us for answer in answers)
 
 
-def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -> None:
+def test_two_instances_run_two_requests_at_once_and_a_single_instance_lets_the_second_wait() -> None:
     for instances in (2, 1):
         with a_device(f"[serving]\ninstances = {instances}\nbatch_max = 1\n") as device:
             device.put(delay_s=0.3)
@@ -93,7 +93,7 @@ def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -
 
 
 @pytest.mark.parametrize(("config", "instances"), [('optimize_for = "throughput"', None), ("instances = 3", 3)])
-def test_instances_of_a_real_engine_share_its_session_and_the_answers_stay_right(
+def test_instances_of_a_real_engine_share_its_session_and_give_right_answers(
     config: str, instances: int | None
 ) -> None:
     weights = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")

@@ -20,13 +20,13 @@ def arrays(*rows: Sequence[float]) -> list[NDArray[Any]]:
     return [np.array(rows, np.float32)]
 
 
-def test_agreement_is_the_top_class_where_there_are_scores() -> None:
+def test_answers_with_scores_agree_if_their_top_classes_are_equal() -> None:
     assert compare(arrays([1, 2, 3]), arrays([0, 0, 9]), 0).agrees
     assert not compare(arrays([1, 2, 3]), arrays([3, 2, 1]), 0).agrees
     assert not compare(arrays([1, 2], [1, 2]), arrays([1, 2], [2, 1]), 0).agrees, "every item of a request counts"
 
 
-def test_agreement_is_likeness_where_there_are_none() -> None:
+def test_answers_without_scores_agree_if_their_values_are_similar() -> None:
     assert compare(arrays([1, 2, 3]), arrays([1.01, 2, 3]), None).agrees
     assert compare(arrays([1, 0]), arrays([0, 1]), None) == (False, 0.0)
     assert compare(arrays([0, 0]), arrays([0, 0]), None) == (True, 1.0)
@@ -38,7 +38,7 @@ def test_values_that_are_not_finite_and_other_shapes_never_agree(scores: int | N
         assert not compare(other, arrays([1, 2, 3]), scores).agrees
 
 
-def test_an_output_of_items_and_classes_holds_scores(tmp_path: Path) -> None:
+def test_an_output_with_one_axis_of_several_classes_holds_scores(tmp_path: Path) -> None:
     for shape, scores in (((4,), 0), ((1,), None), ((2, 2), None)):
         path = make_null_bundle(tmp_path / str(shape), new_key(), item_shape=shape)
         with open_bundle(path, None) as bundle:

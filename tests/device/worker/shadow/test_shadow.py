@@ -66,7 +66,7 @@ def test_only_sampled_requests_are_compared() -> None:
         assert shadow.dropped == 0
 
 
-def test_a_busy_reference_delays_no_request_and_dropped_ones_are_counted() -> None:
+def test_a_busy_reference_delays_no_request_and_the_dropped_requests_are_counted() -> None:
     shadow, reference, _, _ = a_shadow()
     reference.gate = threading.Event()
     shadow.start()
@@ -96,7 +96,7 @@ def test_an_offered_array_may_change_afterwards() -> None:
     assert seen == [1.0]
 
 
-def test_the_alarm_goes_off_once_and_ends_half_way_back() -> None:
+def test_the_alarm_is_raised_once_and_is_cleared_half_way_back_to_agreement() -> None:
     shadow, reference, said, _ = a_shadow(alarm=0.9)
 
     def compared(answer: Agreement, count: int) -> None:
@@ -119,7 +119,7 @@ def test_the_alarm_goes_off_once_and_ends_half_way_back() -> None:
     assert said[2:] == ["shadow_alarm"]
 
 
-def test_drift_tells_a_model_that_gets_worse_from_one_that_always_was() -> None:
+def test_drift_distinguishes_a_model_that_gets_worse_from_one_that_was_always_bad() -> None:
     always, reference, _, _ = a_shadow()
     for i in range(4 * WINDOW):
         reference.answer = GOOD if i % 2 else BAD
@@ -132,7 +132,7 @@ def test_drift_tells_a_model_that_gets_worse_from_one_that_always_was() -> None:
     assert worse.figures()["shadow_drift"] == pytest.approx(0.75)
 
 
-def test_a_reference_that_fails_is_left_alone_for_a_while_and_opened_anew() -> None:
+def test_a_reference_that_fails_is_paused_and_opened_again() -> None:
     shadow, reference, _, now = a_shadow()
     reference.fails = 1
     shadow.step([ITEM], [ITEM])
@@ -200,7 +200,7 @@ def test_without_a_reference_the_model_is_served_and_the_log_says_why(device: De
     wait_until(lambda: "--with-reference" in device.log(), "the log says why")
 
 
-def test_a_reference_that_crashes_costs_no_live_answer(device: Device) -> None:
+def test_no_live_answer_is_lost_if_the_reference_crashes(device: Device) -> None:
     fault = {"op": "copy", "runs": [{"fault": "segfault", "after": 3}]}
     device.put(model="crashes", reference=fault, reference_engine="fault")
     with device.client() as client:

@@ -44,7 +44,7 @@ def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> No
     assert all(line.endswith("pass") for line in lines[2:4])
 
 
-def test_stdout_holds_the_result_alone(shell: Shell) -> None:
+def test_stdout_contains_only_the_result(shell: Shell) -> None:
     ours, theirs = pty.openpty()
     words = shell.build_words("--json")
     env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}

@@ -59,7 +59,7 @@ def a_fleet(inventory: Inventory, count: int) -> None:
     assert len(inventory.devices()) == count
 
 
-def test_a_terminal_shows_device_step_bytes_and_time_of_those_in_progress(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_device_and_step_and_bytes_and_time_of_each_deployment_in_progress(tmp_path: Path) -> None:
     terminal = Terminal([sys.executable, "-c", TABLE], tmp_path, environment())
     lines = terminal.read_until(
         lambda lines: (
@@ -79,7 +79,7 @@ def test_a_terminal_shows_device_step_bytes_and_time_of_those_in_progress(tmp_pa
     assert [line for line in lines if line] == [*ABOVE, "the result"]
 
 
-def test_the_real_command_leaves_the_screen_as_it_was_and_groups_failures_by_cause(
+def test_the_real_command_leaves_the_screen_unchanged_and_groups_failures_by_cause(
     inventory: Inventory, tmp_path: Path
 ) -> None:
     a_fleet(inventory, 60)
@@ -110,7 +110,7 @@ def test_ctrl_c_is_reported_in_the_table(tmp_path: Path) -> None:
     assert (lines[:3], lines[3][:25], lines[-1]) == (ABOVE, "stopping: unfinished devi", "the result")
 
 
-def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(
+def test_without_a_terminal_each_tenth_of_the_fleet_is_a_line_and_verbose_prints_every_step(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def said(verbose: bool) -> list[str]:
@@ -127,7 +127,7 @@ def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(
     assert capfd.readouterr().err == "[unit] send\n"
 
 
-def test_a_summary_names_each_cause_once_and_verbose_every_device(
+def test_a_summary_names_each_cause_once_and_with_verbose_every_device(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     a_fleet(inventory, 41)

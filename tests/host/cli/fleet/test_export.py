@@ -96,7 +96,7 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporter
         assert sum(scraped(port, "edgert_exporter_duplicates_total") for port in (one, two)) == 20
 
 
-def test_late_reports_stand_in_prometheus_at_the_time_at_which_they_were_made(broker: Broker, tmp_path: Path) -> None:
+def test_late_reports_have_their_own_time_in_prometheus(broker: Broker, tmp_path: Path) -> None:
     now_ms = time.time_ns() // 1_000_000 // 60_000 * 60_000
     steady, away = Pi("pi-1"), Pi("pi-2")
     words = ("--web.enable-remote-write-receiver",)
@@ -125,7 +125,7 @@ def test_late_reports_stand_in_prometheus_at_the_time_at_which_they_were_made(br
         assert promql(server, f"rate({requests % 1}[3m])", now_ms / 1000 - 20 * 60) is None
 
 
-def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(broker: Broker) -> None:
+def test_an_exporter_survives_a_restart_of_the_broker_and_shows_gauges_by_device(broker: Broker) -> None:
     pi = Pi("pi-1")
     first = pi.window(NOW_MS, [1.0] * 4, uptime_s=60)
     with exporter_process(broker, "--by", "site,device,model") as port:
@@ -153,19 +153,19 @@ def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(br
         (("--site", "a/b"), "cannot be part of an MQTT topic"),
     ],
 )
-def test_words_that_cannot_be_used_are_explained(words: tuple[str, ...], said: str) -> None:
+def test_invalid_words_are_explained(words: tuple[str, ...], said: str) -> None:
     error = CliRunner().invoke(export, ["--broker", "127.0.0.1:1", *words]).exception
     assert isinstance(error, ConfigInvalid)
     assert said in error.message
 
 
-def test_a_broker_that_is_not_there_is_an_error() -> None:
+def test_a_missing_broker_is_an_error() -> None:
     error = CliRunner().invoke(export, ["--broker", f"127.0.0.1:{free_port()}", "--listen", "127.0.0.1:0"]).exception
     assert isinstance(error, EdgeRTError)
     assert error.exit_code == 6
 
 
-def test_headers_are_percent_encoded_as_opentelemetry_has_them() -> None:
+def test_headers_are_percent_encoded_as_in_opentelemetry() -> None:
     assert otlp_headers("Authorization=Basic%20YTpi, x-scope=a%2Cb=") == {
         "Authorization": "Basic YTpi",
         "x-scope": "a,b=",

@@ -36,7 +36,9 @@ def cli(broker: Broker, *words: str) -> Result:
     return CliRunner().invoke(forget, ["--broker", f"127.0.0.1:{broker.port}", *words])
 
 
-def test_a_device_is_forgotten_by_the_broker_the_store_and_home_assistant(tmp_path: Path, store_url: str) -> None:
+def test_a_device_is_forgotten_by_the_broker_and_by_the_store_and_by_home_assistant(
+    tmp_path: Path, store_url: str
+) -> None:
     gone, said = a_device("pi-1")
     stays, other = a_device("pi-2", b"online")
     event = json.dumps({"v": 1, "ts": NOW_MS, "boot": "b1", "seq": 1, "event": "degraded", "model": "digits"}).encode()
@@ -71,7 +73,7 @@ def test_a_device_that_was_uninstalled_is_found_in_the_store(tmp_path: Path, sto
         assert isinstance(cli(broker, "pi-1", "--store", store_url).exception, ConfigInvalid), "nothing is left of it"
 
 
-def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp_path: Path) -> None:
+def test_a_device_that_is_online_or_exists_at_two_sites_is_not_forgotten_by_mistake(tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker") as broker:
         publish(broker, a_device("pi-1", b"online")[1], retain=True)
         assert isinstance(cli(broker, "pi-1").exception, DeviceError)
@@ -85,7 +87,7 @@ def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp
         assert {topic.split("/")[2] for topic in retained(broker) if topic.startswith("edgert/")} == {"plant-b"}
 
 
-def test_a_viewer_that_is_there_sees_a_device_go_and_a_store_remembers_that_it_went(tmp_path: Path) -> None:
+def test_running_viewers_drop_a_forgotten_device_and_the_store_remembers_this(tmp_path: Path) -> None:
     _, said = a_device("pi-1")
     state, exporter = LivePercentiles(), Exporter("b1", wall_clock=lambda: 0.0)
     for listener in (state, exporter):
@@ -102,7 +104,7 @@ def test_a_viewer_that_is_there_sees_a_device_go_and_a_store_remembers_that_it_w
     query.close()
 
 
-def test_an_uninstall_clears_what_the_broker_retains_or_says_how_to(
+def test_an_uninstall_clears_the_retained_messages_of_the_device_or_says_how_to_clear_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

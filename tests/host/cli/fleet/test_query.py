@@ -57,7 +57,7 @@ def test_an_answer_states_the_whole_minutes_that_it_covers(url: str, monkeypatch
     assert "at least 1m" in cli(url, "--window", "30s").output
 
 
-def test_missing_old_and_unsynchronized_reports_are_reported_with_the_answer(
+def test_missing_reports_and_old_reports_and_unsynchronized_clocks_are_reported_with_the_answer(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holed, unsure = Pi("pi-1"), Pi("pi-2")
@@ -77,7 +77,7 @@ def test_missing_old_and_unsynchronized_reports_are_reported_with_the_answer(
     assert (answer["clocks_not_synchronized"], answer["groups"][0]["missing"]) == (["plant-a/pi-2"], 2)
 
 
-def test_csv_and_buckets_can_be_merged_elsewhere_to_the_same_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_with_buckets_can_be_merged_elsewhere_to_the_same_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pis = [Pi("pi-1", "r1"), Pi("pi-2", "r2")]
     record(
         url, [m for n, pi in enumerate(pis) for m in pi.info() + pi.window(NOW_MS - 1, [1.0 + n, 0.0, 30.0 * (n + 1)])]
@@ -104,7 +104,7 @@ def test_csv_and_buckets_can_be_merged_elsewhere_to_the_same_answer(url: str, mo
     assert "buckets" not in cli(url, "--csv").stdout
 
 
-def test_stages_tell_where_the_time_goes_for_each_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stages_of_each_group_show_where_the_time_goes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Sent()
     for name, profile, slow_ms in (("pi-1", "nuc", 2.0), ("pi-2", "pi", 8.0), ("pi-3", "pi", 32.0)):
         pi = Pi(name, "r1", profile)
@@ -132,7 +132,7 @@ def test_stages_tell_where_the_time_goes_for_each_group(url: str, monkeypatch: p
     ]
 
 
-def test_devices_that_report_no_stages_are_told_of(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_report_no_stages_are_mentioned(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record(url, Pi("old").window(NOW_MS - 1, [1.0]))
     monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
     assert "no stages in the matching reports" in cli(url, "--stages").stderr
@@ -162,7 +162,7 @@ def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: py
         (("--step", "1m", "--window", "60d"), "choose longer"),
     ],
 )
-def test_words_that_cannot_be_used_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_invalid_words_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     error = cli(f"{tmp_path}/fleet.db", *words).exception
     assert isinstance(error, ConfigInvalid)
     assert said in error.message

@@ -96,7 +96,7 @@ def opened(browser: Browser, running: Running) -> Iterator[Any]:
         page.tab.context.close()
 
 
-def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: str, tmp_path: Path) -> None:
+def test_a_page_shows_the_reports_that_a_recorder_writes_to_a_shared_store(store_url: str, tmp_path: Path) -> None:
     now_ms, pi = time.time_ns() // 1_000_000, Pi("pi-1")
     record(store_url, pi.info() + pi.window(now_ms - MINUTE_MS, [1.0] * 3), now_ms)
     words = ["--store", store_url, "--port", "0", "--json"]
@@ -123,7 +123,7 @@ def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: 
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_holes_old_stores_and_clocks_are_shown(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_the_page_shows_gaps_and_unsynchronized_clocks(browser: Browser, tmp_path: Path, width: int) -> None:
     ago_ms = time.time_ns() // 1_000_000 - 600_000
     holed, unsure = Pi("pi-1"), Pi("pi-2")
     sent = [message for n in range(20, 0, -1) for message in holed.window(ago_ms - n * MINUTE_MS, [1.0 + n])]
@@ -153,7 +153,7 @@ def test_holes_old_stores_and_clocks_are_shown(browser: Browser, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "light"), (1280, "dark")])
-def test_the_overview_is_whole_and_readable_on_any_screen(
+def test_the_overview_is_complete_and_readable_on_every_screen(
     opened: Any, running: Running, width: int, scheme: Scheme, tmp_path: Path
 ) -> None:
     page = opened("", width, scheme)
@@ -172,7 +172,7 @@ def test_the_overview_is_whole_and_readable_on_any_screen(
     assert page.screenshot(tmp_path / f"overview-{width}-{scheme}.png").startswith(b"\x89PNG")
 
 
-def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Running) -> None:
+def test_the_effect_of_a_deployment_appears_without_a_reload(opened: Any, running: Running) -> None:
     page = opened("?window=15m")
     seen(page, "r7")
     page.evaluate("window.stillHere = true")
@@ -206,7 +206,7 @@ def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, run
     assert page.problems == []
 
 
-def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(opened: Any, running: Running) -> None:
+def test_the_page_reports_a_lost_broker_and_continues_when_the_broker_returns(opened: Any, running: Running) -> None:
     page = opened()
     seen(page, "plant-a")
     running.broker.stop()
@@ -224,7 +224,7 @@ def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(open
     seen(page, "1 message was not understood")
 
 
-def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
+def test_the_page_can_be_used_by_keyboard_and_its_address_keeps_the_view(opened: Any) -> None:
     page = opened()
     seen(page, "plant-a")
     page.tab.keyboard.press("Tab")

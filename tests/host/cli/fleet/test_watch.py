@@ -95,7 +95,7 @@ def test_a_snapshot_shows_each_device_and_the_fleet(broker: Broker) -> None:
     assert "\x1b" not in result.output
 
 
-def test_json_lines_carry_merged_percentiles(broker: Broker) -> None:
+def test_json_lines_contain_merged_percentiles(broker: Broker) -> None:
     slow, fast = Sender("pi-07"), Sender("nuc-1")
     sent = slow.window([20.0] * 100) + fast.window([2.0] * 300)
     result = watch_until(['"answered": 400'], broker, "--json", "--interval", "0.1s", sent=sent)
@@ -116,7 +116,7 @@ def test_one_site_can_be_watched(broker: Broker) -> None:
     assert [json.loads(line)["device"] for line in result.stdout.splitlines()] == ["pi-09"]
 
 
-def test_text_of_a_device_is_never_markup_and_never_breaks_the_table(broker: Broker) -> None:
+def test_text_of_a_device_is_never_read_as_markup_and_never_breaks_the_table(broker: Broker) -> None:
     sender = Sender("pi-07")
     metrics = {**json.loads(sender.window([1.0])[1][1]), "model_version": "[bold]x[/nonsense]"}
     publish(broker, [(sender.topics.metrics("digits"), messages.dump(metrics))], retain=True)
@@ -125,7 +125,7 @@ def test_text_of_a_device_is_never_markup_and_never_breaks_the_table(broker: Bro
     assert "[bold]x[/nonsense]" in result.output
 
 
-def test_a_device_without_a_report_is_distinguished_from_one_with_and_shows_no_version(broker: Broker) -> None:
+def test_a_device_without_a_report_is_marked_and_shows_no_version(broker: Broker) -> None:
     sender = Sender("pi-07")
     info = messages.dump({"v": 1, "edgert": "9.8.7"})
     publish(broker, [(sender.topics.status, b"online"), (sender.topics.info, info)], retain=True)
@@ -147,12 +147,12 @@ def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
     assert (process.returncode, said) == (0, "")
 
 
-def test_an_empty_fleet_says_so(broker: Broker) -> None:
+def test_an_empty_fleet_gives_a_message(broker: Broker) -> None:
     result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.3s"])
     assert "no message received yet" in result.output
 
 
-def test_options_that_fit_no_line_say_so(broker: Broker) -> None:
+def test_options_that_match_no_line_give_a_message(broker: Broker) -> None:
     publish(broker, Pi("pi-1").info(), retain=True)
     result = watch_until(["no line fits the options"], broker, "--once", "--device", "pi-9")
     assert "no line fits the options" in result.output
@@ -174,7 +174,7 @@ def test_a_wrong_password_is_an_error_with_the_next_step(secured: Broker, tmp_pa
     assert "check the user name and the password file" in error.message
 
 
-def test_no_user_where_one_is_needed_is_an_error(secured: Broker) -> None:
+def test_a_login_without_a_user_name_is_an_error_if_the_broker_needs_a_user(secured: Broker) -> None:
     assert "without a user name" in failure(*login(secured, **{"--username": "", "--password-file": ""})).message
 
 
@@ -182,7 +182,7 @@ def test_an_authority_that_is_not_trusted_is_an_error(secured: Broker) -> None:
     assert isinstance(failure(*login(secured, **{"--ca": ""})), BrokerTlsFailed)
 
 
-def test_a_broker_that_is_not_there_is_an_error() -> None:
+def test_a_missing_broker_is_an_error() -> None:
     error = failure("--broker", f"127.0.0.1:{free_port()}")
     assert isinstance(error, BrokerUnreachable)
     assert error.exit_code == 6
@@ -205,7 +205,7 @@ def test_a_missing_password_file_is_named(secured: Broker) -> None:
         ("fe80::1", ("fe80::1", 1883)),
     ],
 )
-def test_the_broker_s_address_is_taken_apart(broker_option: str, address: tuple[str, int]) -> None:
+def test_the_address_of_the_broker_is_split_into_host_and_port(broker_option: str, address: tuple[str, int]) -> None:
     assert host_and_port(broker_option, 1883) == address
 
 
@@ -228,7 +228,7 @@ def test_the_table_fits_its_terminal(width: int) -> None:
     assert ("p99.9" in drawn.get()) == (width == 160)
 
 
-def test_lines_are_chosen_sorted_and_show_alarms_and_a_trend() -> None:
+def test_lines_can_be_selected_and_sorted_and_show_alarms_and_a_trend() -> None:
     state, slow, fast = LivePercentiles(), Sender("pi-07"), Sender("nuc-1")
     for sender, latency in ((slow, 20.0), (fast, 2.0)):
         for growth in (1, 2):

@@ -80,7 +80,7 @@ def test_options_that_no_device_could_follow_are_a_usage_error(
         (("--set", "serving.speed=1"), "unknown key 'speed'"),
     ],
 )
-def test_values_that_mean_nothing_are_an_error_and_no_device_is_asked(
+def test_invalid_values_are_an_error_before_a_device_is_asked(
     edgert: Edgert, far: None, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     (tmp_path / "empty.json").write_text("{}")
@@ -117,7 +117,7 @@ def test_keys_are_given_by_name_or_file_and_kept_in_order(inventory: Inventory, 
         (("models.echo.batch_max=1", "models.echo.threads=2"), {"models": {"echo": {"batch_max": 1, "threads": 2}}}),
     ],
 )
-def test_a_setting_is_a_line_of_toml(lines: tuple[str, ...], settings: dict[str, Any]) -> None:
+def test_a_setting_is_read_as_a_line_of_toml(lines: tuple[str, ...], settings: dict[str, Any]) -> None:
     assert parse_settings(lines) == settings
 
 
@@ -160,7 +160,7 @@ def test_an_invalid_setting_is_refused_with_the_valid_form(lines: tuple[str, ...
         ("site=" + "x" * 1000, ""),
     ],
 )
-def test_the_hint_is_what_the_shell_takes_and_only_given_if_it_helps(given: str, hint: str) -> None:
+def test_the_error_of_a_setting_contains_a_hint_for_the_shell_only_if_the_hint_helps(given: str, hint: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         parse_settings((given,))
     _, _, said = refused.value.message.partition("for text: ")
@@ -183,7 +183,7 @@ def test_the_hint_is_what_the_shell_takes_and_only_given_if_it_helps(given: str,
         ('address = "broker.example"', (), True),
     ],
 )
-def test_the_projects_login_goes_to_its_own_broker_however_that_is_written(
+def test_devices_get_the_login_of_the_project_for_its_broker_however_the_address_is_written(
     edgert: Edgert, here: Path, tmp_path: Path, own: str, given: tuple[str, ...], kept: bool
 ) -> None:
     (tmp_path / "conf" / "ca.pem").write_text("the authority\n")
@@ -208,7 +208,7 @@ def test_the_projects_login_goes_to_its_own_broker_however_that_is_written(
         ("oci://elsewhere.example.org/plant/models", False),
     ],
 )
-def test_the_authority_of_the_projects_registry_goes_to_the_devices_that_follow_one_there(
+def test_devices_that_follow_the_registry_of_the_project_get_its_authority(
     edgert: Edgert, here: Path, tmp_path: Path, registry: str, trusted: bool
 ) -> None:
     authority = tmp_path / "conf" / "ca.pem"
@@ -225,7 +225,9 @@ def test_the_authority_of_the_projects_registry_goes_to_the_devices_that_follow_
         assert found.ca == ""
 
 
-def test_an_authority_that_is_given_is_taken_before_the_projects(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+def test_the_option_for_the_authority_precedes_the_authority_of_the_project(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
     for name in ("conf/ca.pem", "given.pem"):
         (tmp_path / name).write_text(name)
     (tmp_path / "conf" / "edgert.toml").write_text(f'[registry]\naddress = "{REGISTRY}"\nca = "ca.pem"\n')

@@ -64,12 +64,14 @@ def login_of(settings: dict[str, Any]) -> dict[str, Any]:
         (("[::1]:9000",), "::1", 9000),
     ],
 )
-def test_the_port_is_the_one_given_else_that_of_the_protocol(words: tuple[str, ...], host: str, port: int) -> None:
+def test_the_port_is_that_of_the_address_or_else_that_of_the_protocol(
+    words: tuple[str, ...], host: str, port: int
+) -> None:
     settings = settings_of("--broker", *words)
     assert (settings["host"], settings["port"]) == (host, port)
 
 
-def test_every_option_reaches_the_settings_and_a_site_the_command() -> None:
+def test_every_option_reaches_the_settings_and_the_site_reaches_the_command() -> None:
     words = (
         "--broker",
         "b",
@@ -134,7 +136,7 @@ def test_a_named_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broker", ["broker.example", "broker.example:8883", "BROKER.Example.:8883", "mqtt://broker.example"]
 )
-def test_the_projects_broker_gets_its_login_however_it_is_written(broker: str) -> None:
+def test_the_broker_of_the_project_gets_its_login_however_the_address_is_written(broker: str) -> None:
     done = invoked("--broker", broker, project=PROJECT)
     assert login_of(json.loads(done.stdout)) == login_of(settings_of(project=PROJECT))
     assert json.loads(done.stdout)["username"] == "edge"
@@ -142,14 +144,14 @@ def test_the_projects_broker_gets_its_login_however_it_is_written(broker: str) -
 
 
 @pytest.mark.parametrize("broker", ["other.example", "broker.example:1883", "broker.example.evil", "127.0.0.1"])
-def test_another_broker_gets_nothing_of_the_projects_and_a_note_names_what_is_left_out(broker: str) -> None:
+def test_another_broker_gets_no_settings_of_the_project_and_a_note_names_them(broker: str) -> None:
     done = invoked("--broker", broker, project=PROJECT)
     assert login_of(json.loads(done.stdout)) == {"protocol": "auto"}
     assert f"note: {broker} is not the project's broker (broker.example)" in done.stderr
     assert f"give --tls, --ca, --username, --password-file if {broker} needs them" in done.stderr
 
 
-def test_options_that_the_command_line_gives_go_to_whatever_broker_it_names() -> None:
+def test_options_of_the_command_line_apply_to_every_broker() -> None:
     given = ("--broker", "other.example", "--username", "me", "--tls")
     settings = settings_of(*given, project=PROJECT)
     assert login_of(settings) == {"username": "me", "tls": True, "protocol": "auto"}
@@ -158,12 +160,12 @@ def test_options_that_the_command_line_gives_go_to_whatever_broker_it_names() ->
     assert (mine["host"], mine["username"], mine["ca"]) == ("broker.example", "me", "ca.pem")
 
 
-def test_a_project_that_names_an_address_alone_needs_no_note() -> None:
+def test_a_project_that_has_only_an_address_causes_no_note() -> None:
     done = invoked("--broker", "other.example", project={"broker": "broker.example"})
     assert (json.loads(done.stdout)["host"], done.stderr) == ("other.example", "")
 
 
-def test_a_project_without_a_broker_changes_nothing() -> None:
+def test_a_project_without_a_broker_does_not_change_the_settings() -> None:
     assert settings_of("--broker", "b", project={}) == settings_of("--broker", "b")
 
 
@@ -176,13 +178,13 @@ def test_an_invalid_address_of_the_project_is_named() -> None:
 # --- sessions
 
 
-def test_a_named_session_is_kept_for_a_day_and_a_nameless_one_not() -> None:
+def test_a_session_with_a_name_is_kept_for_a_day_and_a_session_without_a_name_is_not_kept() -> None:
     assert named_session("recorder", None) == ("", None)
     assert named_session("recorder", "main") == ("edgert-recorder-main", SESSION_KEPT_S)
     assert named_session("exporter", "main") != named_session("recorder", "main")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "mäin", "7", "1e3", "n" * 65, "main\n"])
-def test_a_name_of_a_session_is_an_id(name: str) -> None:
+def test_a_name_of_a_session_that_is_not_an_id_is_refused(name: str) -> None:
     with pytest.raises(ConfigInvalid, match="session id"):
         named_session("recorder", name)

@@ -68,7 +68,7 @@ def test_the_devices_of_an_entry_are_reported_in_words(entry: Entry, text: str) 
     assert devices_text(entry) == text
 
 
-def test_a_model_is_tried_by_the_projects_limits_and_those_given(project: Path) -> None:
+def test_the_limits_of_a_model_come_from_the_project_and_from_the_options(project: Path) -> None:
     assert EVERY.trial("digits") == {"limits": {"temp_c": 80.0}, "watch_s": 600.0}
     given = replace(EVERY, limits=("p99_ms=8", "temp_c=off"), watch_s=90.0)
     assert given.trial("digits") == {"limits": {"p99_ms": 8.0}, "watch_s": 90.0}
@@ -78,11 +78,11 @@ def test_a_model_is_tried_by_the_projects_limits_and_those_given(project: Path) 
 
 
 @pytest.mark.parametrize("model", ["watch", "temp_c", "unattended"])
-def test_a_model_may_be_called_like_a_line_of_the_projects_limits(project: Path, model: str) -> None:
+def test_a_model_may_have_the_name_of_a_key_of_the_project_limits(project: Path, model: str) -> None:
     assert EVERY.trial(model) == {"limits": {"temp_c": 80.0}, "watch_s": 600.0}
 
 
-def test_a_runtime_has_a_time_to_serve_and_no_limits_not_even_the_projects(project: Path) -> None:
+def test_a_runtime_has_a_time_to_serve_but_no_limits(project: Path) -> None:
     assert EVERY.trial(RUNTIME) == {}
     assert replace(EVERY, watch_s=90.0).trial(RUNTIME) == {"watch_s": 90.0}
     with pytest.raises(ConfigInvalid, match="give --watch, not --limit"):
@@ -92,13 +92,13 @@ def test_a_runtime_has_a_time_to_serve_and_no_limits_not_even_the_projects(proje
 @pytest.mark.parametrize(
     "limits", [("p99_ms",), ("speed=1",), ("p99_ms=-1",), ("p99_ms=nan",), ("",), ("error_share=101%",)]
 )
-def test_a_limit_that_means_nothing_is_refused(project: Path, limits: tuple[str, ...]) -> None:
+def test_an_invalid_limit_is_refused(project: Path, limits: tuple[str, ...]) -> None:
     with pytest.raises(ConfigInvalid):
         replace(EVERY, limits=limits).trial("digits")
 
 
 @pytest.mark.parametrize("watch_s", [0.0, 1e9])
-def test_a_watch_has_its_limits(project: Path, watch_s: float) -> None:
+def test_a_watch_outside_the_limits_is_refused(project: Path, watch_s: float) -> None:
     with pytest.raises(ConfigInvalid, match="a watch of"):
         replace(EVERY, watch_s=watch_s).trial("digits")
 
@@ -106,7 +106,7 @@ def test_a_watch_has_its_limits(project: Path, watch_s: float) -> None:
 # --- a statement
 
 
-def test_a_statement_is_a_row_for_each_entry() -> None:
+def test_a_statement_is_shown_with_a_row_for_each_entry() -> None:
     limited = replace(
         ENTRY, release=8, share=0.05, sites=("plänt",), limits={"p99_ms": 8.0, "error_share": 0.001}, halted=True
     )
@@ -120,13 +120,13 @@ def test_a_statement_is_a_row_for_each_entry() -> None:
     ]
 
 
-def test_an_expired_statement_and_revoked_keys_say_so_and_no_entry_is_no_empty_table() -> None:
+def test_the_output_names_an_expired_statement_and_revoked_keys_and_the_lack_of_models() -> None:
     shown = statement_table(a_statement(ends_in_s=-60, revoked=("0" * 16, "f" * 16)))
     assert "(expired: edgert channel renew stable)" in shown
     assert f"\nrevoked keys: {'0' * 16}, {'f' * 16}\nno models" in shown
 
 
-def test_names_that_a_statement_selects_are_shown_without_what_controls_a_terminal() -> None:
+def test_the_names_in_a_statement_are_shown_without_control_characters() -> None:
     shown = statement_table(a_statement(replace(ENTRY, sites=("a\x1b[2J\nb",), tags=("\u202ex",))))
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -147,7 +147,7 @@ def test_names_that_a_statement_selects_are_shown_without_what_controls_a_termin
         (Reach("oci://registry.example.org/models", None, Path("none.json")), "none.json"),
     ],
 )
-def test_a_registry_that_cannot_be_reached_as_given_is_refused_before_it_is_asked(
+def test_invalid_options_for_the_registry_are_refused_before_the_registry_is_asked(
     inventory: Inventory, reach: Reach, reason: str
 ) -> None:
     with pytest.raises(ConfigInvalid) as refused:
@@ -188,7 +188,7 @@ def test_a_statement_is_signed_with_the_key_of_that_name_or_file(project: Path) 
         (("--channel", "stäble"), "not a name of a channel"),
     ],
 )
-def test_options_that_would_do_nothing_are_a_usage_error(
+def test_options_without_effect_are_a_usage_error(
     edgert: Edgert, project: Path, words: tuple[str, ...], reason: str
 ) -> None:
     code, answer = edgert("publish", "digits-1.edgert", *words)

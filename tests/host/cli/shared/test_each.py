@@ -60,7 +60,9 @@ def shown(results: Results[Any], *, as_json: bool = False, code: int = 0) -> int
     return ended.value.exit_code
 
 
-def test_results_are_a_table_errors_and_notes_or_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_shown_as_a_table_with_errors_and_notes_or_as_one_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def work(device: Device, _: Transport) -> dict[str, object]:
         if device.name == "d1":
             raise DeviceUnreachable("d1: off\x1b[2J")

@@ -36,12 +36,12 @@ def test_a_section_has_its_heading_and_other_options_come_last() -> None:
     assert lines[others + 2].split()[0] == "--help"
 
 
-def test_the_values_of_gathered_options_are_one_argument() -> None:
+def test_the_values_of_a_group_of_options_are_one_argument() -> None:
     answer = CliRunner().invoke(bake, ["plum", "--fan", "--degrees", "200"])
     assert answer.output == f"plum False {Oven(200, True)}\n"
 
 
-def test_an_option_is_given_if_the_command_line_has_it_and_not_by_a_default() -> None:
+def test_an_option_counts_as_given_only_if_the_command_line_has_it() -> None:
     @click.command()
     @click.option("--degrees", "-d", "heat", default=180)
     @click.option("--fan", is_flag=True)

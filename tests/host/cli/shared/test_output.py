@@ -28,7 +28,7 @@ def test_messages_that_differ_in_name_address_and_numbers_have_one_cause() -> No
     ]
 
 
-def test_a_thousand_failures_of_three_causes_are_three_causes() -> None:
+def test_a_thousand_failures_with_three_causes_are_grouped_by_cause() -> None:
     causes = ("no space on {}", "{} has another host key", "{} refuses the login")
     errors = [(f"d{n}", "device.error", causes[n % 3].format(f"d{n}")) for n in range(1000)]
     assert len(errors_by_cause(errors).splitlines()) == 6

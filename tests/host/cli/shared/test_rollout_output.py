@@ -59,7 +59,7 @@ def test_each_device_has_a_row_and_each_error_a_line() -> None:
     ]
 
 
-def test_a_rollout_that_is_done_needs_nothing_next() -> None:
+def test_after_a_rollout_that_is_done_no_next_step_is_shown() -> None:
     done = ended(live("a"), Outcome("b", Result.UNCHANGED, serving=2), live("c"), state=RolloutState.DONE)
     assert rollout_table(done).splitlines()[-1] == "echo release 2: 3 of 3 devices"
 
@@ -74,7 +74,7 @@ def test_a_rollout_that_is_done_needs_nothing_next() -> None:
         (ended(live("a"), *(Outcome(name, Result.REFUSED, error=ErrorText.of(GONE)) for name in "bc")), "edgert rollback echo a"),
     ],
 )  # fmt: skip
-def test_only_commands_that_help_come_next(rollout: Rollout, steps: str) -> None:
+def test_only_commands_that_help_are_shown_as_next_steps(rollout: Rollout, steps: str) -> None:
     _, _, said = rollout_table(rollout).partition("\nnext: ")
     assert said == steps
 
@@ -87,7 +87,7 @@ def test_many_devices_are_not_named_in_a_command() -> None:
     assert "edgert rollback" not in rollout_table(more)
 
 
-def test_one_device_alone_has_no_state_of_a_rollout() -> None:
+def test_the_output_for_a_single_device_has_no_state_of_a_rollout() -> None:
     shown = rollout_table(ended(failed("b"), devices=("b",), reason="1 of 1 devices failed"))
     assert shown.splitlines()[-1] == "echo release 2: 0 of 1 device"
 
@@ -108,7 +108,7 @@ def test_a_large_fleet_is_counted_and_failures_of_one_cause_share_a_line() -> No
     assert len(lines) == 8
 
 
-def test_a_release_that_scored_less_is_a_warning_with_its_devices_and_a_way_back() -> None:
+def test_a_release_that_scored_less_gives_a_warning_with_the_devices_and_the_command_to_roll_back() -> None:
     worse = "it scored 0.93, release 1 scored 0.97"
     shown = rollout_table(ended(live("a", warning=worse), live("b", warning=worse), live("c")))
     assert f"warning: {worse}: a, b\n" in shown
@@ -121,7 +121,7 @@ def test_a_rollout_to_no_device_is_shown() -> None:
         assert "echo release 2: 0 of 0 devices" in rollout_table(replace(ROLLOUT, devices=()), every=every)
 
 
-def test_names_and_errors_of_other_hosts_keep_the_columns() -> None:
+def test_names_and_errors_from_other_hosts_do_not_break_the_columns() -> None:
     odd = EdgeRTError("b: no\nspace\x1b[2J")
     rows = rollout_table(ended(live("a"), failed("plänt-ü", odd), devices=("a", "plänt-ü"))).splitlines()
     assert rows[1].index("live") == rows[2].index("failed")
@@ -155,7 +155,7 @@ def plan_lines(request: DeployRequest, outcomes: Sequence[Outcome], waves: list[
     return [line.split() for line in plan_table(request, outcomes, waves).splitlines()]
 
 
-def test_a_plan_shows_wave_size_and_steps_and_why_a_device_takes_no_part(request_of_plan: DeployRequest) -> None:
+def test_a_plan_shows_waves_and_sizes_and_steps_and_the_reason_of_a_refusal(request_of_plan: DeployRequest) -> None:
     refused = Outcome("c", Result.REFUSED, error=ErrorText.of(RolledBack("c: release 4 is live")))
     outcomes = [planned("a", 1_234_567, Step.SEND, Step.INSTALL), planned("b", 0), refused]
     assert plan_lines(request_of_plan, outcomes, [["a"], ["b", "c"]]) == [

@@ -104,7 +104,7 @@ def _add(host: Host, sshd: SshDevice, name: str, port: int) -> None:
     Inventory(host.project / "inventory.toml").add(sshd.device(name, port=port))
 
 
-def test_a_committed_project_has_no_secret_and_suffices_for_another_host(hosts: tuple[Host, Host]) -> None:
+def test_a_committed_project_contains_no_secret_and_is_sufficient_for_another_host(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     committed = subprocess.run(["git", "-C", a.project, "ls-files"], capture_output=True, text=True).stdout.split()
     assert committed == [".gitignore", "edgert.toml", "inventory.toml", "keys/default.pem"]
@@ -118,7 +118,7 @@ def test_a_committed_project_has_no_secret_and_suffices_for_another_host(hosts: 
     assert b("deploy", a.folder / "bundles" / "echo-1.edgert", "here")[0] == 0, "the device trusts the project's key"
 
 
-def test_a_host_lists_resumes_and_aborts_what_another_one_began(hosts: tuple[Host, Host]) -> None:
+def test_a_host_can_list_and_resume_and_abort_a_rollout_of_another_host(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     code, begun = a("deploy", a.folder / "bundles" / "echo-1.edgert", "here,gone")
     assert code == 6
@@ -157,7 +157,9 @@ def test_a_host_lists_resumes_and_aborts_what_another_one_began(hosts: tuple[Hos
     assert [host.drift("here") for host in hosts] == [(3, []), (3, [])]
 
 
-def test_a_host_asks_before_it_takes_over_what_may_still_run_elsewhere(hosts: tuple[Host, Host]) -> None:
+def test_a_host_asks_before_it_takes_over_a_rollout_that_may_still_run_on_another_host(
+    hosts: tuple[Host, Host],
+) -> None:
     a, b = hosts
     with a.deploying(signal.SIGKILL):
         pass
@@ -198,7 +200,7 @@ def test_with_a_store_the_other_host_sees_a_rollout_at_once(hosts: tuple[Host, H
     assert [host.drift("here") for host in hosts] == [(2, []), (2, [])]
 
 
-def test_without_its_store_a_host_shows_what_it_knows_and_begins_nothing(hosts: tuple[Host, Host]) -> None:
+def test_without_its_store_a_host_shows_its_own_copy_and_refuses_a_deployment(hosts: tuple[Host, Host]) -> None:
     a, _ = hosts
     bundle = a.folder / "bundles" / "echo-1.edgert"
     assert a("deploy", bundle, "here")[0] == 0

@@ -63,14 +63,14 @@ def test_a_value_out_of_range_is_refused_with_a_valid_value(kind: Any, given: st
         kind.convert(given, None, None)
 
 
-def test_a_named_pipe_is_refused_and_what_is_not_there_is_left_to_the_command(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_and_a_missing_file_is_left_to_the_command(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigInvalid, match="write its content to a file"):
         FILE.convert(str(tmp_path / "pipe"), None, None)
     assert FILE.convert(str(tmp_path / "none"), None, None) == tmp_path / "none"
 
 
-def test_a_name_that_is_no_file_is_a_model_and_a_missing_bundle_is_named(
+def test_a_name_without_a_file_is_a_model_and_a_missing_bundle_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_a_name_that_is_no_file_is_a_model_and_a_missing_bundle_is_named(
         kind.convert("none.edgert", None, None)
 
 
-def test_a_new_bundle_goes_to_the_projects_folder_only_where_a_mere_name_is_given(
+def test_a_new_bundle_goes_to_the_folder_of_the_project_only_if_its_path_is_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

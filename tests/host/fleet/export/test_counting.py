@@ -21,13 +21,13 @@ def increases(counting: Counting, sent: Sent) -> list[int]:
     return grown
 
 
-def test_a_late_report_adds_nothing_as_the_later_one_held_it() -> None:
+def test_a_late_report_does_not_increase_a_counter_again() -> None:
     pi, counting = Pi("pi-1"), Counting()
     first, late, last = (pi.window(NOW_MS, [1.0] * count, uptime_s=60) for count in (2, 3, 4))
     assert increases(counting, first + last + late) == [2, 7, 0]
 
 
-def test_totals_from_before_the_exporter_listened_count_for_nothing() -> None:
+def test_totals_from_before_the_exporter_listened_are_not_counted() -> None:
     pi = Pi("pi-1")
     pi.requests = 1000
     assert increases(Counting(), pi.window(NOW_MS, [1.0]) + pi.window(NOW_MS, [1.0] * 5)) == [0, 5]

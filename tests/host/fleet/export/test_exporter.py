@@ -35,7 +35,7 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
-def test_each_report_counts_once_however_often_it_comes(seed: int) -> None:
+def test_each_report_counts_once_however_often_it_arrives(seed: int) -> None:
     dice = random.Random(seed)
     exporter, devices = an_exporter(), [Pi(f"pi-{n}") for n in range(3)]
     expected, reports = Sketch(), Sent()
@@ -58,13 +58,13 @@ def test_each_report_counts_once_however_often_it_comes(seed: int) -> None:
     assert (exporter.counting.missing, exporter.refused) == (0, 0)
 
 
-def test_an_invalid_report_is_counted_and_does_no_harm() -> None:
+def test_an_invalid_report_is_counted_and_otherwise_ignored() -> None:
     exporter = an_exporter()
     exporter.apply("edgert/v1/plant-a/pi-1/m/digits/hist", b"{}", False, 0.0)
     assert (exporter.refused, exporter.groups) == (1, {})
 
 
-def test_a_repeated_report_counts_once_and_counters_survive_a_worker_s_restart() -> None:
+def test_a_repeated_report_counts_once_and_counters_survive_a_restart_of_the_worker() -> None:
     exporter, pi = an_exporter(by="device,model"), Pi("pi-1")
     pi.requests = 1000  # the worker ran before the exporter started
     sent = pi.window(NOW_MS, [1.0] * 5) + pi.window(NOW_MS, [1.0] * 7)
@@ -75,7 +75,7 @@ def test_a_repeated_report_counts_once_and_counters_survive_a_worker_s_restart()
     assert (total.count, requests, exporter.counting.duplicates) == (14, 7 + 2, 6)
 
 
-def test_counters_go_on_however_often_the_device_loses_its_spool_and_each_loss_shows() -> None:
+def test_counters_continue_although_a_device_loses_its_spool_and_each_loss_is_counted() -> None:
     exporter, pi, answered = an_exporter(), Pi("pi-1"), 0
     for n, first in enumerate((0, 2**50, 2**40, 2**45)):
         pi.seq = first

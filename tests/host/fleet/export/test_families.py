@@ -47,7 +47,7 @@ def a_full_fleet(exporter: Exporter) -> None:
 
 
 @pytest.mark.parametrize("by", [BY_DEFAULT, BY_DEVICE, ("model",), ()])
-def test_names_and_labels_are_valid_and_no_series_is_there_twice(by: tuple[str, ...]) -> None:
+def test_names_and_labels_are_valid_and_no_series_exists_twice(by: tuple[str, ...]) -> None:
     exporter = an_exporter(by)
     a_full_fleet(exporter)
     shown: list[Family | Histograms] = [*families(exporter), *histograms(exporter)]
@@ -64,7 +64,7 @@ def test_names_and_labels_are_valid_and_no_series_is_there_twice(by: tuple[str, 
         assert (family.type == "counter") == family.name.endswith("_total"), family.name
 
 
-def test_an_exporter_that_heard_nothing_has_only_its_own_series() -> None:
+def test_an_exporter_without_reports_has_only_its_own_series() -> None:
     exporter = an_exporter()
     shown = {family.name for family in families(exporter) if family.samples}
     assert shown
@@ -73,7 +73,7 @@ def test_an_exporter_that_heard_nothing_has_only_its_own_series() -> None:
     assert series(exporter, "edgert_exporter_refused_total") == {(): 0.0}
 
 
-def test_counters_count_what_the_devices_counted() -> None:
+def test_counters_have_the_sums_of_the_devices_counts() -> None:
     exporter = an_exporter(("model",))
     a_full_fleet(exporter)
     assert [series(exporter, name) for name in COUNTERS] == [
@@ -84,7 +84,7 @@ def test_counters_count_what_the_devices_counted() -> None:
     assert series(exporter, "edgert_events_total") == {("plant-a", "digits", "rolled_back"): 2.0}
 
 
-def test_gauges_are_there_by_device_only_and_only_those_that_a_device_reads() -> None:
+def test_gauges_exist_only_by_device_and_only_for_values_that_a_device_reports() -> None:
     by_model, by_device = an_exporter(), an_exporter(BY_DEVICE)
     for exporter in (by_model, by_device):
         feed(exporter, changed(Pi("pi-1").window(NOW_MS, [1.0])[1:], temp_c=0.0, throttled=1))
@@ -96,7 +96,7 @@ def test_gauges_are_there_by_device_only_and_only_those_that_a_device_reads() ->
     assert "edgert_batch_mean" not in {family.name for family in families(by_device)}
 
 
-def test_stages_have_a_label_more_and_no_series_by_device() -> None:
+def test_the_histogram_of_stages_has_the_label_stage_and_no_series_by_device() -> None:
     exporter, by_device = an_exporter(("model",)), an_exporter(BY_DEVICE)
     for each in (exporter, by_device):
         a_full_fleet(each)
@@ -106,7 +106,7 @@ def test_stages_have_a_label_more_and_no_series_by_device() -> None:
     assert list(histograms(by_device))[1].samples == []
 
 
-def test_a_device_is_online_by_its_status_and_was_heard_only_if_it_sent_something_itself() -> None:
+def test_a_device_is_online_by_its_status_and_is_heard_only_by_messages_that_are_not_retained() -> None:
     exporter = an_exporter()
     feed(exporter, Pi("pi-1").info(), retained=True)
     feed(exporter, [("edgert/v1/plant-a/pi-2/status", b"lost")])
@@ -119,7 +119,7 @@ def test_a_device_is_online_by_its_status_and_was_heard_only_if_it_sent_somethin
     assert set(info) == {(*first, "pi"), (*second, "unknown"), (*third, "unknown")}
 
 
-def test_alarms_are_of_a_model_or_of_the_device_and_end_when_the_device_says_so() -> None:
+def test_an_alarm_belongs_to_a_model_or_to_the_device_and_ends_with_its_next_description() -> None:
     exporter, pi = an_exporter(), Pi("pi-1")
     feed(exporter, changed(pi.deploy(NOW_MS, "temp_c", "shadow"), alarms="channel_stale"))
     where = ("plant-a", "pi-1")
@@ -129,7 +129,7 @@ def test_alarms_are_of_a_model_or_of_the_device_and_end_when_the_device_says_so(
     assert set(series(exporter, "edgert_alarm")) == {(*where, "digits", "shadow")}
 
 
-def test_missing_reports_are_of_the_devices_that_lack_some() -> None:
+def test_missing_reports_are_counted_for_their_devices() -> None:
     exporter, pi = an_exporter(), Pi("pi-1")
     sent = [message for _ in range(4) for message in pi.window(NOW_MS, [1.0])]
     feed(exporter, without(sent, 2, 3) + Pi("pi-2").window(NOW_MS, [1.0]))
@@ -140,7 +140,7 @@ def test_missing_reports_are_of_the_devices_that_lack_some() -> None:
     assert series(exporter, "edgert_exporter_duplicates_total") == {(): 4.0}
 
 
-def test_a_removed_device_leaves_no_series_behind() -> None:
+def test_a_removed_device_leaves_no_series() -> None:
     exporter = an_exporter(BY_DEVICE)
     a_full_fleet(exporter)
     assert "pi-1" in all_labels(exporter)

@@ -46,7 +46,7 @@ def answering(said: bytes) -> Iterator[int]:
         thread.join(WAIT_S_MAX)
 
 
-def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
+def test_otlp_contains_the_same_histogram_and_a_push_repeats_what_an_endpoint_missed() -> None:
     exporter, pi = an_exporter(), Pi("pi-1")
     feed(exporter, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60, queue=[2.0, 2.0]))
     port = free_port()
@@ -94,7 +94,7 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
     assert (stage.count, {each.key: each.value.string_value for each in stage.attributes}["stage"]) == (2, "queue")
 
 
-def test_a_redirection_is_an_error_that_names_its_aim_and_takes_no_credentials_there() -> None:
+def test_a_redirection_is_an_error_that_names_its_target_and_gets_no_credentials() -> None:
     """Otherwise, a login page that answers 200 would look like a collector."""
     with socket.create_server(("127.0.0.1", 0)) as login:
         login.settimeout(0.2)

@@ -22,7 +22,7 @@ def feed(exporter: Exporter, sent: Sent) -> None:
         exporter.apply(topic, payload, False, 0.0)
 
 
-def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() -> None:
+def test_the_client_of_prometheus_reads_the_text_and_the_buckets_are_exact() -> None:
     exporter, pi = an_exporter(), Pi("pi-1", profile="pi-5")
     latencies = [random.Random(5).lognormvariate(1, 1) for _ in range(500)]
     own = messages.envelope(ts_ms=NOW_MS, boot="b1") | {"alarms": "channel_stale"}
@@ -43,7 +43,7 @@ def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() ->
     assert (alarm.labels["model"], alarm.labels["alarm"]) == ("", "channel_stale")
 
 
-def test_stages_are_histograms_of_all_devices_and_gauges_of_each() -> None:
+def test_stages_are_exported_as_histograms_of_all_devices_and_as_gauges_of_each_device() -> None:
     exporter, by_device = an_exporter(), an_exporter("device,model")
     for name, ms in (("pi-1", 0.25), ("pi-2", 4.0)):
         hist, (topic, metrics) = Pi(name).window(NOW_MS, [9.0] * 10, engine=[ms] * 10, decode=[0.0] * 10)

@@ -61,7 +61,7 @@ def counter(heard: list[tuple[str, bytes]], name: str) -> list[tuple[int, float]
     return found
 
 
-def test_points_begin_at_0_grow_and_are_never_older_than_the_one_before() -> None:
+def test_points_begin_at_0_and_grow_and_are_never_older_than_the_previous_point() -> None:
     pi = Pi("pi-1")
     windows = [
         pi.window(NOW_MS - minute * 60_000, [1.0] * 5, uptime_s=60.0 * (9 - minute)) for minute in range(8, 0, -1)
@@ -76,7 +76,7 @@ def test_points_begin_at_0_grow_and_are_never_older_than_the_one_before() -> Non
         assert writer.dropped == 0
 
 
-def test_a_server_that_is_away_gets_everything_later_and_what_it_refuses_is_dropped() -> None:
+def test_a_server_gets_reports_of_an_outage_later_and_reports_that_it_refuses_are_dropped() -> None:
     pi = Pi("pi-1")
     with a_server([503, 429, 204, 400]) as (url, heard):
         writer = a_writer(url)

@@ -25,7 +25,7 @@ def feed(exporter: Exporter, sent: Sent) -> None:
         exporter.apply(topic, payload, False, 0.0)
 
 
-def test_a_scraper_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_scraper_that_hangs_up_prints_no_message(capfd: pytest.CaptureFixture[str]) -> None:
     exporter = an_exporter(by="device")
     for number in range(300):
         feed(exporter, Pi(f"pi-{number}").window(NOW_MS, [1.0]))

@@ -50,7 +50,9 @@ def by_dump(url: str, folder: Path) -> str:
     [("sqlite", by_vacuum), ("sqlite", by_backup), ("postgresql", by_dump)],
     indirect=["store_url"],
 )
-def test_a_backup_beside_a_recorder_answers_and_goes_on(store_url: str, copy: Copy, tmp_path: Path) -> None:
+def test_a_backup_made_during_recording_answers_queries_and_can_be_continued(
+    store_url: str, copy: Copy, tmp_path: Path
+) -> None:
     sent = replayed(a_fleet(3, 100))
     store = Store(store_url)
     recorder = Recorder(store, lambda: NOW_MS)

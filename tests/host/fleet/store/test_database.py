@@ -24,7 +24,7 @@ def cli(url: str, *words: str) -> Result:
     return CliRunner().invoke(query, ["--store", url, *words])
 
 
-def test_a_damaged_store_is_distinguished_from_one_that_lacks_room(tmp_path: Path) -> None:
+def test_the_error_about_a_damaged_store_says_that_the_file_is_damaged(tmp_path: Path) -> None:
     url = str(tmp_path / "fleet.db")
     Store(url).close()
     whole = Path(url).read_bytes()
@@ -61,7 +61,7 @@ def test_a_folder_with_the_name_of_a_database_does_not_change_the_advice(
     assert "check that the store exists, is writable and has free space" in error.message
 
 
-def test_a_store_that_is_empty_or_newer_says_so(url: str, tmp_path: Path) -> None:
+def test_an_empty_store_and_a_store_of_a_newer_version_are_errors(url: str, tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(StoreFailed, match="no reports yet"):
         FleetQuery(f"{tmp_path}/empty.db")

@@ -43,7 +43,7 @@ def a_fleet(dice: np.random.Generator) -> tuple[Sent, list[tuple[Pi, int, Times]
     return sent, raw
 
 
-def test_any_grouping_over_any_stretch_has_the_percentiles_of_the_raw_times(store_url: str) -> None:
+def test_every_grouping_over_every_period_has_the_percentiles_of_the_raw_times(store_url: str) -> None:
     sent, raw = a_fleet(np.random.default_rng(7))
     first = record(store_url, sent[: len(sent) // 2])
     second = record(store_url, sent[len(sent) // 3 :])  # another recorder, which receives a part of the reports again
@@ -74,7 +74,7 @@ def test_any_grouping_over_any_stretch_has_the_percentiles_of_the_raw_times(stor
     assert ask(store_url, 3)[0].stages is None, "nobody asked"
 
 
-def test_an_answer_of_too_many_groups_is_refused_before_it_takes_the_memory(
+def test_an_answer_with_too_many_groups_is_refused_before_it_takes_memory(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(store_url, [message for n in range(4) for message in Pi(f"pi-{n}").window(NOW_MS - 1, [1.0], engine=[1.0])])
@@ -84,7 +84,7 @@ def test_an_answer_of_too_many_groups_is_refused_before_it_takes_the_memory(
         ask(store_url, 1, ("device",), stages=True)
 
 
-def test_reports_of_older_devices_take_no_room_for_stages(store_url: str) -> None:
+def test_reports_of_older_devices_have_no_rows_for_stages(store_url: str) -> None:
     record(store_url, Pi("old").window(NOW_MS - 1, [1.0]))
     (answer,) = ask(store_url, 1, stages=True)
     assert (answer.latency.count, answer.stages) == (1, None)

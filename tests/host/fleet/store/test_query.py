@@ -18,7 +18,7 @@ def url(store_url: str) -> str:
     return store_url
 
 
-def test_any_grouping_over_any_stretch_is_the_sketch_of_all_its_requests(url: str) -> None:
+def test_every_grouping_over_every_period_gives_the_sketch_of_all_its_requests(url: str) -> None:
     fleet = a_fleet()
     sent = replayed(fleet)
     recorder = record(url, sent[: len(sent) // 2])
@@ -46,12 +46,12 @@ def test_any_grouping_over_any_stretch_is_the_sketch_of_all_its_requests(url: st
     assert one.latency == merged(sketch for ts, sketch in fleet[2].sketches if ts >= NOW_MS - 3 * 3_600_000)
 
 
-def test_a_question_is_checked() -> None:
+def test_an_invalid_question_is_refused() -> None:
     with pytest.raises(ConfigInvalid):
         replace(Question(0, 1), where={"colour": "red"})
 
 
-def test_an_answer_of_too_many_groups_is_refused_before_it_takes_the_memory(
+def test_an_answer_with_too_many_groups_is_refused_before_it_takes_memory(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(url, [message for n in range(4) for message in Pi(f"pi-{n}").window(NOW_MS - 1, [1.0])])

@@ -31,7 +31,7 @@ def rows_of(url: str) -> dict[str, int]:
         return {table.name: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in tables}
 
 
-def test_windows_go_with_time_and_the_hours_still_answer(url: str) -> None:
+def test_old_windows_are_removed_and_queries_by_the_hour_are_still_answered(url: str) -> None:
     pi = Pi("pi-1")
     day_ms = 86_400_000
     for days in (0, 1, 4, 40):
@@ -43,7 +43,7 @@ def test_windows_go_with_time_and_the_hours_still_answer(url: str) -> None:
     assert [ask(url, 24 * days)[0].latency.count for days in (3, 5, 50)] == [20, 30, 40]
 
 
-def test_devices_silent_beyond_the_retention_are_removed_but_no_row_that_a_query_can_reach(url: str) -> None:
+def test_only_rows_of_devices_that_are_silent_beyond_the_retention_are_removed(url: str) -> None:
     still, late, gone = Pi("pi-1", "r1"), Pi("pi-2", "r1"), Pi("pi-3", "r0")
     days_ago = [NOW_MS - days * DAY_MS for days in (399, 401)]
     record(url, late.window(days_ago[0], [3.0] * 5), days_ago[0])
@@ -78,7 +78,7 @@ def test_devices_silent_beyond_the_retention_are_removed_but_no_row_that_a_query
     assert ask(url, 1, ("version",), version="r0")[0].latency.count == 7
 
 
-def test_so_many_are_forgotten_in_a_turn_and_the_others_in_the_next(url: str) -> None:
+def test_each_turn_removes_a_limited_number_of_rows_and_the_next_turn_continues(url: str) -> None:
     long_ago = NOW_MS - 500 * DAY_MS
     record(url, [message for n in range(5) for message in Pi(f"pi-{n}", f"r{n}").window(long_ago, [1.0])], long_ago)
     store, hour = Store(url), NOW_MS // 3_600_000
@@ -91,7 +91,7 @@ def test_so_many_are_forgotten_in_a_turn_and_the_others_in_the_next(url: str) ->
     assert set(rows_of(url).values()) == {0}
 
 
-def test_in_a_store_of_an_older_version_silence_counts_from_now_on(url: str) -> None:
+def test_in_a_store_of_an_older_version_silence_counts_from_its_first_cleaning(url: str) -> None:
     record(url, Pi("pi-1").window(NOW_MS - 1, [1.0] * 3))
     with Store(url)._transaction() as connection:
         for table in (schema.stream_heard, schema.group_heard):

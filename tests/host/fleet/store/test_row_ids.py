@@ -19,7 +19,7 @@ def connection(store_url: str) -> Iterator[sa.Connection]:
     engine.dispose()
 
 
-def test_two_caches_give_a_row_the_same_id(connection: sa.Connection) -> None:
+def test_two_caches_give_the_same_id_to_a_row(connection: sa.Connection) -> None:
     first, second = (RowIds(schema.device, "site", "device") for _ in range(2))
     first.load(connection, [("plant-a", "pi-1"), ("plant-a", "pi-2"), ("plant-b", "pi-1")])
     assert second.get(connection, ("plant-a", "pi-2")) == first["plant-a", "pi-2"]
@@ -27,7 +27,7 @@ def test_two_caches_give_a_row_the_same_id(connection: sa.Connection) -> None:
     assert connection.scalar(sa.select(sa.func.count()).select_from(schema.device)) == 3
 
 
-def test_a_full_cache_begins_again_with_the_rows_of_the_call(
+def test_a_full_cache_is_emptied_and_keeps_the_rows_of_the_call(
     connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_ids, "CACHED_MAX", 1)

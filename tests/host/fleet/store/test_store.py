@@ -26,7 +26,7 @@ def url(store_url: str) -> str:
     return store_url
 
 
-def test_counters_count_each_increase_once_whatever_comes_late_or_begins_anew(url: str) -> None:
+def test_counters_count_each_increase_once_although_reports_come_late_and_workers_restart(url: str) -> None:
     pi = Pi("pi-1")
     windows = [pi.window(NOW_MS - (5 - n) * MINUTE_MS, [1.0] * 10, errors=2, uptime_s=60 * (n + 1)) for n in range(5)]
     for order in (0, 1, 3, 2, 4, 1):
@@ -38,7 +38,7 @@ def test_counters_count_each_increase_once_whatever_comes_late_or_begins_anew(ur
         assert (answer.counters["requests"], answer.counters["errors"]) == (5 * 12 + 5, 5 * 2 + 1)
 
 
-def test_counters_that_ran_before_anyone_listened_are_not_charged_to_this_window(url: str) -> None:
+def test_counts_from_before_the_first_report_are_not_added_to_a_window(url: str) -> None:
     pi = Pi("pi-1")
     pi.requests = 1_000_000
     record(url, pi.window(NOW_MS - 60_000, [1.0]) + pi.window(NOW_MS - 1, [1.0] * 3))
@@ -47,7 +47,7 @@ def test_counters_that_ran_before_anyone_listened_are_not_charged_to_this_window
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "one by one"])
-def test_counters_go_on_however_often_the_device_loses_its_spool(url: str, together: bool) -> None:
+def test_counters_continue_although_a_device_loses_its_spool_repeatedly(url: str, together: bool) -> None:
     pi = Pi("pi-1")
     sent: list[Sent] = []
     # A new spool counts from a random number, which is often lower than the number before.
@@ -66,7 +66,7 @@ def test_counters_go_on_however_often_the_device_loses_its_spool(url: str, toget
         assert (answer.counters["requests"], answer.latency.count) == (10 * (5 * 3 - 1) + 7, 10 * 10 + 7)
 
 
-def test_a_report_of_a_lost_spool_that_comes_late_is_not_counted_as_a_worker_begun_anew(url: str) -> None:
+def test_a_late_report_of_a_lost_spool_is_not_counted_as_a_restart_of_the_worker(url: str) -> None:
     pi = Pi("pi-1")
     windows = [pi.window(NOW_MS - 300_000 + n, [1.0] * 100, uptime_s=60 * (n + 1)) for n in range(3)]
     pi.seq = 2**40
@@ -76,7 +76,7 @@ def test_a_report_of_a_lost_spool_that_comes_late_is_not_counted_as_a_worker_beg
     assert ask(url, 1)[0].counters["requests"] == 400
 
 
-def test_events_and_what_devices_say_of_themselves_are_kept_once(url: str) -> None:
+def test_events_and_descriptions_of_devices_are_stored_once(url: str) -> None:
     pi = Pi("pi-1", profile="raspberry-pi-4")
     fields = messages.envelope(ts_ms=NOW_MS - 5, boot="b1", seq=1) | {"event": "degraded", "model": "digits"}
     event = (pi.topics.event, messages.dump(fields | {"reason": "a \x00 b"}))
@@ -90,7 +90,7 @@ def test_events_and_what_devices_say_of_themselves_are_kept_once(url: str) -> No
     fleet.close()
 
 
-def test_a_clock_that_is_far_off_is_not_believed(url: str) -> None:
+def test_the_time_of_a_clock_that_is_far_off_is_replaced_by_the_time_of_receipt(url: str) -> None:
     early, late = Pi("pi-1"), Pi("pi-2")
     record(url, early.window(0, [1.0] * 3) + late.window(NOW_MS + 86_400_000, [1.0] * 4), now_ms=NOW_MS - 1)
     assert ask(url, 1)[0].latency.count == 7
@@ -107,7 +107,7 @@ def test_a_clock_that_is_far_off_is_not_believed(url: str) -> None:
         {"count": 2**40, "buckets": f"3:{2**40}"},
     ],
 )
-def test_a_value_that_a_column_cannot_hold_is_refused_and_delays_no_other(
+def test_a_value_that_a_column_cannot_hold_is_refused_and_delays_no_other_report(
     tmp_path: Path, spoilt: dict[str, object]
 ) -> None:
     url, pi = f"sqlite:///{tmp_path}/fleet.db", Pi("pi-1")
@@ -144,7 +144,7 @@ def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
     assert {step for step in steps if step.startswith("SCAN edgert")} == {"SCAN edgert_forgotten"}  # its only row
 
 
-def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_store_unchanged_and_is_tried_again(tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/fleet.db")
     recorder = Recorder(store, lambda: NOW_MS)
     for topic, payload in Pi("pi-1").window(NOW_MS - 1, [1.0]):

@@ -9,7 +9,7 @@ from typing import Any
 from edgert_deploy.fleet.store.tables import csv_text
 
 
-def test_text_that_a_spreadsheet_would_run_is_text_and_histograms_stay_as_they_are() -> None:
+def test_text_that_a_spreadsheet_would_execute_is_escaped_and_histograms_stay_unchanged() -> None:
     rows: list[dict[str, Any]] = [
         {"event": "odd", "reason": "=HYPERLINK(1)", "value": -2.5, "buckets": "-1:1,157:1"},
         {"event": 'a "quoted", one', "reason": "-1+1|cmd", "@SUM": None, "more": "+49"},

@@ -18,7 +18,7 @@ def test_loopback_is_known_by_name_and_address(host: str, own: bool) -> None:
     assert is_loopback(host) == own
 
 
-def test_an_address_names_this_server_only_where_a_token_is_asked_for() -> None:
+def test_an_ip_address_is_accepted_as_a_host_only_if_a_token_is_required() -> None:
     assert BEYOND.refusal("GET", {"host": "10.0.0.1:8080"}) is None
     assert "--name" in (Access(BEYOND.names).refusal("GET", {"host": "10.0.0.1:8080"}) or "")
     assert "'evil.example'" in (BEYOND.refusal("GET", {"host": "evil.example"}) or "")
@@ -43,7 +43,7 @@ def test_a_request_without_a_host_is_refused() -> None:
         ({}, False),
     ],
 )
-def test_the_token_counts_as_a_bearer_or_as_the_own_cookie(headers: dict[str, str], known: bool) -> None:
+def test_the_token_is_accepted_as_a_bearer_or_in_the_own_cookie(headers: dict[str, str], known: bool) -> None:
     """The name of the scheme has no case (RFC 9110, section 11.1)."""
     assert BEYOND.knows_token(headers) == known
     assert Access(frozenset()).knows_token(headers), "without a token, none is asked for"

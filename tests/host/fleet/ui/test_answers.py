@@ -108,7 +108,7 @@ def tight(value: Any) -> Any:
     return closed | {key: tight(each) for key, each in value.items()}
 
 
-def test_the_file_is_valid_and_its_addresses_are_those_that_the_server_answers(port: int) -> None:
+def test_the_openapi_file_is_valid_and_has_the_addresses_of_the_server(port: int) -> None:
     status, kind, said = get(port, "openapi.json")
     assert (status, kind) == (200, "application/json")
     needed("openapi_spec_validator").validate(said)
@@ -127,7 +127,7 @@ def test_the_file_is_valid_and_its_addresses_are_those_that_the_server_answers(p
         "channels",
     ],
 )  # fmt: skip
-def test_an_answer_is_what_the_file_says(port: int, asked: str) -> None:
+def test_an_answer_fits_the_openapi_file(port: int, asked: str) -> None:
     _, _, said = get(port, "openapi.json")
     path, _, words = asked.partition("?")
     operation = said["paths"][f"/{path}"]["get"]
@@ -148,7 +148,7 @@ def test_an_answer_is_what_the_file_says(port: int, asked: str) -> None:
 @pytest.mark.parametrize(
     "asked", ["latency?window=1s", "device?site=a&device=b", "query?by=colour", "devices?format=xml"]
 )
-def test_a_refusal_is_what_the_file_says(port: int, asked: str) -> None:
+def test_a_refusal_fits_the_openapi_file(port: int, asked: str) -> None:
     _, _, said = get(port, "openapi.json")
     schema = tight({**said["components"]["schemas"]["Error"], "components": said["components"]})
     status, _, answer = get(port, asked)

@@ -102,7 +102,7 @@ def answered(page: Page) -> str:
 
 
 @WIDTHS
-def test_which_device_is_slow_and_why_is_on_the_first_page(opened: Callable[..., Page], width: int) -> None:
+def test_the_first_page_shows_which_device_is_slow_and_why(opened: Callable[..., Page], width: int) -> None:
     page = opened("", width)
     seen(page, "Slow groups")
     for words in ("1 lost", "digits p99 50 ms, target 20 ms", "p99 target", "within 20.0 ms", "Stages over time", "Where the time goes"):  # fmt: skip
@@ -143,7 +143,7 @@ def test_the_page_of_a_slow_device_shows_the_stage_that_grew(opened: Callable[..
 
 
 @WIDTHS
-def test_a_stretch_is_zoomed_moved_and_kept_in_an_address_that_shows_others_the_same(
+def test_a_period_can_be_zoomed_and_moved_and_its_address_shows_the_same_to_others(
     opened: Callable[..., Page], width: int, plant: Plant
 ) -> None:
     page = opened("", width)
@@ -186,7 +186,7 @@ def test_a_stretch_is_zoomed_moved_and_kept_in_an_address_that_shows_others_the_
     assert page.overflow_px() == 0
 
 
-def test_a_stretch_can_be_marked_by_keyboard(opened: Callable[..., Page]) -> None:
+def test_a_period_can_be_marked_by_keyboard(opened: Callable[..., Page]) -> None:
     page = opened()
     seen(page, "r1")
     page.tab.locator(".stage").first.focus()
@@ -205,7 +205,7 @@ def test_a_stretch_can_be_marked_by_keyboard(opened: Callable[..., Page]) -> Non
     assert 9 <= minutes_shown(page) <= 11
 
 
-def test_any_duration_is_a_window_and_other_text_is_refused(opened: Callable[..., Page]) -> None:
+def test_every_duration_is_a_valid_window_and_other_text_is_refused(opened: Callable[..., Page]) -> None:
     page = opened("?window=95m")
     wait_until(lambda: "22.3 k" in answered(page), "all requests are in it")
     pressed = "document.querySelector('.period [aria-pressed=true]').textContent"
@@ -220,7 +220,7 @@ def test_any_duration_is_a_window_and_other_text_is_refused(opened: Callable[...
 
 
 @WIDTHS
-def test_cells_of_the_map_tell_their_names(opened: Callable[..., Page], width: int) -> None:
+def test_cells_of_the_map_show_their_names(opened: Callable[..., Page], width: int) -> None:
     page = opened("", width)
     wait_until(lambda: page.evaluate("document.querySelectorAll('.names a').length") == 4, "names in a small site")
     cells = page.tab.locator(".cells[data-site=plant-b]")
@@ -243,7 +243,7 @@ def test_cells_of_the_map_tell_their_names(opened: Callable[..., Page], width: i
     wait_until(lambda: page.evaluate("location.pathname") == "/device/plant-b/nuc-00", "a click opens the device")
 
 
-def test_an_idle_model_is_closed_and_a_search_is_one_step_of_the_history(opened: Callable[..., Page]) -> None:
+def test_an_idle_model_is_folded_and_a_search_is_one_step_of_the_history(opened: Callable[..., Page]) -> None:
     page = opened("", 390)
     seen(page, "No request in this time: show")
     assert not page.tab.locator("#model-faces-body").is_visible()
@@ -258,7 +258,7 @@ def test_an_idle_model_is_closed_and_a_search_is_one_step_of_the_history(opened:
     wait_until(lambda: page.evaluate("location.pathname") == "/", "one step back is the page before")
 
 
-def test_on_a_phone_what_needs_a_look_comes_first(opened: Callable[..., Page]) -> None:
+def test_on_a_phone_the_items_that_need_attention_come_first(opened: Callable[..., Page]) -> None:
     page = opened("?site=plant-b", 390)
     seen(page, "its connection broke")
     top = "document.querySelector('[aria-labelledby={}]').getBoundingClientRect().top"
@@ -297,7 +297,7 @@ def test_events_are_shown_by_type(opened: Callable[..., Page]) -> None:
         ("device/plant-a/pi-2", "digits over time as CSV", "p99_ms", MINUTES + 1),
     ],
 )
-def test_tables_and_charts_can_be_taken_along(
+def test_tables_and_charts_can_be_downloaded(
     opened: Callable[..., Page], path: str, name: str, column: str, rows: int
 ) -> None:
     page = opened(path)

@@ -24,7 +24,7 @@ def p99(values: list[float]) -> float:
     return sorted(values)[-(-99 * len(values) // 100) - 1]
 
 
-def test_each_group_stands_beside_the_rest_of_its_model_and_the_slowest_comes_first(store_url: str) -> None:
+def test_each_group_is_compared_with_the_rest_of_its_model_and_the_slowest_comes_first(store_url: str) -> None:
     dice, sent = random.Random(5), list[tuple[str, bytes]]()
     took: dict[str, list[float]] = {}
     for number, factor in enumerate((1.0, 1.0, 8.0, 1.1)):
@@ -70,7 +70,7 @@ def test_a_large_fleet_is_compared_by_whole_hours_and_a_larger_one_is_refused(st
     query.close()
 
 
-def test_the_share_within_a_target_is_right_to_the_bucket() -> None:
+def test_the_share_within_a_target_is_exact_up_to_one_bucket() -> None:
     dice = random.Random(2)
     assert share_within(Sketch(), 1.0) is None
     values = [dice.lognormvariate(2, 1) for _ in range(5000)] + [0.0] * 10

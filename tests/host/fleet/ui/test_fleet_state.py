@@ -30,7 +30,7 @@ def state_of(fleet_state: Watched, device: str, now: float = NOW) -> tuple[str, 
     return seen.state, seen.why, seen.since_ms
 
 
-def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
+def test_a_device_is_shown_in_its_worst_state_with_the_time_of_its_begin() -> None:
     fleet_state = Watched()
     fleet = {name: Pi(name, version=version) for name, version in (("new", "r10"), ("old", "r9"), ("ill", "r10"))}
     for pi in fleet.values():
@@ -57,7 +57,7 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(fleet_state, "late")[:2] == ("behind", "its reports are 20 min late")
 
 
-def test_a_description_that_arrives_late_replaces_no_newer_one() -> None:
+def test_a_description_that_arrives_late_does_not_replace_a_newer_one() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
     feed(fleet_state, pi.deploy(NOW_MS - 1000) + pi.deploy(NOW_MS - 5000, "temp_c"))
     assert fleet_state.devices["plant-a", "pi-1"].alarms == {}
@@ -68,7 +68,7 @@ def test_a_description_that_arrives_late_replaces_no_newer_one() -> None:
     assert fleet_state.devices["plant-a", "pi-2"].alarms == {"digits": ("temp_c",)}, "its clock was ahead, and was set"
 
 
-def test_a_model_that_was_taken_away_is_forgotten_and_one_that_cannot_serve_is_an_alarm() -> None:
+def test_a_model_that_was_removed_is_forgotten_and_a_model_that_cannot_serve_is_an_alarm() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
     feed(fleet_state, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
     feed(fleet_state, changed(pi.deploy(NOW_MS), ill_alarms="quarantined"))
@@ -78,7 +78,7 @@ def test_a_model_that_was_taken_away_is_forgotten_and_one_that_cannot_serve_is_a
     assert (sorted(seen.device.models), seen.state, seen.why) == (["digits"], "alarmed", "quarantined")
 
 
-def test_an_alarm_of_the_device_itself_alarms_it() -> None:
+def test_an_alarm_of_the_device_itself_makes_the_device_alarmed() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
     feed(fleet_state, pi.window(NOW_MS, [1.0]) + changed(pi.deploy(NOW_MS), alarms="channel_stale"))
     assert state_of(fleet_state, "pi-1") == ("alarmed", "channel_stale", NOW_MS)
@@ -131,7 +131,7 @@ def paced(pi: Pi, *p99s_ms: float, begin: int = 0, requests: int = 30) -> Sent:
     return sent
 
 
-def test_a_device_that_stays_far_from_its_peers_is_slow_and_says_how_far() -> None:
+def test_a_device_that_stays_far_from_its_peers_is_shown_as_slow_with_the_difference() -> None:
     fleet_state = Watched()
     fleet = [Pi(f"pi-{n}") for n in range(4)]
     other = Pi("nuc", profile="nuc")

@@ -19,7 +19,7 @@ from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, record
 
 
-def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version_begins(store_url: str) -> None:
+def test_curves_are_percentiles_of_merged_histograms_and_mark_the_begin_of_a_version(store_url: str) -> None:
     url, sent = store_url, list[tuple[str, bytes]]()
     slow, quick, new = Pi("slow"), Pi("quick"), Pi("quick", version="r2", boot="b2")
     for minute in range(10, 0, -1):
@@ -67,7 +67,7 @@ def test_an_incident_of_last_week_is_drawn_by_the_minute_while_minutes_are_kept(
     query.close()
 
 
-def test_no_question_waits_for_a_permit_that_it_holds(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_query_waits_for_a_permit_that_it_already_holds(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "QUERIES_AT_ONCE_MAX", 1)
     record(store_url, Pi("pi-1").window(NOW_MS, [1.0, 2.0]))
     span, query = Span.parse({"window": "1h"}), FleetQuery(store_url)

@@ -12,7 +12,7 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 
 
-def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp_path: Path) -> None:
+def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     rollouts = Rollouts(RolloutStore(folder))
     rollouts.look({"pi-0"})

@@ -63,7 +63,7 @@ def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str =
     return answer
 
 
-def test_other_sites_and_names_that_were_made_to_point_here_are_refused(answers: Answers) -> None:
+def test_requests_from_other_sites_or_with_foreign_host_names_are_refused(answers: Answers) -> None:
     with serving(answers, access_for("127.0.0.1", ("fleet.lan",), None)) as port:
         for headers in (
             {"Host": "evil.example"},
@@ -81,7 +81,7 @@ def test_other_sites_and_names_that_were_made_to_point_here_are_refused(answers:
         assert get(port, "/devices", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status == 200
 
 
-def test_nothing_but_the_page_s_own_files_is_handed_out_and_nothing_can_be_written(answers: Answers) -> None:
+def test_only_the_own_files_of_the_page_are_served_and_no_request_can_write(answers: Answers) -> None:
     with serving(answers, Access(frozenset())) as port:
         page = get(port, "/device/plant-a/pi-1")
         assert page.status == 200
@@ -129,7 +129,7 @@ def test_the_body_of_a_request_is_not_read_as_another_request(answers: Answers) 
                 assert answer.read().count(b"HTTP/1.1 ") == 1
 
 
-def test_beyond_loopback_only_those_with_the_token_read(answers: Answers, tmp_path: Path) -> None:
+def test_beyond_loopback_only_requests_with_the_token_are_answered(answers: Answers, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     access = access_for("0.0.0.0", (), str(file))
@@ -159,7 +159,7 @@ def test_beyond_loopback_only_those_with_the_token_read(answers: Answers, tmp_pa
         access_for("127.0.0.1", (), str(file))
 
 
-def test_only_so_many_streams_are_open_at_once(answers: Answers) -> None:
+def test_the_number_of_open_streams_is_limited(answers: Answers) -> None:
     with serving(answers, Access(frozenset())) as port:
         open_ones = []
         for _ in range(page_server.STREAMS_MAX):
@@ -176,7 +176,7 @@ def test_only_so_many_streams_are_open_at_once(answers: Answers) -> None:
             connection.close()
 
 
-def test_every_list_can_be_kept_as_csv_and_json(answers: Answers) -> None:
+def test_every_list_can_be_downloaded_as_csv_and_json(answers: Answers) -> None:
     with serving(answers, Access(frozenset())) as port:
         for path, columns in (
             ("latency", {"begin", "model", "version", "answered", "p99_ms", "missing"}),

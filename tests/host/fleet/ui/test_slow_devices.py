@@ -12,7 +12,7 @@ def a_device(name: str, *p99s: float) -> DeviceState:
     return DeviceState("plant-a", name, 0.0, profile="pi", models={"digits": ReportedModel(p99s=p99s)})
 
 
-def test_two_devices_have_no_middle_one() -> None:
+def test_two_devices_are_not_compared_with_each_other() -> None:
     slow, far = SlowDevices({}), a_device("far", 90.0, 90.0, 90.0)
     slow.compare([a_device("near", 10.0), far], 0.0)
     assert slow.why(far, 1) is None
@@ -36,14 +36,14 @@ def test_a_value_at_the_limit_is_not_slow() -> None:
     assert SlowDevices({"digits": 20.0}).why(a_device("pi", 20.0, 20.0, 20.0), 1) is None
 
 
-def test_the_lower_baseline_counts_so_that_a_fleet_that_became_slow_together_is_slow() -> None:
+def test_a_fleet_that_became_slow_together_is_slow() -> None:
     slow, fleet = SlowDevices({}), [a_device(name, 50.0, 50.0, 50.0) for name in "abc"]
     slow.usual_ms = {BASELINE: 10.0}
     slow.compare(fleet, 0.0)
     assert all(slow.why(device, 1) for device in fleet)
 
 
-def test_a_device_that_recovered_and_is_slow_again_says_since_when_anew() -> None:
+def test_the_time_since_a_device_is_slow_begins_anew_after_a_recovery() -> None:
     slow = SlowDevices({"digits": 20.0})
     assert slow.why(a_device("pi", 30.0, 30.0, 30.0), 1) == ("digits p99 30 ms, target 20 ms", 1)
     assert (slow.why(a_device("pi", 30.0, 30.0, 40.0), 2) or ("", 0))[1] == 1

@@ -54,7 +54,7 @@ def test_each_step_and_each_version_has_the_percentiles_of_all_requests(history:
     assert (queue["share"], engine["share"]) == (near(1 / (1 + mean_ms)), near(mean_ms / (1 + mean_ms)))
 
 
-def test_a_filter_leaves_the_stages_of_what_fits_it(history: History) -> None:
+def test_a_filter_leaves_only_the_stages_of_matching_reports(history: History) -> None:
     (fast,) = history.stages(QUARTER, {"device": "pi-3"})["models"]
     assert fast["stages"][1]["p99"][5] == near(2.0)
     (new,) = history.stages(QUARTER, {"version": "r2"})["models"]
@@ -62,7 +62,7 @@ def test_a_filter_leaves_the_stages_of_what_fits_it(history: History) -> None:
     assert history.stages(QUARTER, {"version": "r9"})["models"] == []
 
 
-def test_devices_without_stages_leave_an_empty_model(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_devices_report_no_stages_is_empty(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     (model,) = history.stages(QUARTER, {"device": "old"})["models"]
     assert (model["stages"], [each["stages"] for each in model["versions"]]) == ([], [[]])
     monkeypatch.setattr(history_module, "MODELS_MAX", 0)

@@ -37,7 +37,7 @@ def test_a_source_no_better_than_chance_is_a_warning() -> None:
     assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
 
 
-def test_a_gate_that_knows_only_similarity_warns() -> None:
+def test_a_gate_that_compares_only_similarity_gives_a_warning() -> None:
     (warning,) = warnings([models.random(6, 3) - 0.5], None)
     assert warning.startswith("similarity only")
     assert "--metric" in warning
@@ -88,7 +88,7 @@ def test_a_drop_equal_to_the_limit_passes() -> None:
     assert not Accuracy("top1", 1000, 0.99, 0.979, 0.01).passed
 
 
-def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate() -> None:
+def test_a_loss_in_a_class_or_slice_that_the_mean_hides_can_fail_the_gate() -> None:
     labels = np.repeat([0, 1, 2], 40)
     answers = EYE[labels]
     answers[40:52] = EYE[0]  # 12 of class 1, all at night
@@ -123,7 +123,7 @@ def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:
     assert [g.artifact for g in found.groups] == [1.0, 0.0]
 
 
-def test_a_bucket_that_lost_too_much_fails_whatever_the_mean_is() -> None:
+def test_a_bucket_that_lost_too_much_fails_the_gate_whatever_the_mean() -> None:
     labels = np.tile([0, 1, 2], 40)
     answers = EYE[labels].copy()
     answers[110:] = EYE[0]  # 7 of the 10 samples of the largest bucket are wrong

@@ -34,7 +34,7 @@ def test_extremes_and_quantiles_describe_the_answer(tmp_path: Path) -> None:
     assert found.quantiles == pytest.approx((-2 + 0.008, 2, 6 - 0.008), abs=1e-2)
 
 
-def test_noise_equals_a_uniform_quantizers_noise_and_an_outlier_raises_it(tmp_path: Path) -> None:
+def test_the_noise_equals_that_of_a_uniform_quantizer_and_an_outlier_increases_the_noise(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (16, 64))
     even = doubled(x, tmp_path)
     # The signal is amplitude^2 / 3 and the noise step^2 / 12. With 255 steps, the ratio is 20 log10(255) decibels.

@@ -35,7 +35,7 @@ from tests.support.builders import build
 from tests.support.models.texts import answers_to, samples_of, source_in, text
 
 
-def test_batches_come_back_in_order_and_whole(tmp_path: Path) -> None:
+def test_the_answers_of_all_batches_are_returned_in_order(tmp_path: Path) -> None:
     source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": models.random(77, 4)}, None)  # no multiple of the batch
     whole = reference_outputs(source, samples)[0]
@@ -64,7 +64,7 @@ def test_an_engine_compiles_an_artifact_for_one_size_of_batches(
         assert compiled == []
 
 
-def test_the_artifact_is_run_by_the_engine_that_judges_it(digits_source: SourceModel, tmp_path: Path) -> None:
+def test_an_artifact_runs_on_the_engine_that_judges_it(digits_source: SourceModel, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"garbage")
     artifact = Artifact("tensorrt", "int8", tmp_path / "model.onnx", (), "onnxruntime", {})
     samples = CalibrationSet({"image": models.random(8, 1, 8, 8)}, None)
@@ -102,7 +102,7 @@ def test_a_model_with_buckets_is_compared_with_its_own_answers_to_unpadded_sampl
     assert got[:, 0].tolist() == [0.5, 1.0, 0.75, 1.0]
 
 
-def test_answers_of_different_lengths_are_filled_up_with_their_last_element() -> None:
+def test_answers_of_different_lengths_are_padded_with_their_last_element() -> None:
     source = source_in("tokens=8,32")
     rows = [text(3), text(20)]
     scores, states = reference_outputs(source, samples_of(source, rows))
@@ -115,7 +115,7 @@ def test_answers_of_different_lengths_are_filled_up_with_their_last_element() ->
         )
 
 
-def test_answers_that_differ_between_one_sample_and_a_batch_are_judged_both_ways(tmp_path: Path) -> None:
+def test_answers_that_differ_between_one_sample_and_a_batch_are_both_judged(tmp_path: Path) -> None:
     """OpenVINO has other kernels for an INT8 LSTM in a batch of 1, and most requests to a device hold one sample."""
     body = (
         "s = Shape(x) n = Gather(s, zero) one = Constant<value_int=1>() a = Equal(n, one) m = Neg(x) y = Where(a, m, x)"

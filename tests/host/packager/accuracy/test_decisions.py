@@ -63,7 +63,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_output_is_recognized_and_fp32_agrees_with_itself(name: str) -> None:
+def test_each_kind_of_output_is_recognized_and_fp32_agrees_with_itself(name: str) -> None:
     reference = OUTPUTS[name]
     (judgement,) = judged(reference)
     assert judgement.name == name
@@ -97,20 +97,20 @@ def test_small_scores_beside_large_coordinates_are_judged() -> None:
     assert judgement.score([coarse], [reference]) < 0.9
 
 
-def test_a_positive_single_value_is_not_always_alike() -> None:
+def test_a_constant_answer_does_not_agree_with_positive_single_values() -> None:
     reference = RANDOM.uniform(20, 30, (50, 1)).astype(np.float32)
     (judgement,) = judged(reference)
     assert judgement.score([np.full_like(reference, 25.0)], [reference]) < 0.1
 
 
-def test_one_bad_channel_among_many_good_ones_is_seen() -> None:
+def test_one_bad_channel_among_many_good_channels_is_noticed() -> None:
     reference = RANDOM.normal(0, 1, (40, 10, 300)).astype(np.float32)
     answers = reference.copy()
     answers[:, 3] = 0
     assert value_agreement(answers, reference) < 0.1
 
 
-def test_a_channel_that_never_varies_is_measured_by_the_others() -> None:
+def test_a_channel_that_never_varies_is_measured_with_the_scale_of_the_others() -> None:
     reference = RANDOM.normal(0, 1, (40, 10)).astype(np.float32)
     reference[:, 0] = 1.0
     answers = reference.copy()
@@ -118,7 +118,7 @@ def test_a_channel_that_never_varies_is_measured_by_the_others() -> None:
     assert value_agreement(answers, reference) > 0.999
 
 
-def test_neighbours_are_found_among_more_samples_than_are_compared_at_once() -> None:
+def test_neighbours_are_found_across_blocks_of_samples() -> None:
     """A table of all pairs of 30,000 samples has 7 GB."""
     count = 2 * NEIGHBOUR_BLOCK + 3
     reference = RANDOM.normal(0, 1, (count, 16)).astype(np.float32)
@@ -134,7 +134,7 @@ def test_neighbours_are_found_among_more_samples_than_are_compared_at_once() -> 
     assert 0.1 < want.mean() < 0.9
 
 
-def test_a_neighbour_that_is_as_near_is_the_same_but_only_where_cosines_differ_by_more() -> None:
+def test_an_equally_near_neighbour_counts_as_the_same_only_where_cosines_differ() -> None:
     ring = np.eye(12, dtype=np.float32) + np.roll(np.eye(12, dtype=np.float32), 1, axis=1)  # two equal neighbours each
     noise = RANDOM.normal(0, 1, ring.shape).astype(np.float32)
     assert neighbour_agreement(ring + 0.002 * noise, ring + 0.001 * noise[::-1]) > 0.99
@@ -143,7 +143,7 @@ def test_a_neighbour_that_is_as_near_is_the_same_but_only_where_cosines_differ_b
     assert neighbour_agreement(noisy, close) < 0.9
 
 
-def test_anchors_with_offsets_are_compared_where_both_are_confident() -> None:
+def test_anchors_with_offsets_are_compared_where_both_answers_are_confident() -> None:
     boxes = RANDOM.normal(0, 30, (8, 896, 16)).astype(np.float32)
     logits = np.full((8, 896, 1), -6, np.float32)
     logits[:, 100:104] = 3
@@ -155,7 +155,7 @@ def test_anchors_with_offsets_are_compared_where_both_are_confident() -> None:
     assert judgement.score([moved, logits], [boxes, logits]) == pytest.approx(0.5)
 
 
-def test_anchors_with_boxes_are_compared_by_overlap_and_their_points_by_the_size_of_the_box() -> None:
+def test_anchors_are_compared_by_the_overlap_of_boxes_and_by_points_relative_to_the_box() -> None:
     boxes = RANDOM.normal(0, 0.3, (8, 896, 6)).astype(np.float32)  # all alike: an error is large beside their spread
     boxes[..., 2:4] += 30
     logits = np.full((8, 896, 1), -6, np.float32)
@@ -167,7 +167,7 @@ def test_anchors_with_boxes_are_compared_by_overlap_and_their_points_by_the_size
         assert judgement.score([answers, logits], [boxes, logits]) == pytest.approx(score), moved
 
 
-def test_anchors_with_corners_must_overlap_as_corners() -> None:
+def test_anchors_with_corners_are_compared_by_the_overlap_of_their_boxes() -> None:
     boxes = np.tile(np.array([100, 100, 120, 120], np.float32), (8, 896, 1))
     logits = np.full((8, 896, 1), 3, np.float32)
     (judgement,) = judged(boxes, logits)
@@ -209,7 +209,7 @@ def test_every_output_is_judged() -> None:
     assert [(one.name, one.outputs) for one in found] == [("thresholds", ("out0",)), ("values", ("out1",))]
 
 
-def test_whole_numbers_are_equal_or_not() -> None:
+def test_whole_numbers_are_compared_for_equality() -> None:
     reference = RANDOM.integers(0, 5, (10, 8))
     (judgement,) = judged(reference)
     answers = reference.copy()
@@ -230,12 +230,12 @@ def test_a_class_that_is_lost_from_a_mask_is_not_hidden_by_the_background() -> N
     assert judgement.score([np.zeros_like(reference)], [np.zeros_like(reference)]) == 1.0
 
 
-def test_the_bytes_of_a_quantized_output_are_no_classes() -> None:
+def test_the_bytes_of_a_quantized_output_are_not_taken_for_classes() -> None:
     (judgement,) = judged(RANDOM.integers(0, 255, (5, 32, 32)).astype(np.uint8))
     assert judgement.name == "values"
 
 
-def test_stated_texts_have_the_stated_blank_and_axis() -> None:
+def test_texts_are_read_with_the_stated_blank_and_axis() -> None:
     steps = np.eye(3, dtype=np.float32)[[[2, 2, 0, 2, 1, 1], [1, 2, 1, 0, 0, 0]]]
     rule = Ctc("out0", ("", "a", "b"), time_axis="last")
     scores = steps.transpose(0, 2, 1)
@@ -257,7 +257,7 @@ def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
     assert map_agreement(reference, reference) == 1.0
 
 
-def test_classes_of_each_step_of_an_input_are_no_text() -> None:
+def test_classes_of_each_step_of_an_input_are_not_taken_for_text() -> None:
     """A text recognizer has fewer steps than its input. One wrong letter makes a wrong text; one wrong tag does not."""
     scores = softmax(RANDOM.normal(0, 3, (20, 40, 5)))
     (one,) = judged(scores, inputs=[(40,)])
@@ -281,14 +281,14 @@ def test_steps_of_the_background_do_not_hide_what_is_lost() -> None:
     assert one.score([one_hot[lost]], [one_hot[classes]]) == pytest.approx(0.5)
 
 
-def test_scores_of_the_steps_of_a_series_are_no_boxes() -> None:
+def test_scores_of_the_steps_of_a_series_are_not_taken_for_boxes() -> None:
     """Logits and probabilities of 4 classes for 120 steps have the shapes of a detector's boxes and scores."""
     logits = RANDOM.normal(0, 3, (10, 120, 4)).astype(np.float32)
     assert [one.name for one in judged(logits, softmax(logits), inputs=[(100, 120)])] == ["values", "steps"]
     assert judged(logits, softmax(logits), inputs=[(3, 96, 96)])[0].name == "anchors"
 
 
-def test_many_classes_of_which_few_are_there_are_no_embedding() -> None:
+def test_scores_of_many_classes_are_not_taken_for_an_embedding() -> None:
     """Models of sounds have many classes. A score under the threshold is lost, but the vector hardly changes."""
     scores = RANDOM.uniform(0, 0.05, (12, 500)).astype(np.float32)
     scores[np.arange(12), RANDOM.integers(0, 500, 12)] = 0.8
@@ -300,13 +300,13 @@ def test_many_classes_of_which_few_are_there_are_no_embedding() -> None:
     assert judged(vectors)[0].name == "neighbours"
 
 
-def test_points_in_shares_of_an_image_are_no_classes() -> None:
+def test_points_in_shares_of_an_image_are_not_taken_for_classes() -> None:
     """68 points of a face: a small error moves many of them across a threshold of scores."""
     points = (RANDOM.uniform(0.1, 0.9, 136) + RANDOM.normal(0, 0.03, (40, 136))).clip(0, 1).astype(np.float32)
     assert [one.name for one in judged(points)] == ["values"]
 
 
-def test_an_output_like_an_input_is_a_signal_and_no_embedding() -> None:
+def test_an_output_with_the_form_of_an_input_is_a_signal_and_not_an_embedding() -> None:
     signal = RANDOM.normal(0, 1, (12, 48)).astype(np.float32)
     assert judged(signal, inputs=[(48,)])[0].name == "values"
     assert judged(signal, inputs=[(3, 48)])[0].name == "neighbours"

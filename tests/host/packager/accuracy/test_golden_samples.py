@@ -41,7 +41,7 @@ def test_golden_samples_have_the_extremes_and_as_many_classes_as_samples(
     np.testing.assert_array_equal(rows, golden_rows(reference))
 
 
-def test_answers_that_are_all_alike_or_not_finite_still_give_as_many() -> None:
+def test_answers_that_are_equal_or_not_finite_give_the_usual_number_of_golden_samples() -> None:
     assert len(golden_rows([np.zeros((20, 3), np.float32)])) == SAMPLES
     assert len(golden_rows([np.full((20, 5, 4), np.nan, np.float32), np.arange(20)])) == SAMPLES
     far = models.random(40, 6, 5)
@@ -49,7 +49,7 @@ def test_answers_that_are_all_alike_or_not_finite_still_give_as_many() -> None:
     assert 33 in golden_rows([far])
 
 
-def test_large_samples_are_fewer_and_reach_from_the_lowest_answer_to_the_highest() -> None:
+def test_there_are_fewer_golden_samples_of_large_inputs_and_they_include_the_extreme_answers() -> None:
     answers = models.random(40, 1)
     assert len(golden_rows([answers], BYTES_MAX // SAMPLES - 4)) == SAMPLES
     assert len(golden_rows([answers], BYTES_MAX // 4 - 4)) == 4
@@ -58,7 +58,7 @@ def test_large_samples_are_fewer_and_reach_from_the_lowest_answer_to_the_highest
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite", "tensorrt"])
-def test_a_tolerance_covers_every_way_of_computing_and_is_wider_for_int8_and_for_tensorrt(
+def test_a_tolerance_covers_every_way_of_computing_and_is_wider_for_int8_and_tensorrt(
     engine: str,
     digits_source: SourceModel,
     digits_calibration: CalibrationSet,

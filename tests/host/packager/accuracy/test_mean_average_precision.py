@@ -16,7 +16,7 @@ from edgert_deploy.packager.accuracy.metrics import metric_for
 from tests.support.models.metrics import reference_to, result_of, worst
 
 
-def test_a_detectors_precision_is_cocos() -> None:
+def test_the_precision_of_a_detector_equals_that_of_coco() -> None:
     pytest.importorskip("pycocotools")
     spec = TensorSpec("boxes", "FP32", (-1, 2, 6))  # corners and the scores of two classes
     truth = np.full((3, 2, 5), -1, np.float32)

@@ -19,7 +19,7 @@ from tests.support import models
 from tests.support.models.metrics import BOXES, CLASSES, EYE, SCORES, judge, reference_to, result_of, worst
 
 
-def test_labels_give_top1_of_both() -> None:
+def test_labels_give_the_top1_accuracy_of_fp32_and_of_the_artifact() -> None:
     labels = np.array([0, 1, 2])
     accuracy = judge((SCORES,), [EYE], [EYE[[0, 0, 2]]], labels, 0.1)
     assert (accuracy.metric, accuracy.samples, accuracy.fp32) == ("top1", 3, 1.0)
@@ -41,7 +41,7 @@ def test_without_labels_the_first_classes_are_compared() -> None:
     assert (accuracy.metric, accuracy.artifact, accuracy.passed) == ("top1_agreement", 1.0, True)
 
 
-def test_without_labels_a_vector_that_is_no_class_scores_is_judged_by_its_values() -> None:
+def test_without_labels_a_vector_without_class_scores_is_judged_by_its_values() -> None:
     """The largest element of an embedding or a regression means nothing."""
     vectors = models.random(6, 3) - 0.5
     assert judge((SCORES,), [vectors], [vectors], None, 0.0).metric == "values"
@@ -60,7 +60,7 @@ def test_the_worst_output_determines_the_score() -> None:
     assert judge((BOXES,), [good], [good], None, 0.0).artifact == pytest.approx(1.0)
 
 
-def test_whole_numbers_are_compared_for_being_equal() -> None:
+def test_whole_numbers_are_compared_for_equality() -> None:
     accuracy = judge((CLASSES,), [np.array([1, 2, 3, 4])], [np.array([1, 2, 3, 0])], None, 0.01)
     assert accuracy.artifact == 0.75
 
@@ -73,7 +73,7 @@ def test_nan_never_passes_for_an_answer() -> None:
     assert judge((BOXES,), [boxes], [boxes * np.nan], None, 0.0).artifact == 0.0
 
 
-def test_zero_answers_are_alike_only_to_zero_answers() -> None:
+def test_a_zero_answer_is_similar_only_to_a_zero_answer() -> None:
     zero, boxes = np.zeros((2, 5, 4), np.float32), models.random(2, 5, 4)
     assert judge((BOXES,), [zero], [zero], None, 0.0).artifact == 1.0
     assert judge((BOXES,), [zero], [boxes], None, 0.0).artifact == 0.0
@@ -100,7 +100,7 @@ def test_labels_judge_the_output_that_names_them_most_often() -> None:
     assert result_of(stated, [features, scores], metric="top1").accuracy.fp32 < 0.5
 
 
-def test_labels_that_fp32_does_not_reach_judge_nothing() -> None:
+def test_labels_that_fp32_does_not_match_are_not_used() -> None:
     """Every artifact would keep a score that is no better than chance."""
     labels = np.tile([0, 1, 2], 20)
     scores = EYE[np.repeat([0, 1, 2], 20)]
@@ -139,7 +139,7 @@ def test_top5_counts_the_right_class_among_the_first_five() -> None:
         metric_for("top5", reference_to((spec,), [scores]))
 
 
-def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_of_the_user_judges_fp32_and_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "edgert_own_metric.py").write_text(
         "def negative_error(outputs, inputs, labels):\n    return -float(abs(outputs['scores'].sum() - inputs['x'].sum()))\n"
         "def broken(outputs, inputs, labels):\n    return outputs['nothing']\n"

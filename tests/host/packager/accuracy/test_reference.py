@@ -29,21 +29,21 @@ def a_reference(rule: Embed, answers: list[Any], *specs: TensorSpec) -> Referenc
     return Reference(specs or (STATES,), answers, CalibrationSet({"ids": MASK, "mask": MASK}, None), embed=rule)
 
 
-def test_without_an_embedding_every_output_is_judged_as_it_is() -> None:
+def test_without_an_embedding_every_output_is_judged_unchanged() -> None:
     reference = reference_to((SCORES,), [EYE])
     answers = [2 * EYE]
     assert reference.with_embeddings(answers) is answers
     assert reference.as_embeddings() is reference
 
 
-def test_the_mean_is_of_the_tokens_that_the_mask_marks() -> None:
+def test_the_mean_is_taken_over_the_tokens_that_the_mask_marks() -> None:
     (vectors,) = a_reference(Embed("states", mask="mask", normalize=False), [states()]).with_embeddings([states(1)])
     np.testing.assert_allclose(vectors[0], states(1)[0, :2].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(vectors[1], states(1)[1].mean(axis=0), rtol=1e-6)
     np.testing.assert_array_equal(vectors[2], np.zeros(SIZE), "a text without a token has no direction")
 
 
-def test_changes_of_tokens_behind_the_mask_cost_no_accuracy() -> None:
+def test_changes_of_masked_tokens_do_not_reduce_the_accuracy() -> None:
     whole = states()[:2]
     reference = Reference(
         (STATES,), [whole], CalibrationSet({"mask": MASK[:2]}, None), embed=Embed("states", mask="mask")
@@ -56,7 +56,7 @@ def test_changes_of_tokens_behind_the_mask_cost_no_accuracy() -> None:
     assert judge(metric, reference, [noisy], LIMITS).accuracy.drop > LIMITS.max_drop
 
 
-def test_the_named_output_becomes_vectors_in_its_place_among_the_others() -> None:
+def test_the_named_output_becomes_vectors_and_keeps_its_place_among_the_outputs() -> None:
     scores, pooled = TensorSpec("scores", "FP32", (-1, 3)), Embed("states", "cls")
     reference = a_reference(pooled, [EYE, states()], scores, STATES).as_embeddings()
     assert [spec.name for spec in reference.specs] == ["scores", "states_embedding"]
@@ -70,7 +70,7 @@ def test_the_named_output_becomes_vectors_in_its_place_among_the_others() -> Non
     assert reference.with_embeddings(answers) is answers
 
 
-def test_an_output_that_is_one_vector_for_each_sample_is_taken_as_it_is_but_for_its_length() -> None:
+def test_an_output_with_one_vector_for_each_sample_is_only_normalized() -> None:
     vectors = np.array([[3, 4], [0, 0], [1e-30, 0]], np.float64)
     spec = TensorSpec("y", "FP64", (-1, 2))
     reference = a_reference(Embed("y", "none"), [vectors], spec).as_embeddings()

@@ -18,7 +18,7 @@ from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
 
 
-def test_every_layer_of_the_example_does_some_harm_and_measures_the_same_again(
+def test_every_layer_of_the_example_does_some_harm_and_a_second_measurement_is_equal(
     digits_source: Any, digits_calibration: Any
 ) -> None:
     proto = prepared(digits_source)
@@ -40,7 +40,7 @@ def test_a_model_that_the_tools_cannot_run_is_a_build_failure(digits_source: Any
         Sensitivity(proto, digits_calibration, recipe).of(layer)
 
 
-def test_the_most_harmful_layer_comes_first_and_harmless_ones_are_left_out() -> None:
+def test_the_most_harmful_layer_comes_first_and_harmless_layers_are_left_out() -> None:
     layers = [Layer(name, "Conv", (name,), (name,)) for name in "abcd"]
     harms = [Harm(layer, db) for layer, db in zip(layers, (30.0, 10.0, SQNR_DB_MAX, 30.0), strict=True)]
     assert [layer.name for layer in worst_first(harms)] == ["b", "a", "d"]

@@ -42,14 +42,14 @@ def test_the_rates_equal_jiwers_rates(pairs: list[tuple[str, str]]) -> None:
     assert metric_for("cer", reference).score(answers, rows) == pytest.approx(1 - jiwer.cer(truth, found))
 
 
-def test_edits_of_sequences_that_are_known() -> None:
+def test_the_edits_of_known_sequences_are_counted() -> None:
     assert edits("kitten", "sitting") == 3
     assert edits("", "abc") == edits("abc", "") == 3
     assert edits("", "") == 0
     assert edits(["a", "b"], ["b"]) == 1
 
 
-def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
+def test_the_transcripts_determine_the_metric_and_the_other_rate_is_shown() -> None:
     reference = reference_to(SPECS, [steps_of(["ab c", "b"])], ctc=RULE, transcripts=np.array(["ab c", "b"]))
     result = result_of(reference, [steps_of(["ab a", "b"])])
     assert (result.accuracy.metric, result.accuracy.fp32, result.accuracy.artifact) == ("1-cer", 1.0, 0.8)
@@ -58,7 +58,7 @@ def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
     assert metric_for("auto", reference_to(SPECS, reference.answers, ctc=RULE)).name == "texts"
 
 
-def test_outputs_beside_the_texts_are_judged_too() -> None:
+def test_other_outputs_are_judged_in_addition_to_the_texts() -> None:
     truth = ["ab c", "b", "c", "a"] * 3
     steps, place = steps_of(truth), np.arange(24, dtype=np.float32).reshape(12, 2)
     specs = (*SPECS, TensorSpec("place", "FP32", (-1, 2)))
@@ -71,7 +71,7 @@ def test_outputs_beside_the_texts_are_judged_too() -> None:
     assert result_of(reference, [steps, place[::-1]], metric="cer").passed
 
 
-def test_a_rate_needs_texts_and_the_rule_that_reads_them() -> None:
+def test_an_error_rate_needs_transcripts_and_the_rule_for_texts() -> None:
     answers = [steps_of(["a"])]
     with pytest.raises(CalibrationInvalid, match=r"labels.csv beside the hold-out"):
         metric_for("wer", reference_to(SPECS, answers, ctc=RULE))

@@ -49,7 +49,7 @@ def test_windows_are_counted_as_scikit_learn_counts_them(pairs: list[tuple[int, 
     assert got.f1 == pytest.approx(metrics.f1_score(truth, found, **options))
 
 
-def test_an_event_is_counted_once() -> None:
+def test_each_event_is_counted_once() -> None:
     truth = [2, 0, 0, 0, 2, 1, 1, 2]
     assert counts_of("event_f1", truth, truth) == Counts(2, 2, 2)
     assert counts_of("event_f1", [2, 0, 2, 0, 2, 2, 1, 2], truth) == Counts(2, 3, 2), "yes is answered twice"
@@ -60,7 +60,7 @@ def test_an_event_is_counted_once() -> None:
     assert counts_of("event_f1", [2] * 3, [2] * 3).f1 == 1.0
 
 
-def test_smoothing_may_be_late() -> None:
+def test_an_event_may_be_late_by_the_length_of_the_smoothing() -> None:
     rule = Classify("scores", RULE.labels, softmax=False, none=RULE.none, smooth=Smooth("mean", 3))
     assert counts_of("event_f1", [2, 0, 2, 2, 2], [2, 0, 2, 2, 2], rule) == Counts(0, 0, 1)
     assert matched([Event(4, 5, 0)], [Event(1, 3, 0)], 2).right == 1

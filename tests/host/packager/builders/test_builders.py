@@ -34,7 +34,7 @@ from tests.support.profiles import profile
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_int8_keeps_the_accuracy_and_takes_less_room(
+def test_int8_keeps_the_accuracy_and_is_smaller(
     engine: str,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -59,7 +59,7 @@ def test_int8_keeps_the_accuracy_and_takes_less_room(
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_fp32_answers_as_the_source_does(
+def test_fp32_gives_the_answers_of_the_source(
     engine: str, tmp_path: Path, digits_source: SourceModel, digits_holdout: CalibrationSet
 ) -> None:
     artifact = build(engine, digits_source, digits_holdout, "fp32", tmp_path / "out")
@@ -81,7 +81,7 @@ def test_other_kinds_of_model_keep_their_answers(engine: str, make: Callable[[],
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_batch_fixed_to_one_is_built_as_it_is(engine: str, tmp_path: Path) -> None:
+def test_a_model_with_a_batch_fixed_to_one_is_built(engine: str, tmp_path: Path) -> None:
     source = load_source(models.write(models.mlp("float[1,4] x) => (float[1,3] scores"), tmp_path / "m.onnx"))
     samples = samples_for(source)
     artifact = build(engine, source, samples, "int8", tmp_path / "out")
@@ -147,7 +147,7 @@ def test_every_opset_is_built_for_every_engine(
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_weights_that_an_old_model_lists_as_inputs_are_weights(engine: str, tmp_path: Path) -> None:
+def test_weights_that_an_old_model_lists_as_inputs_are_quantized_as_weights(engine: str, tmp_path: Path) -> None:
     """Exporters of IR 3 listed weights as inputs.
 
     ONNX Runtime folded a weight, and its quantizer missed it.
@@ -167,12 +167,12 @@ def test_weights_that_an_old_model_lists_as_inputs_are_weights(engine: str, tmp_
     np.testing.assert_allclose(got, want, atol=0.05 * float(np.ptp(want)))
 
 
-def test_an_engine_that_nothing_is_built_for_is_named() -> None:
+def test_the_error_names_an_engine_without_a_builder() -> None:
     with pytest.raises(ConfigInvalid, match="null"):
         builder_for("null")
 
 
-def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
+def test_arm_and_x86_share_all_artifacts_except_int8_of_onnx_runtime() -> None:
     arm, x86 = profile("a", "onnxruntime", "aarch64"), profile("b", "onnxruntime", "x86_64")
     assert BuildSpec("onnxruntime", "int8", arm).id != BuildSpec("onnxruntime", "int8", x86).id
     assert BuildSpec("onnxruntime", "fp32", arm).id == BuildSpec("onnxruntime", "fp32", x86).id
@@ -181,7 +181,7 @@ def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_model_with_buckets_answers_every_length_as_the_source_does(engine: str, tmp_path: Path) -> None:
+def test_a_model_with_buckets_gives_the_answers_of_the_source_at_every_length(engine: str, tmp_path: Path) -> None:
     source = source_in("tokens=8,16,32")
     calibration, holdout = (samples_of(source, texts(48, seed=seed)) for seed in (0, 500))
     want = reference_outputs(source, holdout)
@@ -196,7 +196,7 @@ def test_a_model_with_buckets_answers_every_length_as_the_source_does(engine: st
 
 
 @pytest.mark.parametrize("recipe", ["percentile", "entropy"])
-def test_histograms_of_activations_take_buckets_of_several_sizes(recipe: str, tmp_path: Path) -> None:
+def test_histograms_of_activations_accept_buckets_of_several_sizes(recipe: str, tmp_path: Path) -> None:
     source = source_in("tokens=8,16,32")
     calibration, holdout = (samples_of(source, texts(24, seed=seed)) for seed in (0, 500))
     spec = BuildSpec("onnxruntime", "int8", load_profile("this-machine"), (), recipe)

@@ -32,7 +32,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 @pytest.mark.parametrize("engine", [name for name in ENGINE_NAMES if builder_for(name).accepts_folded_preprocessing])
-def test_folding_changes_no_answer(engine: str, precision: Precision, source: SourceModel, tmp_path: Path) -> None:
+def test_folding_does_not_change_the_answers(
+    engine: str, precision: Precision, source: SourceModel, tmp_path: Path
+) -> None:
     taken, left = folded(source, PLAIN_RULE)
     assert (taken.inputs[0].datatype, taken.inputs[0].shape) == ("UINT8", (-1, 24, 32, 3))
     assert (left.scale, left.mean, left.std, left.colour) == (1.0, (0.0,), (1.0,), "rgb")
@@ -48,7 +50,7 @@ def test_folding_changes_no_answer(engine: str, precision: Precision, source: So
     assert np.array_equal(got.argmax(axis=1), want.argmax(axis=1))
 
 
-def test_tflite_takes_no_folded_model(source: SourceModel) -> None:
+def test_a_folded_model_is_refused_for_tflite(source: SourceModel) -> None:
     with pytest.raises(ConfigInvalid, match="--fold-preprocess makes tflite slower"):
         check_source(folded(source, PLAIN_RULE)[0], "tflite", "raspberry-pi-4")
 

@@ -26,7 +26,7 @@ def test_an_activation_belongs_to_the_layer_before_it() -> None:
     ]
 
 
-def test_a_value_with_two_readers_ends_its_layer() -> None:
+def test_a_layer_ends_at_a_value_that_two_nodes_read() -> None:
     body = "c = Add(x, x) r = Relu(c) y = Mul(c, r)"
     layers = layers_of(named(models.model("float[N,4] x) => (float[N,4] y", body)))
     assert [layer.values for layer in layers] == [("c",), ("r",), ("y",)]

@@ -22,7 +22,7 @@ from tests.support.builders import samples_for
 CONV_MACS, GEMM_MACS = 8 * 6 * 6 * 2 * 3 * 3, 8 * 4
 
 
-def test_multiply_accumulates_are_for_one_sample(tmp_path: Path) -> None:
+def test_multiply_accumulates_are_counted_for_one_sample(tmp_path: Path) -> None:
     assert _heavy(models.write(models.cnn(), tmp_path / "m.onnx")) == [
         ArtifactLayer("Conv", "fp32", CONV_MACS),
         ArtifactLayer("Gemm", "fp32", GEMM_MACS),
@@ -58,7 +58,7 @@ def test_a_graph_whose_convolutions_stay_in_float_has_a_small_share(tmp_path: Pa
     assert not any("QLinearConv" in kind for kind in _operators(path, tmp_path))
 
 
-def test_onnx_runtime_computes_in_int8_what_the_file_says(tmp_path: Path) -> None:
+def test_onnx_runtime_computes_in_int8_the_layers_that_count_as_int8(tmp_path: Path) -> None:
     path = _quantized(None, tmp_path)
     assert {layer.precision for layer in _heavy(path)} == {"int8"}
     operators = _operators(path, tmp_path)
@@ -66,7 +66,7 @@ def test_onnx_runtime_computes_in_int8_what_the_file_says(tmp_path: Path) -> Non
     assert operators["QGemm"] == 1
 
 
-def test_a_convolution_whose_result_stays_float_is_float_in_onnx_runtime_alone(tmp_path: Path) -> None:
+def test_a_convolution_whose_result_stays_float_counts_as_float_only_in_onnx_runtime(tmp_path: Path) -> None:
     import onnx
 
     path = _quantized(None, tmp_path)
@@ -80,7 +80,7 @@ def test_a_convolution_whose_result_stays_float_is_float_in_onnx_runtime_alone(t
     assert "QLinearConv" not in _operators(path, tmp_path)
 
 
-def test_sixteen_bits_are_not_int8(tmp_path: Path) -> None:
+def test_a_layer_quantized_to_16_bits_does_not_count_as_int8(tmp_path: Path) -> None:
     import onnx
 
     body = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, d)"

@@ -19,7 +19,7 @@ from tests.support.builders import build, samples_for
 PROFILE = DeviceProfile("p", "", ("x86_64",), ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
 
 
-def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel) -> None:
+def test_arm_gets_signed_activations_and_x86_gets_unsigned_activations(digits_source: SourceModel) -> None:
     def profile(*machines: str) -> DeviceProfile:
         return DeviceProfile("p", "", machines, ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
 
@@ -40,7 +40,7 @@ def test_a_recurrent_layer_that_stays_in_float_makes_the_artifact_mixed(tmp_path
     assert (artifact.precision, artifact.kind) == ("int8", "mixed")
 
 
-def test_a_transformers_products_find_their_ranges_as_they_run(tmp_path: Path) -> None:
+def test_the_products_of_a_transformer_get_their_ranges_at_run_time(tmp_path: Path) -> None:
     import onnx
     import onnxruntime
 

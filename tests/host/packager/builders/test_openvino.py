@@ -24,7 +24,7 @@ needed("nncf")
 onnx: Any = needed("onnx")
 
 
-def test_the_ir_holds_the_model_and_no_notes(tmp_path: Path) -> None:
+def test_the_ir_contains_no_notes_of_the_tools(tmp_path: Path) -> None:
     source = load_source(models.write(models.cnn(), tmp_path / "m.onnx"))
     artifact = build("openvino", source, samples_for(source), "int8", tmp_path / "out")
     root = ElementTree.parse(artifact.path).getroot()
@@ -35,7 +35,7 @@ def test_the_ir_holds_the_model_and_no_notes(tmp_path: Path) -> None:
     assert found["Convolution"] == found["MatMul"] == "int8"
 
 
-def test_fp16_halves_the_weights_and_fp32_keeps_them(tmp_path: Path) -> None:
+def test_fp16_halves_the_size_of_the_weights_and_fp32_keeps_the_size(tmp_path: Path) -> None:
     source = load_source(models.write(models.cnn(), tmp_path / "m.onnx"))
     half = build("openvino", source, samples_for(source), "fp16", tmp_path / "fp16")
     full = build("openvino", source, samples_for(source), "fp32", tmp_path / "fp32")
@@ -69,7 +69,7 @@ def test_the_recipe_float_tail_leaves_recurrent_layers_in_float(tmp_path: Path) 
     assert found["float-tail"]["MatMul"] == "int8"
 
 
-def test_a_node_that_openvino_does_not_know_is_named_and_not_those_behind_it(tmp_path: Path) -> None:
+def test_the_error_names_a_node_that_openvino_does_not_know_and_not_the_next_nodes(tmp_path: Path) -> None:
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
     weights = [onnx.numpy_helper.from_array(models.random(4, 3, 3, 3), "w")]
     weights.append(onnx.numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads"))
@@ -85,7 +85,7 @@ def test_a_node_that_openvino_does_not_know_is_named_and_not_those_behind_it(tmp
     assert "conv" not in raised.value.message
 
 
-def test_a_model_with_a_branch_that_openvino_cannot_read_is_told_why_and_not_to_stay_in_float(tmp_path: Path) -> None:
+def test_the_error_about_a_branch_that_openvino_cannot_read_does_not_advise_float(tmp_path: Path) -> None:
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
     branches = [
         helper.make_graph([helper.make_node(op, ["y"], [op])], op, [], [value(op, 1, None)]) for op in ("Relu", "Neg")

@@ -24,7 +24,7 @@ needed("nncf")
 
 
 @pytest.mark.parametrize("make", [models.cnn, models.mlp, models.transformer])
-def test_the_ir_has_the_multiply_accumulates_of_its_source(make: object, tmp_path: Path) -> None:
+def test_the_layers_of_the_ir_have_the_multiply_accumulates_of_the_source(make: object, tmp_path: Path) -> None:
     assert callable(make)
     source = load_source(models.write(make(), tmp_path / "m.onnx"))
     artifact = build("openvino", source, samples_for(source), "fp32", tmp_path / "out")
@@ -33,7 +33,7 @@ def test_the_ir_has_the_multiply_accumulates_of_its_source(make: object, tmp_pat
     assert artifact.int8_share == 0.0
 
 
-def test_layers_kept_in_float_are_not_in_the_share(tmp_path: Path) -> None:
+def test_layers_that_stay_in_float_do_not_count_in_the_int8_share(tmp_path: Path) -> None:
     source = load_source(models.write(models.cnn(), tmp_path / "m.onnx"))
     conv = layers_of(prepared(source))[0]
     whole = build("openvino", source, samples_for(source), "int8", tmp_path / "whole")

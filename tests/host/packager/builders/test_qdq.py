@@ -66,7 +66,7 @@ def test_preparing_a_model_leaves_nothing_in_the_working_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bias_with_a_leading_axis_of_one_is_quantized_like_a_plain_one(tmp_path: Path) -> None:
+def test_a_bias_with_a_leading_axis_of_one_is_quantized(tmp_path: Path) -> None:
     weights = {"w": models.random(4, 8), "b": models.random(1, 8)}
     proto = models.model("float[N,4] x) => (float[N,8] y", "y = Gemm(x, w, b)", weights)
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
@@ -75,7 +75,7 @@ def test_a_bias_with_a_leading_axis_of_one_is_quantized_like_a_plain_one(tmp_pat
     assert "QuantizeLinear" in {node.op_type for node in quantized.graph.node}
 
 
-def test_layers_that_share_a_bias_are_quantized_whatever_other_values_are_called(tmp_path: Path) -> None:
+def test_layers_that_share_a_bias_are_quantized_whatever_the_names_of_other_values(tmp_path: Path) -> None:
     """ONNX Runtime's quantizer gives the second copy of the bias the name `b0`, which another value has."""
     import onnxruntime
 

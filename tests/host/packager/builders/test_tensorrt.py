@@ -69,7 +69,7 @@ def test_a_zero_point_other_than_zero_is_refused(jetson_graph: Any) -> None:
         audit(jetson_graph)
 
 
-def test_one_channels_zero_point_is_found_too(jetson_graph: Any) -> None:
+def test_a_zero_point_of_one_channel_is_refused(jetson_graph: Any) -> None:
     per_channel = next(
         node
         for node in jetson_graph.graph.node
@@ -83,7 +83,7 @@ def test_one_channels_zero_point_is_found_too(jetson_graph: Any) -> None:
         audit(jetson_graph)
 
 
-def test_a_missing_zero_point_means_uint8_and_is_refused(jetson_graph: Any) -> None:
+def test_a_missing_zero_point_is_refused_because_it_means_uint8(jetson_graph: Any) -> None:
     del first(jetson_graph, "QuantizeLinear").input[2]
     with pytest.raises(BuildFailed, match="which means uint8"):
         audit(jetson_graph)
@@ -126,7 +126,7 @@ def test_other_quantized_operators_are_refused() -> None:
         audit(proto)
 
 
-def test_layers_that_int8_leaves_in_float_can_be_fp16_and_the_contract_stays(
+def test_layers_that_int8_leaves_in_float_can_be_fp16_without_a_change_of_the_contract(
     digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> None:
     import onnx

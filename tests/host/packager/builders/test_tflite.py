@@ -51,7 +51,7 @@ def test_int8_weights_with_float_activations_are_the_first_recipe_of_a_transform
     assert builder.recipes(attention, here) == ("dynamic-range", "min-max")
 
 
-def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Path) -> None:
+def test_an_int8_model_that_old_runtimes_on_32_bit_arm_cannot_load_is_refused(tmp_path: Path) -> None:
     source, old = load_source(models.write(models.mlp(), tmp_path / "m.onnx")), load_profile("raspberry-pi-3")
     assert builder_for("tflite").recipes(source, old) == ("min-max", "percentile")
     spec = BuildSpec("tflite", "int8", old, recipe="dynamic-range")
@@ -59,7 +59,7 @@ def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Pa
         builder_for("tflite").build(spec, source, samples_for(source), tmp_path, lambda line: None)
 
 
-def test_a_custom_operator_that_cannot_be_run_fails_int8_with_the_way_to_a_float_build(tmp_path: Path) -> None:
+def test_a_custom_operator_that_cannot_run_fails_int8_with_the_advice_to_build_in_float(tmp_path: Path) -> None:
     half = with_half_weights(lower(models.mlp()))  # the build runs the model to dequantize its weights
     (tmp_path / "m.tflite").write_bytes(half)
     model = unpacked(half)

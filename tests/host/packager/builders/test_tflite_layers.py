@@ -22,7 +22,9 @@ from tests.support.builders import build, samples_for
 
 
 @pytest.mark.parametrize("make", [models.cnn, models.mlp, models.transformer])
-def test_the_file_has_the_multiply_accumulates_of_its_source(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_the_layers_of_the_file_have_the_multiply_accumulates_of_the_source(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
     source = load_source(models.write(make(), tmp_path / "m.onnx"))
     artifact = build("tflite", source, samples_for(source), "fp32", tmp_path / "out")
     want = sum(layer.macs or 0 for layer in onnx_layers(tmp_path / "m.onnx"))
@@ -46,7 +48,7 @@ def test_each_kind_of_convolution_is_counted(
     assert sum(layer.macs or 0 for layer in tflite_layers(artifact.path)) == macs
 
 
-def test_layers_kept_in_float_make_the_share_small(tmp_path: Path) -> None:
+def test_layers_that_stay_in_float_reduce_the_int8_share(tmp_path: Path) -> None:
     source = load_source(models.write(models.cnn(), tmp_path / "m.onnx"))
     conv = layers_of(prepared(source))[0]
     whole = build("tflite", source, samples_for(source), "int8", tmp_path / "whole")

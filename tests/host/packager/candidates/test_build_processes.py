@@ -41,7 +41,9 @@ def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
     return BuildProcesses(folder, source, calibration, BuildCache(folder / "cache"))
 
 
-def test_two_at_once_are_in_the_cache_afterwards(digits_source: Any, digits_calibration: Any, tmp_path: Path) -> None:
+def test_two_simultaneous_builds_are_in_the_cache_afterwards(
+    digits_source: Any, digits_calibration: Any, tmp_path: Path
+) -> None:
     cache, lines = BuildCache(tmp_path / "cache"), list[str]()
     builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
     builds.prebuild(SPECS, lines.append, processes=2)
@@ -81,7 +83,7 @@ def that_ends(signal_number: int, source: SourceModel) -> SourceModel:
         (signal.SIGXCPU, "the tflite builder took more than 8 h of processor time"),
     ],
 )
-def test_a_crash_ends_the_child_alone(
+def test_a_crash_of_a_build_ends_only_its_child(
     signal_number: int, message: str, digits_source: Any, digits_calibration: Any, tmp_path: Path
 ) -> None:
     hostile = that_ends(signal_number, digits_source)
@@ -96,7 +98,7 @@ def test_a_crash_ends_the_child_alone(
     assert made.path.parent == tmp_path / "out"
 
 
-def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
+def test_ranges_are_measured_in_a_child_and_a_crash_gives_no_ranges(
     digits_source: Any, digits_calibration: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "hostile").mkdir()
@@ -142,7 +144,7 @@ def test_no_process_and_no_file_outlives_an_interrupted_build(
         assert list(Path(shell.env["TMPDIR"]).iterdir()) == [folder]
 
 
-def test_free_memory_is_some_of_the_machine() -> None:
+def test_free_memory_is_positive_and_at_most_the_memory_of_the_machine() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < free_memory_bytes() <= total
 

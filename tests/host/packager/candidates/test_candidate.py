@@ -34,7 +34,7 @@ def test_targets_that_share_an_artifact_have_it_built_once(
         assert [target.artifacts for target in bundle.manifest.targets][:2] == [("onnxruntime-int8",)] * 2
 
 
-def test_a_build_that_failed_for_one_target_fails_alike_for_the_next(tmp_path: Path) -> None:
+def test_a_build_that_failed_for_one_target_fails_again_for_the_next(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": models.random(16, 4)}, None)

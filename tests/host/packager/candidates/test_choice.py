@@ -36,7 +36,7 @@ from tests.support.packs import candidates_of, lossy, pack
 from tests.support.profiles import profile
 
 
-def test_with_reference_adds_an_fp32_artifact_unless_the_targets_own_is_fp32(
+def test_the_option_with_reference_adds_an_fp32_artifact_unless_the_target_has_one(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     targets = (profile("one"), replace(profile("exact"), precision="fp32"))
@@ -62,7 +62,7 @@ def test_precision_can_be_chosen_for_all_targets(
     assert all(one.result.accuracy.drop == 0 for one in candidates_of(result))
 
 
-def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
+def test_every_engine_gets_an_artifact_or_is_left_out_with_the_reason(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
@@ -92,7 +92,7 @@ def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_
     assert [one.id for one in candidates_of(first)] == ["onnxruntime-fp32"]
 
 
-def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
+def test_auto_takes_the_precision_that_passes_and_warns_if_it_is_not_int8(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     request = replace(lossy(build_request), precision="auto")
@@ -103,7 +103,7 @@ def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
     assert re.search(r"not INT8: INT8 \([a-z-]+\): top1 fell by", reason)
 
 
-def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
+def test_auto_times_the_precisions_that_pass_on_this_machine_and_takes_the_fastest(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     other = replace(profile("other"), machines=("no-such-machine",))
@@ -119,7 +119,7 @@ def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
     assert any("other: not timed, because this machine has another processor" in line for line in lines)
 
 
-def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
+def test_an_int8_artifact_with_little_work_in_int8_is_ranked_behind_fp16(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     plain = candidates_of(pack(build_request, signing_key, tmp_path / "x.edgert"))[0]
@@ -171,7 +171,7 @@ def crashes_in_int8(request: BuildRequest, folder: Path) -> BuildRequest:
     )
 
 
-def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_is_packed(
+def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_precision_is_packed(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     request, lines = replace(crashes_in_int8(build_request, tmp_path), precision="auto"), list[str]()
@@ -185,7 +185,7 @@ def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_is_packed(
         assert any(says in line and f"INT8 artifact ({recipe}) of box" in line for line in lines)
 
 
-def test_a_crash_in_the_only_precision_ends_the_build_and_leaves_nothing(
+def test_a_crash_in_the_only_precision_ends_the_build_and_leaves_no_file(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp").mkdir()

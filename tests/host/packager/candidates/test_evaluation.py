@@ -110,7 +110,7 @@ def test_outputs_of_any_dtype_are_compared(tmp_path: Path) -> None:
     assert int(evaluation.answers[1].max()) - int(evaluation.answers[1].min()) > 200  # more than int8 holds
 
 
-def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_the_holdout(
+def test_the_reference_has_the_answers_of_the_source_and_golden_samples_come_from_the_holdout(
     build_request: BuildRequest,
 ) -> None:
     evaluation = evaluate_source(build_request)
@@ -146,7 +146,7 @@ def test_scores_that_are_probabilities_get_no_softmax(body: str, once: bool, tmp
     assert ctc == Ctc("y", ("", "a"), softmax=False)
 
 
-def test_every_bucket_needs_samples_and_has_a_golden_one(tmp_path: Path) -> None:
+def test_every_bucket_needs_samples_and_gets_a_golden_sample(tmp_path: Path) -> None:
     source = source_in("tokens=8,16,32")
     every, short = samples_of(source, texts(40)), samples_of(source, [text(2 + i % 12, i) for i in range(40)])
 

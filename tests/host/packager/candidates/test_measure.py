@@ -107,7 +107,7 @@ def test_a_profile_of_another_processor_is_not_timed_here(
     assert any("other is not measured" in line for line in lines)
 
 
-def test_an_artifact_that_crashes_its_engine_has_no_time_and_the_others_have_theirs(tmp_path: Path) -> None:
+def test_an_artifact_that_crashes_its_engine_is_not_timed_and_the_others_are_timed(tmp_path: Path) -> None:
     source = load_source(models.write(models.dividing(), tmp_path / "m.onnx"))
     calibration, holdout = (CalibrationSet({"x": models.for_dividing(30, seed)}, None) for seed in (0, 1))
     request = BuildRequest(source, calibration, holdout, (profile("box"),), "m")
@@ -138,7 +138,7 @@ def with_edgertd(sshd: SshDevice) -> None:
     program.chmod(0o755)
 
 
-def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
+def test_a_device_times_the_candidates_and_keeps_no_file_of_them(
     build_request: BuildRequest, signing_key: SigningKey, sshd: SshDevice, tmp_path: Path
 ) -> None:
     device = replace(sshd.device(), profile="this-machine")

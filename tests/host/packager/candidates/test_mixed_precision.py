@@ -50,7 +50,7 @@ def build_request(
     return BuildRequest(outlier, digits_calibration, digits_holdout, (box,), "outlier", cache=cache)
 
 
-def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_others_are_int8(
+def test_in_every_engine_only_the_layers_around_an_outlier_stay_in_float(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = build_bundle(build_request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
@@ -98,7 +98,9 @@ def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> Candidat
     return CandidateBuilder(evaluate_source(request), request.cache, folder, lines.append)
 
 
-def test_a_search_that_its_budget_ended_continues_where_it_stopped(build_request: BuildRequest, tmp_path: Path) -> None:
+def test_a_search_that_ended_with_its_budget_continues_where_it_stopped(
+    build_request: BuildRequest, tmp_path: Path
+) -> None:
     box: DeviceProfile = build_request.targets[0]
     lines: list[str] = []
     found, rounds = None, 0
@@ -138,7 +140,7 @@ def test_a_search_that_fails_is_reported_and_int8_counts_as_built(
     assert [(one.is_int8, one.passed) for one in choice.packed] == [(True, False)]
 
 
-def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(build_request: BuildRequest, tmp_path: Path) -> None:
+def test_a_search_ends_when_too_little_of_the_work_is_left_in_int8(build_request: BuildRequest, tmp_path: Path) -> None:
     builder = a_builder(build_request, tmp_path / "work", [])
     plain = builder.build(BuildSpec("onnxruntime", "int8", build_request.targets[0]))
     result = search_float_layers(builder, plain, Budget(12), share_min=0.95)

@@ -40,7 +40,7 @@ def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
         assert {one["recipe"] for one in receipt["candidates"]} == {recipe}
 
 
-def test_a_refusal_says_what_was_tried_and_what_it_scored(
+def test_a_refusal_lists_the_recipes_that_were_tried_and_their_scores(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     request = replace(lossy(build_request), targets=(profile("one"),), budget=2)
@@ -50,7 +50,7 @@ def test_a_refusal_says_what_was_tried_and_what_it_scored(
         assert re.search(rf"{recipe} (0\.\d{{4}} \(fails\)|\(not built\))", refusal.value.message), recipe
 
 
-def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
+def test_a_recipe_that_leaves_nearly_all_layers_in_float_does_not_end_the_search(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     """For attention, `dynamic-range` is the first recipe. It left a detector's convolutions in float, without loss."""

@@ -49,7 +49,7 @@ def folder_of_temporary_files(given: None) -> list[NDArray[Any]]:
     return [np.frombuffer(tempfile.gettempdir().encode(), np.uint8)]
 
 
-def test_arrays_of_every_kind_come_back_and_those_given_stay() -> None:
+def test_arrays_of_every_kind_are_returned_and_the_given_arrays_stay_unchanged() -> None:
     given: list[NDArray[Any]] = [
         np.arange(12, dtype=np.int64).reshape(3, 4),
         np.ones((2, 3), np.float16),
@@ -65,7 +65,7 @@ def test_arrays_of_every_kind_come_back_and_those_given_stay() -> None:
     assert arrays_of(f"{HERE}:doubled", []) == []
 
 
-def test_a_value_that_is_given_again_is_written_once_and_few_files_are_kept(
+def test_a_repeated_value_is_written_once_and_few_files_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -102,7 +102,7 @@ def test_a_crash_is_an_error_that_leaves_no_file_and_the_next_request_is_answere
     assert Path(name.tobytes().decode()).parent == tmp_path
 
 
-def test_an_error_of_ours_keeps_its_class() -> None:
+def test_an_edgert_error_keeps_its_class() -> None:
     with pytest.raises(EngineFailed, match="cannot load this"):
         arrays_of(f"{HERE}:refuses", None)
 

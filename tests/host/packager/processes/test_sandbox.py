@@ -83,11 +83,11 @@ def test_a_child_ends_when_its_standard_input_closes() -> None:
         (1, "ImportError: no module\n", "error"),
     ],
 )
-def test_the_end_of_a_child_has_a_cause(code: int, printed: str, cause: str) -> None:
+def test_the_error_names_the_cause_of_the_end_of_a_child(code: int, printed: str, cause: str) -> None:
     assert failure(code, printed).cause == cause
 
 
-def test_only_edgerts_errors_come_out_of_a_child() -> None:
+def test_a_child_raises_only_errors_of_edgert() -> None:
     with pytest.raises(BuildFailed, match="text"):
         answer_or_error({"code": "build.failed", "error": "text"}, b"")
     with pytest.raises(Exception, match="text") as raised:
@@ -96,7 +96,7 @@ def test_only_edgerts_errors_come_out_of_a_child() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3, 18, -1])
-def test_a_frame_that_is_cut_off_is_the_end(cut: int) -> None:
+def test_a_frame_that_is_cut_off_is_read_as_the_end(cut: int) -> None:
     file = io.BytesIO()
     write_frame(file, {"a": 1}, b"payload")
     assert read_frame(io.BytesIO(file.getvalue())) == ({"a": 1}, b"payload")

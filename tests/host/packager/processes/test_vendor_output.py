@@ -12,7 +12,7 @@ import pytest
 from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 
 
-def test_nothing_is_printed_inside_and_everything_after(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_is_dropped_inside_the_block_and_printed_after_it(capfd: pytest.CaptureFixture[str]) -> None:
     with quiet():
         print("banner")
         print("bar", file=sys.stderr)
@@ -36,7 +36,7 @@ def test_an_error_restores_the_output(capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr().out == "result\n"
 
 
-def test_the_working_folder_is_another_for_a_while_even_if_the_first_is_gone(
+def test_the_working_folder_changes_inside_the_block_even_if_the_first_folder_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").mkdir()

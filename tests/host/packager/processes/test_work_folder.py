@@ -99,7 +99,7 @@ def test_a_disk_that_becomes_full_is_named(error: Exception, tmp_path: Path) -> 
     assert str(tmp_path) in caught.value.message
 
 
-def test_other_errors_and_other_disks_are_not_taken_for_a_full_folder() -> None:
+def test_neither_other_errors_nor_other_full_disks_are_taken_for_a_full_folder() -> None:
     for error in (OSError(errno.EIO, "broken"), OSError(errno.ENOSPC, "the bundle's disk is full")):
         with pytest.raises(OSError, match=str(error.strerror)), work_folder(80 * MB, lambda _: 90 * MB):
             raise error

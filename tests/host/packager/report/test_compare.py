@@ -29,7 +29,7 @@ def test_the_fields_that_changed_are_named_by_what_they_belong_to(pair: tuple[Pa
     assert not any(field.startswith(("inputs", "outputs", "targets", "files.golden")) for field in changes)
 
 
-def test_a_device_fetches_only_what_it_does_not_have(pair: tuple[Path, Path]) -> None:
+def test_a_device_fetches_only_the_files_that_it_lacks(pair: tuple[Path, Path]) -> None:
     with open_bundle(pair[0], None) as before, open_bundle(pair[1], None) as after:
         (there,), (back,) = compare(before, after).fetches, compare(after, before).fetches
         (same,) = compare(after, after).fetches
@@ -41,7 +41,7 @@ def test_a_device_fetches_only_what_it_does_not_have(pair: tuple[Path, Path]) ->
     assert (same.files, same.size_bytes, same.compressed_bytes) == (0, 0, 0)
 
 
-def test_a_target_that_was_not_there_fetches_everything(signing_key: SigningKey, tmp_path: Path) -> None:
+def test_a_new_target_fetches_everything(signing_key: SigningKey, tmp_path: Path) -> None:
     one = make_null_bundle(tmp_path, signing_key, release=1)
     other = make_null_bundle(tmp_path, signing_key, release=2, profile="intel-nuc")
     with open_bundle(one, None) as before, open_bundle(other, None) as after:

@@ -107,7 +107,7 @@ def test_the_page_is_complete_and_readable_on_any_screen(opened_page: Any, width
     assert seen.colours() > 20
 
 
-def test_text_from_a_bundle_is_shown_and_never_run(opened_page: Any) -> None:
+def test_text_from_a_bundle_is_shown_and_never_executed(opened_page: Any) -> None:
     seen = opened_page(1280, "light")
     text = seen.evaluate("document.body.innerText")
     for words in (
@@ -167,7 +167,7 @@ def test_the_command_writes_the_page_beside_the_bundle(
     assert json.loads(capsys.readouterr().out)["error"]["message"].count("--html")
 
 
-def test_inspect_shows_the_same_as_text_and_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_the_same_values_as_text_and_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bundle", "inspect", str(bundle)]) == 0
     shown = capsys.readouterr().out
     # Sizes and accuracy depend on ONNX Runtime's release.

@@ -71,7 +71,7 @@ def test_a_function_gives_samples_of_different_lengths(
         load_samples(Path("field_texts:long"), source, at_least=1)
 
 
-def test_stacked_arrays_with_lengths_are_padded_as_stated_whatever_they_held(
+def test_stacked_arrays_with_lengths_get_the_stated_padding_whatever_they_held(
     source: SourceModel, tmp_path: Path
 ) -> None:
     ids, mask = (np.full((12, 35), 5, np.int64) for _ in range(2))
@@ -118,7 +118,7 @@ def test_stacked_inputs_of_different_lengths_are_refused(source: SourceModel, tm
         load_samples(path, source, at_least=10)
 
 
-def test_a_model_without_buckets_takes_no_lengths(tmp_path: Path) -> None:
+def test_lengths_are_refused_for_a_model_without_buckets(tmp_path: Path) -> None:
     path = models.write_samples(tmp_path / "s.npz", image=models.random(12, 3, 16, 16), lengths=np.ones(12, np.int64))
     with pytest.raises(CalibrationInvalid, match="not inputs of the model: 'lengths'"):
         load_samples(path, load_source(FOLDER / "picture.onnx"), at_least=10)

@@ -33,7 +33,7 @@ def image_rule(path: Path, source: SourceModel) -> Preprocess:
     return rule
 
 
-def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path) -> None:
+def test_all_keys_are_read_and_all_except_the_input_are_optional(tmp_path: Path) -> None:
     text = 'input = "image"\nscale = 0.5\nmean = [1, 2, 3]\nstd = 2.0\nlayout = "nhwc"\n'
     assert preprocess(tmp_path, text) == Preprocess("image", 0.5, (1.0, 2.0, 3.0), (2.0,), "nhwc")
     assert preprocess(tmp_path, 'input = "image"') == Preprocess("image")
@@ -75,14 +75,14 @@ def test_a_rule_that_does_not_fit_the_model_is_refused(text: str, says: str, tmp
     ("name", "says"),
     [("imagenet", "'image' has 1 channel:"), ("imagnet", "give imagenet or yolo"), ("labels.txt", "or a .toml file")],
 )
-def test_a_wrong_preprocess_names_what_there_is(name: str, says: str, tmp_path: Path) -> None:
+def test_the_error_about_a_wrong_preprocess_lists_the_valid_values(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("one\n")
     path = tmp_path / name if name == "labels.txt" else Path(name)
     with pytest.raises(ConfigInvalid, match=says):
         read_preprocess(path, source((-1, 1, 8, 8)))
 
 
-def test_labels_find_the_output_that_they_fit(tmp_path: Path) -> None:
+def test_labels_belong_to_the_output_that_they_fit(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\n\n dog \n")
     classify = read_classify(tmp_path / "labels.txt", SOURCE)
     assert (classify.output, classify.labels) == ("scores", ("cat", "dog"))
@@ -95,7 +95,7 @@ def test_labels_fit_the_integers_of_a_quantized_classifier(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("data", [b"", b"a\nb\nc\n", b"\xff\xfe\n"])
-def test_labels_that_fit_nothing_are_refused(data: bytes, tmp_path: Path) -> None:
+def test_labels_that_fit_no_output_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes(data)
     for path in (tmp_path / "labels.txt", tmp_path / "missing", tmp_path):
         with pytest.raises(ConfigInvalid):
@@ -118,7 +118,7 @@ def test_a_rule_for_images_gets_the_models_own_size_and_layout(tmp_path: Path) -
     )
 
 
-def test_presets_say_what_training_code_does() -> None:
+def test_presets_contain_the_values_of_the_training_code() -> None:
     imagenet = image_rule(Path("imagenet"), source((-1, 3, 224, 224)))
     assert imagenet.resize == Resize("crop", 224, 224, shortest_side=256)
     assert (imagenet.mean, imagenet.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

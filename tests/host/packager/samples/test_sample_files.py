@@ -21,7 +21,7 @@ from edgert_deploy.packager.samples.sample_files import (
 SPEC = TensorSpec("in/put:0", "FP32", (-1, 4))
 
 
-def test_inputs_have_file_names() -> None:
+def test_the_name_of_an_input_becomes_a_valid_file_name() -> None:
     assert (stem("image"), stem(SPEC.name), stem("a-b.c_1")) == ("image", "in_put_0", "a-b.c_1")
 
 
@@ -57,7 +57,7 @@ def test_a_table_of_labels_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
         read_label_table(table, [])
 
 
-def test_a_file_has_one_label(tmp_path: Path) -> None:
+def test_a_file_with_two_different_labels_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("a.png,1\nb.png,0\na.png,1\n")
     assert read_label_table(table, []) == {"a.png": 1, "b.png": 0}
@@ -66,7 +66,7 @@ def test_a_file_has_one_label(tmp_path: Path) -> None:
         read_label_table(table, [])
 
 
-def test_files_that_are_not_read_are_named_and_not_left_out_in_silence(tmp_path: Path) -> None:
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     for name in ("cat", ".ipynb"):
         (tmp_path / name).mkdir()
     for name in ("a.JPG", "cat/b.png", "labels.csv", "notes.md", "._a.jpg", "cat/.hidden.png", ".ipynb/c.png"):
@@ -82,7 +82,7 @@ def test_files_that_are_not_read_are_named_and_not_left_out_in_silence(tmp_path:
         files_in(tmp_path, (".jpg", ".png"))
 
 
-def test_the_form_of_an_array_is_that_of_its_input() -> None:
+def test_an_array_with_another_form_than_its_input_is_refused() -> None:
     check_form("s.npz", SPEC, (12, 4), np.dtype("float32"))
     for shape, dtype in (((12, 5), "float32"), ((12,), "float32"), ((12, 4), "uint8")):
         with pytest.raises(CalibrationInvalid, match="in/put:0"):

@@ -104,7 +104,9 @@ def load(function: str, source: SourceModel = ONE, rule: Preprocess | None = Non
     return load_samples(Path(f"edgert_test_samples:{function}"), source, rule, at_least=10)
 
 
-def test_arrays_dictionaries_and_labels_are_taken(in_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_may_give_arrays_or_dictionaries_or_labels(
+    in_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert load("rows").inputs["x"][:, 0].tolist() == list(range(12))
     assert capfd.readouterr().out == ""  # stdout belongs to the command's result
     labelled = load("labelled")
@@ -114,7 +116,7 @@ def test_arrays_dictionaries_and_labels_are_taken(in_folder: Path, capfd: pytest
     assert two.inputs["z"][:, 1].tolist() == list(range(12))  # although the function fills the same array again
 
 
-def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
+def test_frames_are_preprocessed_by_the_rule(in_folder: Path) -> None:
     rule = Preprocess("x", 1 / 255, layout="nhwc", resize=Resize("stretch", 8, 8))
     images = load("frames", IMAGE, rule).inputs["x"]
     assert images.shape == (12, 3, 8, 8)
@@ -150,12 +152,12 @@ def test_one_array_for_a_model_of_two_inputs_is_refused(in_folder: Path) -> None
         load("rows", TWO)
 
 
-def test_a_module_that_is_not_there_is_named(in_folder: Path) -> None:
+def test_the_error_names_a_missing_module(in_folder: Path) -> None:
     with pytest.raises(CalibrationInvalid, match="no module 'no_such_module_of_mine'"):
         load_samples(Path("no_such_module_of_mine:samples"), ONE, at_least=1)
 
 
-def test_a_function_that_never_ends_is_ended(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_never_ends_is_stopped(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgert_deploy.packager.samples.sample_function.SAMPLES_MAX", 50)
     with pytest.raises(CalibrationInvalid, match="more than 50 samples"):
         load("endless")

@@ -45,7 +45,7 @@ def test_samples_and_labels_are_read(tmp_path: Path) -> None:
     assert samples.labels.dtype == np.int64
 
 
-def test_infer_leaves_out_what_a_file_of_samples_may_hold_beside_its_inputs() -> None:
+def test_infer_ignores_the_arrays_that_only_a_build_needs() -> None:
     assert set(BUILD_ONLY) == set(NAMES)
 
 
@@ -56,7 +56,7 @@ def test_samples_in_narrower_numbers_of_the_same_kind_are_read(tmp_path: Path) -
     np.testing.assert_array_equal(samples.inputs["x"], GOOD.astype(np.float16).astype(np.float32))
 
 
-def test_few_samples_of_a_large_input_run_at_once() -> None:
+def test_the_number_of_samples_that_run_at_once_falls_with_the_size_of_the_input() -> None:
     """A spectrogram of 0.6 MB has activations of 100 MB. For a model of 0.7 MB, 32 at once took 3.6 GB."""
     runs = {shape: CalibrationSet({"x": np.zeros((8, *shape), np.float32)}, None).run_max for shape in SHAPES}
     assert runs == {(901, 161): 3, (3, 2048, 2048): 1, (64,): 8192}
@@ -119,7 +119,7 @@ def test_pickled_objects_are_never_opened(tmp_path: Path) -> None:
             load_samples(tmp_path / name, SOURCE, at_least=1)
 
 
-def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_and_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     (tmp_path / "text.npy").write_text("hello")
     (tmp_path / "empty.npz").touch()
@@ -147,7 +147,7 @@ def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Pat
             load_samples(tmp_path / "s.npz", SOURCE, at_least=1)
 
 
-def test_one_npy_is_the_samples_of_a_model_with_one_input(tmp_path: Path) -> None:
+def test_a_single_npy_file_gives_the_samples_of_a_model_with_one_input(tmp_path: Path) -> None:
     np.save(tmp_path / "calibration.npy", GOOD)
     samples = load_samples(tmp_path / "calibration.npy", SOURCE, at_least=10)
     np.testing.assert_array_equal(samples.inputs["x"], GOOD)
@@ -192,7 +192,7 @@ def test_stacked_npy_files_are_samples(tmp_path: Path) -> None:
         load_samples(tmp_path, SOURCE, at_least=10)
 
 
-def test_npy_files_of_one_sample_each_are_samples_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_npy_files_with_one_sample_each_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     for i, row in enumerate(GOOD):
         np.save(tmp_path / f"{i:03}.npy", row if i % 2 else row[None])
     np.save(tmp_path / "labels.npy", np.arange(12))
@@ -253,7 +253,7 @@ def test_images_are_labelled_by_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["metadata.csv", "metadata.jsonl"])
-def test_labels_in_a_table_that_is_not_read_are_not_missed_in_silence(tmp_path: Path, table: str) -> None:
+def test_a_table_of_labels_with_another_name_is_refused(tmp_path: Path, table: str) -> None:
     pytest.importorskip("PIL")
     rule = Preprocess("x", layout="nhwc", resize=Resize("stretch", 8, 8), decode=True)
     source = SourceModel(Path("m"), None, "", 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), SOURCE.outputs)
@@ -267,7 +267,7 @@ def test_labels_in_a_table_that_is_not_read_are_not_missed_in_silence(tmp_path: 
     assert found.tolist() == [0]
 
 
-def test_a_file_cut_or_damaged_anywhere_is_refused_or_still_whole(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_or_damaged_anywhere_is_refused_or_gives_whole_samples(tmp_path: Path) -> None:
     whole = models.write_samples(tmp_path / "s.npz", x=GOOD).read_bytes()
     path = tmp_path / "cut.npz"
     for at in range(0, len(whole), 3):
@@ -315,7 +315,7 @@ def test_samples_may_hold_an_input_that_the_model_does_not_read(tmp_path: Path) 
     assert list(load_samples(path, replace(SOURCE, unread=("types",)), at_least=10).inputs) == ["x"]
 
 
-def test_sets_whose_values_are_of_another_size_are_reported() -> None:
+def test_sets_of_samples_with_values_of_different_magnitude_are_reported() -> None:
     values, number = GOOD / np.abs(GOOD).max(), np.arange(len(GOOD))
     for factor, found in ((1.0, []), (5.0, []), (255.0, ["x"]), (1 / 255, ["x"]), (0.0, [])):
         sets = [

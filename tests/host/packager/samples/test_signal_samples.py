@@ -28,7 +28,9 @@ def load(path: Path, rule: Sound | Series, *item: int) -> CalibrationSet:
     return load_samples(path, source(*item), rule, ("no", "yes"), at_least=1)
 
 
-def test_wav_files_are_cut_like_on_a_device_and_each_window_has_the_files_class(tmp_path: Path) -> None:
+def test_wav_files_are_cut_into_windows_as_on_a_device_and_each_window_has_the_class_of_its_file(
+    tmp_path: Path,
+) -> None:
     random = np.random.default_rng(0)
     for label, count in (("no", 1000), ("yes", 2100)):
         (tmp_path / label).mkdir()
@@ -68,7 +70,7 @@ def test_a_table_holds_the_text_of_each_recording(tmp_path: Path) -> None:
         transcripts()
 
 
-def test_a_table_labels_parts_of_a_recording(tmp_path: Path) -> None:
+def test_a_table_can_give_labels_to_parts_of_a_recording(tmp_path: Path) -> None:
     for name in ("a", "b"):
         wavfile.write(tmp_path / f"{name}.wav", 8000, np.zeros(4000, np.int16))  # 7 windows, every 62.5 ms, of 125 ms
 
@@ -97,7 +99,7 @@ def test_a_table_labels_parts_of_a_recording(tmp_path: Path) -> None:
         labels("a.wav,no\nb.wav,yes,0.1,0.2\n")
 
 
-def test_csv_files_have_a_line_for_each_moment_and_empty_cells_are_missing(tmp_path: Path) -> None:
+def test_csv_files_have_a_line_for_each_moment_and_empty_cells_are_missing_values(tmp_path: Path) -> None:
     lines = [f"{i},{'' if i == 3 else 2 * i}" for i in range(33)]
     (tmp_path / "run.csv").write_text("time,speed\n" + "\n".join(lines))
     samples = load(tmp_path, SERIES, 2, 2)
@@ -115,7 +117,7 @@ def test_arrays_hold_windows_of_the_signal(tmp_path: Path) -> None:
     np.testing.assert_array_equal(samples.raw, windows)
 
 
-def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
+def test_samples_that_are_not_signals_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationInvalid, match=r"holds neither .npy nor \.wav files"):
         load(tmp_path, SOUND, 5, 7)
     (tmp_path / "a.wav").write_bytes(b"RIFF")
@@ -148,7 +150,7 @@ def test_a_file_with_values_that_are_not_finite_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_a_table_of_labels_that_is_no_file_is_not_left_out_in_silence(tmp_path: Path, kind: str) -> None:
+def test_a_table_of_labels_that_is_not_a_file_is_refused(tmp_path: Path, kind: str) -> None:
     wavfile.write(tmp_path / "a.wav", 8000, np.zeros(1000, np.int16))
     table = tmp_path / "labels.csv"
     table.mkdir() if kind == "folder" else table.symlink_to("moved.csv")

@@ -39,7 +39,7 @@ def source(batch: int = -1) -> SourceModel:
 
 
 @pytest.mark.parametrize("batch", [-1, 1])
-def test_each_recording_carries_its_own_state_in_the_order_of_its_samples(batch: int) -> None:
+def test_each_recording_has_its_own_state_in_the_order_of_its_samples(batch: int) -> None:
     recordings = np.array([5, 5, 2, 5, 2, 9] * 20)  # 9 has the fewest
     values = np.random.default_rng(0).integers(1, 9, (120, 1)).astype(np.float32)
     (y, next_s), met = run_in_turn(sums(batch), {"x": values}, recordings, STATE)
@@ -51,13 +51,13 @@ def test_each_recording_carries_its_own_state_in_the_order_of_its_samples(batch:
     np.testing.assert_array_equal(y, next_s)
 
 
-def test_more_recordings_than_run_together_are_run() -> None:
+def test_recordings_beyond_the_number_that_run_together_are_run() -> None:
     recordings = np.repeat(np.arange(100), 2)
     (y, _), _ = run_in_turn(sums(), {"x": np.ones((200, 1), np.float32)}, recordings, STATE)
     np.testing.assert_array_equal(y[:, 0], np.tile([1, 2], 100))
 
 
-def test_a_recording_that_crashes_the_engine_is_named_and_others_carry_their_state(tmp_path: Path) -> None:
+def test_a_recording_that_crashes_the_engine_is_named_and_others_keep_their_state(tmp_path: Path) -> None:
     proto = models.dividing()
     proto.graph.node.extend([helper.make_node("Add", ["x", "h"], ["next_h"])])
     for values, name in ((proto.graph.input, "h"), (proto.graph.output, "next_h")):
@@ -99,7 +99,7 @@ def test_a_file_that_binds_no_state_of_the_model_is_refused(tmp_path: Path, text
         read_state(path, source())
 
 
-def test_a_file_binds_state(tmp_path: Path) -> None:
+def test_the_state_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('state_id = "v1"\n[[state]]\ninput = "s"\noutput = "next_s"\n')
     assert read_state(path, source()) == (STATE, "v1")

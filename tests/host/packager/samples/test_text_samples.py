@@ -50,7 +50,7 @@ def load(path: Path, rule_file: Path, model: SourceModel) -> CalibrationSet:
     return load_samples(path, model, rule_of(rule_file, model), LABELS, at_least=1)
 
 
-def test_a_folders_files_are_the_tokens_that_a_device_makes(tmp_path: Path, rule_file: Path) -> None:
+def test_the_files_of_a_folder_give_the_tokens_that_a_device_computes(tmp_path: Path, rule_file: Path) -> None:
     model, rows = source(24), sentences(20, 4)
     samples = load(write_sentences(tmp_path / "texts", rows), rule_file, model)
     by_file = sorted(range(20), key=lambda i: f"{LABELS[rows[i][1]]}/{i:04}")
@@ -100,7 +100,7 @@ def test_a_text_that_cannot_be_a_sample_is_refused(tmp_path: Path, rule_file: Pa
         load(tmp_path / "bad.txt", rule_file, more)
 
 
-def test_the_rule_takes_the_usual_names_and_the_models_length(rule_file: Path) -> None:
+def test_the_rule_finds_inputs_with_the_usual_names_and_the_length_of_the_model(rule_file: Path) -> None:
     tokenizer = str(rule_file.parent / "tokenizer.json")
     assert rule_of(rule_file, source(24)) == Text(tokenizer, *(NAMES[0], 24, *NAMES[1:]))
     assert rule_of(rule_file, source(-1, 8, 16, names=NAMES[:2])) == Text(tokenizer, NAMES[0], 16, NAMES[1])
@@ -135,7 +135,7 @@ def test_a_wrong_file_is_refused(rule_file: Path, text: str, names: tuple[str, .
         read_preprocess(rule_file, source(24, names=names))
 
 
-def test_the_pad_is_the_tokenizers_own(rule_file: Path) -> None:
+def test_the_pad_is_read_from_the_tokenizer(rule_file: Path) -> None:
     value = json.loads(tokenizer_json())
     value["added_tokens"][0]["content"] = "<mine>"
     path = rule_file.parent / "tokenizer.json"
@@ -145,7 +145,7 @@ def test_the_pad_is_the_tokenizers_own(rule_file: Path) -> None:
         assert rule_of(rule_file, source(24)).pad_id == pad_id
 
 
-def test_an_embedding_takes_the_only_output_and_the_texts_mask(tmp_path: Path, rule_file: Path) -> None:
+def test_an_embedding_uses_the_only_output_and_the_mask_of_the_text_by_default(tmp_path: Path, rule_file: Path) -> None:
     model, path = source(24), tmp_path / "post.toml"
     path.write_text("[embed]")
     assert read_postprocess(path, model, None, rule_of(rule_file, model)) == Embed("last_hidden_state", mask=NAMES[1])

@@ -22,7 +22,7 @@ from tests.support import models
 OPEN = TensorSpec("x", "FP32", (-1, 4))
 
 
-def test_inputs_are_those_that_are_no_weights() -> None:
+def test_the_inputs_of_a_model_do_not_include_its_weights() -> None:
     proto = models.mlp()
     assert input_specs(proto) == (OPEN,)
     assert opset_of(parse("m.onnx", proto.SerializeToString())) == 17

@@ -124,13 +124,13 @@ def many_nothings() -> Any:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
+def test_the_probe_stops_a_bomb_at_the_limits(make: Callable[[], Any], says: str) -> None:
     limits = Limits(MEMORY_BYTES_MIN, 1 if "1 s" in says else 60)
     with pytest.raises(SourceInvalid, match=says):
         probe("onnx", ProbeRequest("bomb.onnx", ""), make().SerializeToString(), limits=limits)
 
 
-def test_larger_files_may_take_more() -> None:
+def test_larger_files_get_higher_limits() -> None:
     small, large = limits_for(1000), limits_for(10**9)
     assert small.memory_bytes < large.memory_bytes
     assert small.time_s < large.time_s

@@ -27,7 +27,7 @@ def load(proto: Any, folder: Path) -> Any:
     return load_source(models.write(proto, folder / "model.onnx"))
 
 
-def test_a_sound_model_is_described_in_our_terms(tmp_path: Path) -> None:
+def test_a_valid_model_is_described_by_its_tensors_and_its_digest(tmp_path: Path) -> None:
     source = load(models.mlp(), tmp_path)
     assert source.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
     assert source.outputs == (TensorSpec("scores", "FP32", (-1, 3)),)
@@ -40,7 +40,7 @@ def test_a_batch_fixed_to_one_stays_fixed(tmp_path: Path) -> None:
     assert (source.inputs[0].shape, source.outputs[0].shape) == ((1, 4), (1, 3))
 
 
-def test_output_shapes_that_no_inference_finds_come_from_running_the_model(tmp_path: Path) -> None:
+def test_output_shapes_that_no_inference_finds_are_found_by_a_run_of_the_model(tmp_path: Path) -> None:
     # The shape for the Reshape is computed from the input, so it is unknown until the model runs.
     body = "s = Shape(x) k = Mul(s, one) y = Reshape(x, k)"
     proto = models.model("float[N,4] x) => (float[] y", body, {"one": np.ones(2, np.int64)})
@@ -48,7 +48,7 @@ def test_output_shapes_that_no_inference_finds_come_from_running_the_model(tmp_p
     assert load(proto, tmp_path).outputs == (TensorSpec("y", "FP32", (-1, 4)),)
 
 
-def test_a_weight_that_is_also_listed_as_input_is_no_input(tmp_path: Path) -> None:
+def test_a_weight_that_is_also_listed_as_input_is_not_an_input(tmp_path: Path) -> None:
     proto = models.mlp("float[N,4] x, float[3] b2) => (float[N,3] scores")
     assert [spec.name for spec in load(proto, tmp_path).inputs] == ["x"]
 
@@ -166,7 +166,7 @@ def test_shapes_that_cannot_be_served_are_refused(signature: str, says: str, tmp
         load(models.mlp(signature), tmp_path)
 
 
-def test_a_layer_that_fixes_the_batch_gives_a_batch_of_one(tmp_path: Path) -> None:
+def test_a_model_with_a_layer_that_fixes_the_batch_gets_a_batch_of_one(tmp_path: Path) -> None:
     """Many exports have an open batch in their inputs, but fix the batch in a Reshape."""
     proto = models.model("float[N,4] x) => (float[1,4] y", "y = Reshape(x, k)", {"k": np.array([1, 4])})
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
@@ -185,7 +185,7 @@ def test_a_layer_that_fixes_the_batch_gives_a_batch_of_one(tmp_path: Path) -> No
         ("float[N,4] x) => (float[1,4] y", "y = ReduceMax <axes = [0]> (x)", (1, 4)),
     ],
 )
-def test_an_output_without_the_batch_gets_it_where_the_model_takes_one_sample(
+def test_an_output_without_the_batch_gets_a_batch_if_the_model_takes_one_sample(
     outputs: str, body: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Examples: text recognizers whose output is [steps], and networks whose output is one number."""
@@ -199,7 +199,7 @@ def test_an_output_without_the_batch_gets_it_where_the_model_takes_one_sample(
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"not a model", b"\x08\x07", b"PK\x03\x04" + bytes(100)])
-def test_other_files_are_no_models(data: bytes, tmp_path: Path) -> None:
+def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "file.onnx").write_bytes(data)
     with pytest.raises(SourceInvalid, match="not an ONNX model"):
         load_source(tmp_path / "file.onnx")
@@ -211,7 +211,7 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
             load_source(path)
 
 
-def test_random_damage_ends_in_a_model_or_in_source_invalid(tmp_path: Path) -> None:
+def test_a_file_with_random_damage_gives_a_model_or_source_invalid(tmp_path: Path) -> None:
     whole = bytearray(models.cnn().SerializeToString())
     random = np.random.default_rng(3)
     for _ in range(12):
@@ -223,7 +223,7 @@ def test_random_damage_ends_in_a_model_or_in_source_invalid(tmp_path: Path) -> N
             load_source(tmp_path / "damaged.onnx")
 
 
-def test_no_truncation_of_a_model_ends_in_anything_but_source_invalid(tmp_path: Path) -> None:
+def test_a_truncated_model_raises_only_source_invalid(tmp_path: Path) -> None:
     whole = models.mlp().SerializeToString()
     # A child process checks each file that still parses, so the test tries only some lengths.
     for length in range(0, len(whole), len(whole) // 12):

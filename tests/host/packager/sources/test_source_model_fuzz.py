@@ -100,13 +100,15 @@ MAKERS = st.sampled_from([models.cnn, models.mlp, models.transformer, models.two
 
 @few
 @given(make=MAKERS, draw=st.data())
-def test_damaged_onnx_files(forked_probe: Forked, make: Any, draw: st.DataObject) -> None:
+def test_damaged_onnx_files_are_read_or_refused(forked_probe: Forked, make: Any, draw: st.DataObject) -> None:
     judged(forked_probe, "onnx", damaged(make().SerializeToString(), draw))
 
 
 @few
 @given(make=MAKERS, draw=st.data())
-def test_onnx_files_with_fields_changed(forked_probe: Forked, make: Any, draw: st.DataObject) -> None:
+def test_onnx_files_with_changed_fields_are_read_or_refused(
+    forked_probe: Forked, make: Any, draw: st.DataObject
+) -> None:
     proto = make()
     for _ in range(draw.draw(st.integers(1, 3))):
         operated(proto, draw)
@@ -120,10 +122,12 @@ def a_tflite_file() -> bytes:
 
 @few
 @given(draw=st.data())
-def test_damaged_tflite_files(forked_probe: Forked, a_tflite_file: bytes, draw: st.DataObject) -> None:
+def test_damaged_tflite_files_are_read_or_refused(
+    forked_probe: Forked, a_tflite_file: bytes, draw: st.DataObject
+) -> None:
     judged(forked_probe, "tflite", damaged(a_tflite_file, draw))
 
 
-def test_a_sound_model_is_accepted(forked_probe: Forked, a_tflite_file: bytes) -> None:
+def test_a_valid_model_is_accepted(forked_probe: Forked, a_tflite_file: bytes) -> None:
     assert judged(forked_probe, "onnx", models.cnn().SerializeToString())
     assert judged(forked_probe, "tflite", a_tflite_file)

@@ -19,7 +19,7 @@ from tests.support import models
 OPEN, FIXED = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("x", "FP32", (1, 4))
 
 
-def test_all_inputs_leave_the_batch_open_or_none() -> None:
+def test_inputs_of_which_only_some_leave_the_batch_open_are_refused() -> None:
     check_batch_axes((OPEN, OPEN))
     with pytest.raises(SourceInvalid, match="'u'"):
         check_batch_axes((OPEN, TensorSpec("u", "FP32", (1, 4))))
@@ -54,7 +54,7 @@ def test_an_output_that_is_empty_is_refused(source: TensorSpec, shapes: list[tup
         output_spec("y", "float32", shapes, (source,))
 
 
-def test_names_datatypes_and_sizes_have_limits() -> None:
+def test_names_and_datatypes_and_sizes_outside_the_limits_are_refused() -> None:
     for name, dtype in (("", "float32"), ("x" * 256, "float32"), ("x", "text")):
         with pytest.raises(SourceInvalid):
             check_value(name, dtype)
@@ -76,7 +76,7 @@ def test_an_input_of_another_shape_is_refused_with_the_next_step(signature: str,
         input_specs(models.model(f"{signature}) => (float[N,4] y", "y = Identity (x)"))
 
 
-def test_text_is_refused_with_what_to_give_instead() -> None:
+def test_a_tensor_of_text_is_refused_with_an_alternative() -> None:
     with pytest.raises(SourceInvalid, match=r"docs/text\.md"):
         check_value("x", "text")
     with pytest.raises(SourceInvalid, match="--labels"):

@@ -38,7 +38,9 @@ def digits_tflite(digits_source: SourceModel, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def test_it_is_described_as_its_onnx_model_is(digits_tflite: Path, digits_source: SourceModel) -> None:
+def test_a_tflite_model_has_the_same_description_as_its_onnx_model(
+    digits_tflite: Path, digits_source: SourceModel
+) -> None:
     source = load_source(digits_tflite)
     assert (source.kind, source.proto, source.quantized) == ("tflite", None, False)
     assert (source.inputs, source.outputs) == (digits_source.inputs, digits_source.outputs)
@@ -62,7 +64,7 @@ def test_a_target_without_tflite_is_refused_before_others_are_built(
     assert lines == []
 
 
-def test_it_is_built_judged_and_packed_for_tflite(
+def test_a_tflite_model_is_built_and_judged_and_packed_for_tflite(
     digits_request: BuildRequest, tmp_path: Path, signing_key: SigningKey
 ) -> None:
     result = pack(digits_request, signing_key, tmp_path / "d.edgert")
@@ -92,7 +94,7 @@ def test_a_model_that_leaves_its_batch_open_and_takes_one_sample_gets_a_batch_of
     np.testing.assert_allclose(artifact_outputs(artifact, source, samples)[0], x.reshape(12, 2, 2), atol=1e-3)
 
 
-def test_for_another_engine_the_error_says_the_way_round(
+def test_the_error_about_another_engine_names_a_workaround(
     digits_tflite: Path, tmp_path: Path, signing_key: SigningKey, digits_calibration: CalibrationSet
 ) -> None:
     targets = tuple(load_profile(name) for name in ("raspberry-pi-4", "intel-nuc"))
@@ -103,7 +105,7 @@ def test_for_another_engine_the_error_says_the_way_round(
 
 
 @pytest.mark.parametrize("engines", ["all", "first"])
-def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
+def test_a_target_with_tflite_as_a_later_engine_gets_the_model_for_tflite(
     engines: Literal["all", "first"],
     digits_tflite: Path,
     tmp_path: Path,
@@ -120,7 +122,7 @@ def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
     assert [one.artifact.engine for one in candidates_of(result)] == ["tflite"]
 
 
-def test_a_model_that_is_already_quantized_is_kept(
+def test_a_model_that_is_already_quantized_is_kept_unchanged(
     tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
 ) -> None:
     made = build("tflite", digits_source, digits_calibration, "int8", tmp_path)
@@ -207,7 +209,7 @@ def test_a_model_that_keeps_a_state_inside_itself_is_refused(change: Callable[[b
         load_source(path)
 
 
-def test_damage_ends_in_a_model_or_in_one_clear_error(tmp_path: Path) -> None:
+def test_a_damaged_tflite_file_gives_a_model_or_one_clear_error(tmp_path: Path) -> None:
     whole = lower(models.cnn())
     random = np.random.default_rng(3)
     damaged: list[Any] = [whole[:length] for length in range(8, len(whole), len(whole) // 8)]

@@ -265,7 +265,7 @@ NETWORKS = [mobilenet_v3, efficientnet, yolo, unet, vision_transformer, text_cla
 
 
 @pytest.mark.parametrize("build", NETWORKS, ids=lambda build: build.__name__)
-def test_float_equals_onnx_runtime(build: Callable[[], Network]) -> None:
+def test_the_float_network_gives_the_answers_of_onnx_runtime(build: Callable[[], Network]) -> None:
     network = build()
     content = lower(network.model())
     for batch in (1, 3) if network.batch == "N" else (1,):
@@ -276,7 +276,7 @@ def test_float_equals_onnx_runtime(build: Callable[[], Network]) -> None:
 
 # Decibels do not measure whether the best positions are the same.
 @pytest.mark.parametrize("build", NETWORKS[:-1], ids=lambda build: build.__name__)
-def test_int8_follows_float(build: Callable[[], Network]) -> None:
+def test_the_int8_network_gives_answers_close_to_those_in_float(build: Callable[[], Network]) -> None:
     network = build()
     content = lower(network.model())
     quantized = quantize_int8(content, [list(network.arrays(1, seed).values()) for seed in range(SAMPLES)])

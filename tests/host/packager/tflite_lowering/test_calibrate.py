@@ -24,7 +24,7 @@ from tests.support.models.tflite_cases import (
 )
 
 
-def test_int8_scales_are_of_what_an_operator_reads_though_it_writes_its_result_there() -> None:
+def test_int8_scales_fit_the_input_of_an_operator_that_overwrites_its_input() -> None:
     case = Case("in place", "s = Sigmoid(x) m = Mul(s, k) y = Mul(m, k)", IMAGE, {"k": np.float32(40)})
     inputs = inputs_of(case, 4, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case, 20), inputs)

@@ -14,13 +14,13 @@ from edgert_deploy.packager.tflite_lowering import lower
 from tests.support.models.tflite_cases import IMAGE, Case, model_of, run_tflite
 
 
-def test_the_number_of_elements_is_worked_out() -> None:
+def test_the_number_of_elements_is_computed_from_the_shape() -> None:
     case = Case("size", "s = Size(x) f = Cast<to=1>(s) y = Mul(x, f)", {"x": (2, 3)})
     outputs = run_tflite(lower(model_of(case, "1")), {"x": np.ones((1, 2, 3), np.float32)})
     np.testing.assert_array_equal(outputs[0], np.full((1, 2, 3), 6))
 
 
-def test_an_operator_outside_of_onnx_is_named() -> None:
+def test_the_error_names_an_operator_that_is_not_part_of_onnx() -> None:
     model = model_of(Case("foreign", "[alien] y = Relu(x)", IMAGE))
     model.graph.node[0].domain = "com.example"
     model.graph.node[0].op_type = "Alien"

@@ -28,5 +28,5 @@ from tests.support.models.tflite_cases import model_of
         ("conv relu shared", ["Conv", "Relu", "Add"]),
     ],
 )
-def test_groups_of_nodes_become_one(name: str, fused: list[str]) -> None:
+def test_groups_of_nodes_are_fused_into_one_node(name: str, fused: list[str]) -> None:
     assert [node.op_type for node in fuse(read_graph(model_of(case_named(name)), OPS), OPS).nodes] == fused

@@ -30,7 +30,7 @@ def test_a_constant_that_only_repeats_along_the_batch_is_expanded() -> None:
     assert graph.expanded_constants == graph.batch_constants == graph.repeated_constants
 
 
-def test_shapes_gain_and_lose_axes() -> None:
+def test_shapes_are_permuted_and_reduced_and_padded_with_their_open_axis() -> None:
     shape = BatchShape((1, 3, 4), (-1, 3, 4))
     assert shape.permuted((2, 0, 1)) == BatchShape((4, 1, 3), (4, -1, 3))
     assert shape.with_axis(1, 7).reduced([1], keep=False) == shape

@@ -30,7 +30,7 @@ def test_large_weights_become_fp16() -> None:
     np.testing.assert_allclose(run_tflite(half, inputs)[0], run_tflite(full, inputs)[0], atol=0.05)
 
 
-def test_a_model_of_small_weights_stays_as_it_is() -> None:
+def test_a_model_of_small_weights_stays_unchanged() -> None:
     case = Case("small", "y = Mul(x, w)", {"x": (4,)}, {"w": random(4)})
     assert ELEMENTS_MIN > 4
     inputs, full = inputs_of(case, 1), lower(model_of(case))

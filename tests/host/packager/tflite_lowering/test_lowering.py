@@ -33,7 +33,7 @@ from tests.support.models.tflite_cases import (
 )
 
 
-def test_flattening_for_constant_weights_costs_no_transposition() -> None:
+def test_flattening_before_constant_weights_adds_no_transposition() -> None:
     case = case_named("flatten gemm")
     interpreter = Interpreter(model_content=lower(model_of(case)))
     names = [detail["name"] for detail in interpreter.get_tensor_details()]

@@ -34,7 +34,7 @@ from tests.support.models.tflite_cases import (
         ("f = Cast<to=1>(m) c = Mul(f, zero) b = Add(c, causal)", -np.inf),
     ],
 )
-def test_a_mask_of_scores_survives(mask: str, masked: float) -> None:
+def test_a_mask_of_scores_works_in_float_and_in_int8(mask: str, masked: float) -> None:
     body = (
         "q = MatMul(x, w) k = Transpose<perm=[0,2,1]>(x) s = MatMul(q, k)"
         f"{mask} t = Add(s, b) p = Softmax(t) y = MatMul(p, x)"

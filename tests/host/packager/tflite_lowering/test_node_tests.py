@@ -18,7 +18,7 @@ from bench.support.node_cases import load_tests
 PASSED_MIN = 1170 if sys.version_info >= (3, 11) else 990
 
 
-def test_every_node_test_expected_to_pass_does_and_none_gives_a_wrong_answer() -> None:
+def test_every_expected_node_test_passes_and_no_node_test_gives_a_wrong_answer() -> None:
     results = run_tests(load_tests(), processes=2)
     assert {result.name: result.detail for result in results if result.is_broken} == {}
     assert sum(result.outside is None and result.status == PASSED for result in results) >= PASSED_MIN

@@ -29,6 +29,6 @@ def test_fp16_weights_become_fp32_with_the_same_answers_and_then_int8() -> None:
     assert sqnr_db(want, run_tflite(quantize_int8(plain, samples), inputs)[0]) > 25
 
 
-def test_a_model_with_plain_weights_stays_as_it_is() -> None:
+def test_a_model_with_plain_weights_stays_unchanged() -> None:
     full = lower(model_of(DENSE))
     assert with_plain_weights(full) is full

@@ -50,7 +50,7 @@ SMALL_CNN = Case(
 )
 
 
-def test_int8_of_a_small_cnn_stays_close_and_small() -> None:
+def test_the_int8_form_of_a_small_cnn_stays_accurate_and_small() -> None:
     content = quantized(SMALL_CNN)
     inputs = inputs_of(SMALL_CNN, 64, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(SMALL_CNN), inputs), run_tflite(content, inputs)
@@ -86,7 +86,7 @@ def test_int8_of_a_branch_that_is_always_zero_runs() -> None:
     assert sqnr_db(wanted, got) >= SQNR_DB_MIN
 
 
-def test_int8_of_a_value_that_overflows_is_a_failed_build() -> None:
+def test_a_value_that_overflows_in_int8_fails_the_build() -> None:
     case = Case("overflow", "e = Mul(x, k) y = Exp(e)", FEATURES, {"k": np.float32(1000)})
     with pytest.raises(BuildFailed, match="not finite"):
         quantized(case, 5)
@@ -125,6 +125,6 @@ def test_operators_whose_int8_form_older_runtimes_lack_stay_float(op: str) -> No
     assert sqnr_db(wanted, got) >= SQNR_DB_MIN
 
 
-def test_the_quantizer_refusing_a_model_is_a_failed_build() -> None:
+def test_a_model_that_the_quantizer_refuses_fails_the_build() -> None:
     with pytest.raises(BuildFailed, match=r"2\.3\.0"):
         quantize_int8(b"no model", [[random(1, 4)]])

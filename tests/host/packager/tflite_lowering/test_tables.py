@@ -38,7 +38,7 @@ def test_weights_that_several_operators_read_are_written_once(form: str) -> None
     np.testing.assert_array_equal(run_tflite(shared, inputs)[0], run_tflite(whole, inputs)[0])
 
 
-def test_a_file_without_equal_weights_stays_as_it_is() -> None:
+def test_a_file_without_equal_weights_stays_unchanged() -> None:
     case = Case("two", "h = MatMul(x, w)  y = MatMul(h, v)", {"x": (64,)}, WEIGHTS)
     whole = lower(model_of(case))
     assert with_shared_weights(whole) is whole

@@ -76,7 +76,7 @@ def assert_computes(
         (lambda x: x.op("GREATER", 0.0, dtype=BOOL).cast(FLOAT32), lambda x: np.float32(x > 0)),
     ],
 )
-def test_arithmetic_takes_numbers_arrays_and_values(
+def test_arithmetic_accepts_numbers_and_arrays_and_values(
     formula: Callable[[Value], Value], wanted: Callable[[Array], Array]
 ) -> None:
     assert_computes(formula, wanted)
@@ -100,7 +100,7 @@ def test_a_number_beside_integers_is_an_integer(dtype: np.dtype[Any]) -> None:
         (lambda x: x.reduced("REDUCE_MAX", [2], keep=False), lambda x: x.max(axis=2)),
     ],
 )
-def test_any_axes_are_reduced_including_the_batch_and_no_axis(
+def test_reductions_run_over_any_axes_or_over_no_axis(
     formula: Callable[[Value], Value], wanted: Callable[[Array], Array]
 ) -> None:
     assert_computes(formula, wanted)
@@ -131,12 +131,14 @@ def test_a_sum_of_integers_stays_exact() -> None:
         ),
     ],
 )
-def test_elements_move_as_they_do_in_numpy(formula: Callable[[Value], Value], wanted: Callable[[Array], Array]) -> None:
+def test_movements_of_elements_give_the_results_of_numpy(
+    formula: Callable[[Value], Value], wanted: Callable[[Array], Array]
+) -> None:
     assert_computes(formula, wanted)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_an_axis_that_was_moved_for_a_computation_is_back_in_its_place(axis: int) -> None:
+def test_an_axis_that_was_moved_for_a_computation_is_moved_back(axis: int) -> None:
     assert_computes(
         lambda x: x.along_last(axis, lambda last: last.op("SOFTMAX", beta=1.0)),
         lambda x: np.exp(x) / np.exp(x).sum(axis=axis, keepdims=True),
@@ -161,7 +163,7 @@ def test_an_operator_with_several_results_gives_each_its_shape() -> None:
     assert_computes(formula, lambda x: x[:, :, 2:] - x[:, :, :2])
 
 
-def test_nothing_is_written_for_what_changes_nothing() -> None:
+def test_no_operator_is_written_for_a_movement_without_effect() -> None:
     _, x = an_input(*ITEM)
     assert x.transposed((0, 1, 2)) is x
     assert x.reshaped(BatchShape((1, *ITEM), (-1, *ITEM))) is x

@@ -37,6 +37,6 @@ def test_a_node_that_reads_a_result_gets_the_wrapped_value() -> None:
     np.testing.assert_array_equal(run_tflite(lower(model_of(case)), inputs)[0], [[100, 127, 0, 99]])
 
 
-def test_operators_that_only_move_bytes_are_left_alone() -> None:
+def test_operators_that_only_move_bytes_stay_unchanged() -> None:
     graph = read_graph(model_of(bytes_case("y = Concat<axis=1>(x, x)")), OPS)
     assert widen(graph, OPS).nodes == graph.nodes

@@ -35,7 +35,7 @@ def archive(path: Path, *names: str) -> Path:
     return path
 
 
-def test_a_framework_is_told_by_what_a_file_holds(tmp_path: Path) -> None:
+def test_the_framework_is_recognized_by_the_content_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "saved_model.pb").touch()
     (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(8))
@@ -76,7 +76,7 @@ def test_a_python_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         load_source(path, Conversion("/nowhere/python"))
 
 
-def test_a_conversion_is_kept_while_nothing_that_shapes_it_has_changed(tmp_path: Path) -> None:
+def test_a_conversion_is_reused_until_something_that_influences_it_changes(tmp_path: Path) -> None:
     """A stand-in for the Python of a framework counts its conversions."""
     models.write(models.mlp(), tmp_path / "made.onnx")
     python, calls, versions = tmp_path / "python", tmp_path / "calls", tmp_path / "versions"
@@ -129,7 +129,7 @@ def test_examples_of_inputs_are_read_or_refused() -> None:
             read_inputs([text])
 
 
-def test_a_folder_is_known_by_all_of_its_files(tmp_path: Path) -> None:
+def test_the_digest_of_a_folder_covers_all_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     one = digest_and_size(tmp_path)
     (tmp_path / "b").write_bytes(b"2")
@@ -226,7 +226,9 @@ def check_answers(path: Path, how: Conversion, answers: str = "y.npy") -> None:
     assert str(path.parent).encode() not in source.proto.SerializeToString()
 
 
-def test_torch_export_and_torchscript_answer_as_the_module_does(torch_models: tuple[str, Path]) -> None:
+def test_models_from_torch_export_and_from_torchscript_give_the_answers_of_the_module(
+    torch_models: tuple[str, Path],
+) -> None:
     python, folder = torch_models
     check_answers(folder / "net.pt2", Conversion(python))
     source = load_source(folder / "net.pt2", Conversion(python))
@@ -239,13 +241,17 @@ def test_torch_export_and_torchscript_answer_as_the_module_does(torch_models: tu
 
 
 @pytest.mark.parametrize("name", ["net.keras", "net.h5", "saved"])
-def test_keras_and_saved_models_answer_as_the_model_does(name: str, keras_models: tuple[str, Path]) -> None:
+def test_models_from_keras_and_from_saved_models_give_the_answers_of_the_model(
+    name: str, keras_models: tuple[str, Path]
+) -> None:
     python, folder = keras_models
     check_answers(folder / name, Conversion(python))
 
 
 @pytest.mark.parametrize("name", ["sequential.keras", "sequential.h5"])
-def test_a_sequential_model_with_gelu_answers_as_the_model_does(name: str, keras_models: tuple[str, Path]) -> None:
+def test_a_converted_sequential_model_with_gelu_gives_the_answers_of_the_model(
+    name: str, keras_models: tuple[str, Path]
+) -> None:
     """A Sequential model has no output names, and tf2onnx writes an operator that ONNX lacks."""
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "z.npy")
@@ -253,12 +259,14 @@ def test_a_sequential_model_with_gelu_answers_as_the_model_does(name: str, keras
 
 
 @pytest.mark.parametrize("name", ["adapted.keras", "adapted"])
-def test_an_adapted_normalization_answers_as_the_model_does(name: str, keras_models: tuple[str, Path]) -> None:
+def test_a_converted_adapted_normalization_gives_the_answers_of_the_model(
+    name: str, keras_models: tuple[str, Path]
+) -> None:
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "n.npy")
 
 
-def test_a_class_of_the_users_own_is_named_with_the_way_round(keras_models: tuple[str, Path]) -> None:
+def test_the_error_about_a_class_of_the_user_names_the_class_and_a_workaround(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
     with pytest.raises(SourceInvalid, match=r"Scale is not a part of Keras.*model\.export\('folder'\)"):
         load_source(folder / "own.keras", Conversion(python))
@@ -271,7 +279,7 @@ def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str,
         load_source(folder / "lambda.keras", Conversion(python))
 
 
-def test_an_open_length_of_a_keras_model_is_given_as_that_of_any_model(keras_models: tuple[str, Path]) -> None:
+def test_an_open_length_of_a_keras_model_is_given_with_the_usual_option(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
     with pytest.raises(SourceInvalid, match=r"axis 1 of input 'steps' .* is open"):
         load_source(folder / "open.keras", Conversion(python))

@@ -46,7 +46,7 @@ def test_the_weights_are_in_the_model_afterwards(tmp_path: Path) -> None:
     assert source.size_bytes > WEIGHTS.nbytes
 
 
-def test_other_weights_make_another_digest(tmp_path: Path) -> None:
+def test_other_weights_give_another_digest(tmp_path: Path) -> None:
     path = write_model(tmp_path / "a")
     before = load_source(path).sha256
     data = path.with_name("m.onnx.data")
@@ -100,7 +100,7 @@ def test_a_range_beyond_the_file_is_refused(tmp_path: Path, entries: dict[str, s
         load_source(path)
 
 
-def test_weights_that_are_no_numbers_are_called_that(tmp_path: Path) -> None:
+def test_weights_that_are_not_numbers_are_refused_as_such(tmp_path: Path) -> None:
     path = write_model(tmp_path / "a")
     broken = WEIGHTS.copy()
     broken[0, 0] = np.nan

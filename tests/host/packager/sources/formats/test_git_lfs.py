@@ -17,7 +17,7 @@ from edgert_deploy.packager.sources.source_model import load_source
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 102400\n"
 
 
-def test_only_a_pointer_is_a_problem(tmp_path: Path) -> None:
+def test_only_a_pointer_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(POINTER)
     (tmp_path / "b").write_bytes(b"version 2")
     assert "run git lfs pull" in pointer_problem(tmp_path / "a")

@@ -73,7 +73,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_is_named_with_what_to_give_instead(name: str, tmp_path: Path) -> None:
+def test_the_refusal_of_each_file_names_the_file_to_give_instead(name: str, tmp_path: Path) -> None:
     data, says = FILES[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(SourceInvalid, match=says) as raised:

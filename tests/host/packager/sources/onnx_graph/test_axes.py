@@ -46,13 +46,13 @@ def test_an_open_axis_is_refused_with_the_option_that_fixes_it() -> None:
         examined(CAMERA)
 
 
-def test_lengths_fix_all_axes_but_the_batch() -> None:
+def test_the_given_lengths_fix_all_axes_except_the_batch() -> None:
     answer, data = examined(CAMERA, images=[1, 3, 48, 64])
     assert shapes_of(answer, "inputs") == shapes_of(answer, "outputs") == [[-1, 3, 48, 64]]
     assert data
 
 
-def test_an_axis_whose_length_is_written_as_minus_one_is_open_for_every_reader() -> None:
+def test_an_axis_whose_length_is_written_as_minus_one_is_open() -> None:
     proto = model(CAMERA)
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # Paddle's exporter writes this
     answer, data = examine(
@@ -68,7 +68,7 @@ def test_an_axis_of_the_same_name_in_another_input_gets_the_same_length() -> Non
     assert shapes_of(answer, "inputs") == [[-1, 32], [-1, 32]]
 
 
-def test_axes_that_are_all_called_the_same_question_mark_are_not_one() -> None:
+def test_axes_with_the_name_question_mark_are_not_taken_for_one_axis() -> None:
     proto = model(CAMERA)
     for dim in list(proto.graph.input[0].type.tensor_type.shape.dim)[2:]:
         dim.dim_param = "?"
@@ -101,7 +101,7 @@ def fixed_at_export(text: str) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def test_lengths_that_the_export_fixed_are_replaced_and_the_build_says_so() -> None:
+def test_lengths_that_the_export_fixed_are_replaced_and_the_build_reports_this() -> None:
     """Example: CenterFace is published with a batch of 10 and images of 32 x 32, and users resize it."""
     with pytest.raises(SourceInvalid, match="not the batch: for images, give other lengths as --input image=1,1,8,8"):
         examine({"name": "m.onnx"}, fixed_at_export(SMALL), lambda *words: None)
@@ -119,7 +119,7 @@ def test_a_layer_that_does_not_take_the_new_length_is_named() -> None:
 
 
 @pytest.mark.parametrize(("text", "batch"), [(STATEFUL, -1), (FIXED, 1)])
-def test_a_state_gets_its_batch_in_front_and_the_answers_stay_the_same(text: str, batch: int) -> None:
+def test_a_state_gets_its_batch_in_front_without_a_change_of_the_answers(text: str, batch: int) -> None:
     import onnxruntime
 
     answer, data = examined(text)
@@ -147,7 +147,7 @@ def test_the_batch_of_a_state_stays_open_where_its_length_is_given_as_1() -> Non
         examined(STATEFUL.replace("2, N", "2, M"), state=[2, 1, 8])
 
 
-def test_a_value_that_a_branch_reads_from_outside_is_renamed_there_too() -> None:
+def test_a_renamed_value_is_also_renamed_in_a_branch_that_reads_it() -> None:
     branch = [helper.make_graph([helper.make_node(op, ["state"], [f"y{op}"])], op, [], [helper.make_tensor_value_info(f"y{op}", TensorProto.FLOAT, None)]) for op in ("Relu", "Neg")]  # fmt: skip
     choose = helper.make_node("If", ["yes"], ["out"], then_branch=branch[0], else_branch=branch[1])
     yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True]))
@@ -160,7 +160,7 @@ def test_a_value_that_a_branch_reads_from_outside_is_renamed_there_too() -> None
     assert {node.input[0] for g in proto.graph.node[-1].attribute for node in g.g.node} == {"state/edgert_batch_inside"}
 
 
-def test_a_state_of_one_layer_whose_batch_has_the_others_name_is_moved_too() -> None:
+def test_the_batch_of_a_state_of_one_layer_is_moved_in_front() -> None:
     text = STATEFUL.replace("float[2, N, 8]", "float[1, N, 8]")
     assert text != STATEFUL
     answer, _ = examined(text)
@@ -190,7 +190,7 @@ def test_the_batch_of_a_series_in_pytorchs_own_order_has_the_name_of_the_outputs
     assert shapes_of(answer, "inputs") == [[1, 5, 4]]
 
 
-def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
+def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all_inputs() -> None:
     """Example: the inputs of Silero VAD 6 in faster-whisper are [chunks, 576] and the state of one stream."""
     answer, _ = examined(
         "agraph (float[chunks, 8] x, float[1, 1, 8] state) => (float[chunks, 8] out, float[1, 1, 8] next)"
@@ -202,7 +202,7 @@ def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
     ]
 
 
-def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
+def test_a_model_whose_batch_is_in_front_stays_unchanged() -> None:
     answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
     assert answer["remarks"] == []
     assert data == b""
@@ -243,7 +243,7 @@ def test_an_input_that_a_branch_or_an_output_reads_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("kind", "number"), [("float", 0.25), ("float", -1.5), ("int64", -1), ("float", 3)])
-def test_an_input_without_axes_gets_any_number_that_its_type_holds(kind: str, number: float) -> None:
+def test_an_input_without_axes_accepts_every_number_of_its_type(kind: str, number: float) -> None:
     text = f"agraph (float[N, 8] x, {kind} level) => (float[N, 8] out) {{ f = Cast <to = 1> (level)  out = Add(x, f) }}"
     answer, data = examined(text, level=[number])
     assert shapes_of(answer, "inputs") == [[-1, 8]]
@@ -254,7 +254,7 @@ def test_an_input_without_axes_gets_any_number_that_its_type_holds(kind: str, nu
             examined(text, level=[0.5])
 
 
-def test_a_length_is_a_whole_number() -> None:
+def test_a_length_that_is_not_a_whole_number_is_refused() -> None:
     with pytest.raises(SourceInvalid, match=r"x=1\.5,8: the lengths of axes are whole numbers"):
         set_lengths(model("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }"), {"x": [1.5, 8]})
 

@@ -51,7 +51,7 @@ def answers(proto: Any, rows: int) -> Any:
     return onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": models.random(rows, 4)})[0]
 
 
-def test_a_branch_that_shapes_choose_replaces_the_node_and_what_asked() -> None:
+def test_a_branch_that_shapes_choose_replaces_the_node_and_its_condition() -> None:
     proto = model("columns")
     assert inline_known_branches(proto)
     assert kinds(proto) == ["MatMul", "Relu", "Add", "Identity", "Identity"]
@@ -67,7 +67,7 @@ def test_a_branch_that_the_batch_or_the_data_choose_stays(condition: str) -> Non
     assert proto == model(condition)
 
 
-def test_a_branch_is_known_without_a_look_at_what_the_other_computes() -> None:
+def test_a_known_branch_is_inlined_although_the_other_branch_cannot_run() -> None:
     """ONNX Runtime crashes when it folds the branches of Silero VAD 5; the condition tests the sampling rate."""
     proto = model("columns")
     other = next(a.g for node in proto.graph.node for a in node.attribute if a.name == "else_branch")
@@ -76,7 +76,7 @@ def test_a_branch_is_known_without_a_look_at_what_the_other_computes() -> None:
     np.testing.assert_array_equal(answers(proto, 3), answers(model("columns"), 3))
 
 
-def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() -> None:
+def test_nested_branches_and_branches_with_equal_names_are_inlined_correctly() -> None:
     """The second node's branches have the names of the first node's branches and read its result."""
     nested = """
         s2 = Shape <start = 1> (z) q2 = Equal(s2, f) c2 = Squeeze(q2)
@@ -103,7 +103,7 @@ def test_wrong_shapes_that_an_exporter_wrote_inside_a_branch_are_ignored(tmp_pat
     np.testing.assert_array_equal(answers(source.proto, 3), answers(model("values"), 3))
 
 
-def test_tflite_takes_a_known_branch_and_refuses_another_by_its_node(tmp_path: Path) -> None:
+def test_tflite_accepts_a_known_branch_and_the_refusal_of_another_branch_names_its_node(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     source = load_source(models.write(model("columns"), tmp_path / "known.onnx"))
     samples = builders.samples_for(source)
@@ -145,7 +145,7 @@ def inputs_of(source: SourceModel) -> CalibrationSet:
     return CalibrationSet(arrays, None)
 
 
-def test_the_nodes_that_stay_are_named(stays: tuple[str, SourceModel]) -> None:
+def test_the_control_flow_that_stays_in_a_model_is_listed_by_its_nodes(stays: tuple[str, SourceModel]) -> None:
     kind, source = stays
     (found,) = control_flow(source.proto)
     assert found.startswith(f"{kind} node '")
@@ -154,7 +154,7 @@ def test_the_nodes_that_stay_are_named(stays: tuple[str, SourceModel]) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tensorrt"])
-def test_engines_that_have_the_operator_take_it_in_float(
+def test_engines_that_have_the_operator_run_it_in_float(
     engine: str, precision: Precision, stays: tuple[str, SourceModel], tmp_path: Path
 ) -> None:
     _, source = stays
@@ -166,7 +166,7 @@ def test_engines_that_have_the_operator_take_it_in_float(
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tensorrt"])
-def test_int8_never_bears_its_name_where_the_work_is_inside(
+def test_a_model_whose_work_is_inside_a_branch_or_loop_is_never_called_int8(
     engine: str, stays: tuple[str, SourceModel], tmp_path: Path
 ) -> None:
     kind, source = stays
@@ -177,7 +177,9 @@ def test_int8_never_bears_its_name_where_the_work_is_inside(
         builders.build(engine, source, inputs_of(source), "int8", tmp_path / "out")
 
 
-def test_tflite_refuses_it_and_names_the_engines_that_take_it(stays: tuple[str, SourceModel], tmp_path: Path) -> None:
+def test_tflite_refuses_control_flow_and_names_the_engines_that_support_it(
+    stays: tuple[str, SourceModel], tmp_path: Path
+) -> None:
     pytest.importorskip("ai_edge_litert")
     kind, source = stays
     with pytest.raises(OperatorUnsupported, match=rf"{kind} \(node '.*depends on the data.*onnxruntime or openvino"):
@@ -185,7 +187,7 @@ def test_tflite_refuses_it_and_names_the_engines_that_take_it(stays: tuple[str, 
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_a_condition_with_two_axes_of_length_1_is_one_number(tmp_path: Path, engine: str) -> None:
+def test_a_condition_with_two_axes_of_length_1_is_accepted(tmp_path: Path, engine: str) -> None:
     """OpenVINO accepts a condition with one axis at most. A comparison of scores may be [1, 1]."""
     condition = "s = ReduceSum <keepdims = 1> (x) f = Constant <value = float {0.0}> () c = Greater(s, f)"
     body = f"{condition} h = MatMul(x, k) z = If (c) {BRANCHES} y = Identity(z)"

@@ -25,7 +25,7 @@ def load(proto: Any, folder: Path, buckets: str, *pads: str) -> SourceModel:
     return load_source(models.write(proto, folder / "m.onnx"), Conversion(buckets=read_buckets(buckets, pads)))
 
 
-def test_sizes_are_sorted_and_pads_read() -> None:
+def test_the_sizes_are_sorted_and_the_pads_are_read() -> None:
     assert read_buckets("tokens=64,32,64", ["ids=1", "mask=-0.5"]) == WantedBuckets(
         "tokens", (32, 64), {"ids": 1.0, "mask": -0.5}
     )
@@ -46,12 +46,12 @@ def test_sizes_are_sorted_and_pads_read() -> None:
         (None, ["ids=1"]),
     ],
 )
-def test_other_words_are_refused_with_the_form_to_give(buckets: str | None, pads: list[str]) -> None:
+def test_other_texts_are_refused_with_the_valid_form(buckets: str | None, pads: list[str]) -> None:
     with pytest.raises(ConfigInvalid, match=r"give|needs --buckets"):
         read_buckets(buckets, pads)
 
 
-def test_every_input_with_the_axis_is_padded_and_every_output_that_follows_is_cut() -> None:
+def test_every_input_with_the_axis_is_padded_and_every_output_with_the_axis_is_cut() -> None:
     source = source_in("tokens=8,16", "ids=3")
     assert [spec.shape for spec in source.inputs] == [(-1, -1), (-1, -1)]
     assert [spec.shape for spec in source.outputs] == [(-1, 4), (-1, -1, 16)]
@@ -79,7 +79,7 @@ def test_an_axis_without_a_name_is_given_by_input_and_position(name: str, tmp_pa
     assert source.outputs[0].shape == (-1, -1, 2)
 
 
-def test_an_output_of_every_fourth_element_is_cut_to_its_part(tmp_path: Path) -> None:
+def test_an_output_with_a_fourth_of_the_elements_is_cut_to_a_fourth_of_the_length(tmp_path: Path) -> None:
     body = "y = MaxPool <kernel_shape = [4], strides = [4], ceil_mode = 1> (x)"
     source = load(models.model("float[N,2,T] x) => (float[N,2,U] y", body), tmp_path, "T=8,32")
     assert source.buckets is not None
@@ -108,9 +108,7 @@ def test_a_length_that_the_model_does_not_run_at_is_refused(tmp_path: Path) -> N
         ("tokens=8", ("scores=1",), "--pad scores: only inputs with axis 'tokens' are padded: ids, mask"),
     ],
 )
-def test_a_name_that_the_model_does_not_have_is_refused_with_those_that_it_has(
-    buckets: str, pads: tuple[str, ...], says: str
-) -> None:
+def test_an_unknown_name_is_refused_with_the_names_of_the_model(buckets: str, pads: tuple[str, ...], says: str) -> None:
     with pytest.raises(SourceInvalid, match=says):
         source_in(buckets, *pads)
 

@@ -58,7 +58,7 @@ def test_operators_of_classical_models_are_known() -> None:
     assert not is_float_only(network)
 
 
-def test_a_list_of_maps_becomes_the_tensor_that_it_is_made_of() -> None:
+def test_a_list_of_maps_is_replaced_by_the_tensor_of_its_scores() -> None:
     source = load_source(classical.BOOSTING)
     assert [(spec.datatype, spec.shape) for spec in source.outputs] == [("INT64", (-1,)), ("FP32", (-1, 3))]
     assert any("list of maps, is given as the tensor" in remark for remark in source.remarks)
@@ -92,7 +92,7 @@ def test_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: Path) -> None
     assert source.remarks[-1].endswith("in order: cold, warm, hot")
 
 
-def test_a_model_that_answers_text_only_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_model_with_only_outputs_of_text_is_refused_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(SourceInvalid, match=r"'label' is text; .*numbers of the classes.* --labels"):
         load_source(models.write(with_words("string[N] label"), tmp_path / "m.onnx"))
 
@@ -106,14 +106,14 @@ def test_the_maps_of_a_model_in_fp64_become_fp32(tmp_path: Path) -> None:
     assert (output.datatype, output.shape) == ("FP32", (-1, 3))
 
 
-def test_an_input_of_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_input_of_text_is_refused_with_the_next_step(tmp_path: Path) -> None:
     proto = models.model("string[N,1] x) => (string[N,1] y", "y = Identity(x)")
     with pytest.raises(SourceInvalid, match=r"'x' is text; .*encode categories as numbers.*docs/text\.md"):
         load_source(models.write(proto, tmp_path / "m.onnx"))
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
+def test_a_model_of_scikit_learn_is_packed_in_fp32_for_onnx_runtime_alone(
     labelled: bool, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     """The profile's first engine and INT8 do not fit, and one warning says this.
@@ -145,7 +145,9 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     np.testing.assert_array_equal(got[1], [[one[c] for c in range(3)] for one in want[1]])
 
 
-def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_key: SigningKey, tmp_path: Path) -> None:
+def test_a_target_without_onnx_runtime_is_refused_and_a_request_for_int8_is_refused(
+    signing_key: SigningKey, tmp_path: Path
+) -> None:
     path = models.write(classical.tree(), tmp_path / "tree.onnx")
     for engine in ("tflite", "openvino", "tensorrt"):
         with pytest.raises(
@@ -162,7 +164,7 @@ def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_k
 
 
 @pytest.mark.parametrize("precision", ["int8", "auto"])
-def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_its_clusters(
+def test_k_means_gets_the_precision_that_keeps_its_clusters(
     precision: str, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     """k-means has no operator of ai.onnx.ml. Without --precision, the build only tries the profile's INT8."""

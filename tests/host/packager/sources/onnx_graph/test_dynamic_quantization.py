@@ -44,7 +44,7 @@ def dynamic(kind: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["convolution", "lstm", "table", "matrix"])
-def test_a_model_quantized_as_it_runs_is_float_again_where_an_engine_needs_that(kind: str, tmp_path: Path) -> None:
+def test_a_dynamically_quantized_model_becomes_float_again_if_an_engine_needs_this(kind: str, tmp_path: Path) -> None:
     """Packages often ship only such a file: a `model.int8.onnx` with DynamicQuantizeLinear or -LSTM."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -88,7 +88,7 @@ def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
         float_of(models.model("float[N,4] x) => (float[N,3] y", body, weights))
 
 
-def test_a_fused_operator_of_onnx_runtimes_own_is_refused() -> None:
+def test_a_fused_operator_of_onnx_runtime_is_refused() -> None:
     """ONNX Runtime writes such operators when it saves an optimized model."""
     fused = models.model("float[N,4] x) => (float[N,3] y", "y = MatMul (x, w)", {"w": np.ones((4, 3), np.float32)})
     fused.graph.node[0].op_type = "DynamicQuantizeMatMul"

@@ -39,7 +39,7 @@ def with_erfc(body: str) -> Any:
 
 
 @pytest.mark.parametrize("body", ["e = Erf(x) y = Neg(e)", BRANCHES])
-def test_tensorflows_erfc_is_written_with_onnxs_operators(body: str, tmp_path: Path) -> None:
+def test_the_erfc_of_tensorflow_is_replaced_by_operators_of_onnx(body: str, tmp_path: Path) -> None:
     source = load_source(models.write(with_erfc(body), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": 0.1 + np.abs(models.random(12, 4))}, None)
     want = [[-math.erfc(value) for value in row] for row in samples.inputs["x"].tolist()]

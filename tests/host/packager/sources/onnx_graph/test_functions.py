@@ -39,7 +39,7 @@ def with_functions() -> Any:
     return helper.make_model(graph, opset_imports=opset, ir_version=8, functions=[half, gate])
 
 
-def test_nothing_is_done_without_functions() -> None:
+def test_a_model_without_functions_stays_unchanged() -> None:
     assert not inline_functions(models.mlp())
 
 

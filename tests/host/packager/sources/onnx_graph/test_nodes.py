@@ -61,7 +61,7 @@ def branch_of(proto: Any, name: str) -> Any:
     return next(graph for graph in graphs_of(proto.graph) if graph.name == name)
 
 
-def test_nodes_and_graphs_inside_nodes_are_found_at_every_depth() -> None:
+def test_nodes_and_subgraphs_are_found_at_every_depth() -> None:
     proto = models.model("float[N,4] x) => (float[N,4] y", NESTED)
     assert [graph.name for graph in graphs_of(proto.graph)] == ["test", "then", "inner", "never", "other"]
     kinds = [node.op_type for node in nodes_of(proto.graph)]
@@ -70,13 +70,13 @@ def test_nodes_and_graphs_inside_nodes_are_found_at_every_depth() -> None:
     )
 
 
-def test_tensors_are_found_in_initializers_attributes_and_branches() -> None:
+def test_tensors_are_found_in_initializers_and_in_attributes_and_in_branches() -> None:
     proto = models.model("float[N,4] x) => (float[N,4] y", NESTED, {"w": models.random(3)})
     assert sorted(tuple(tensor.dims) for tensor in tensors(proto)) == [(), (), (3,)]
     assert list(tensors(models.model("float[N,4] x) => (float[N,4] y", "y = Neg (x)"))) == []
 
 
-def test_a_field_is_refilled_with_some_of_its_own_in_another_order() -> None:
+def test_a_repeated_field_can_be_refilled_with_its_own_elements_in_another_order() -> None:
     graph = models.mlp().graph
     first, *others = [node.op_type for node in graph.node]
     refill(graph.node, [*graph.node[1:], graph.node[0]])
@@ -105,7 +105,7 @@ def test_every_form_of_a_number_in_a_constant_node_is_read_with_its_type(attribu
     np.testing.assert_array_equal(found, value)
 
 
-def test_a_computed_value_an_input_and_a_text_are_no_constants() -> None:
+def test_neither_a_computed_value_nor_an_input_nor_a_text_is_a_constant() -> None:
     proto = models.model(
         "float[N,4] x) => (float[N,4] y", 'c = Constant <value_string = "s"> ()  y = Neg (x)', {"w": models.random(3)}
     )
@@ -123,7 +123,7 @@ def test_an_empty_constant_is_a_constant() -> None:
     assert found.shape == (0, 4)
 
 
-def test_a_name_that_two_branches_use_for_different_values_is_no_constant() -> None:
+def test_a_name_that_two_branches_use_for_different_values_is_not_a_constant() -> None:
     same = "c = Constant <value = float {1.0}> ()"
     proto = branches(f"{same}  d = Constant <value = float {{1.0}}> ()  e = Neg (x)  t = Mul (e, d)",
                      f"{same}  d = Constant <value = float {{2.0}}> ()  e = Constant <value_float = 2.0> ()  o = Mul (x, e)")  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_name_that_two_branches_use_for_different_values_is_no_constant() -> N
     assert constants.get("d") is constants.get("e") is None
 
 
-def test_a_bound_of_one_branch_is_not_dropped_for_the_infinite_one_of_the_other(tmp_path: Path) -> None:
+def test_a_bound_of_one_branch_is_kept_although_the_other_branch_has_an_infinite_bound(tmp_path: Path) -> None:
     from onnx import numpy_helper
 
     clip = "low = Constant <value = float {-1.0}> ()"
@@ -145,6 +145,6 @@ def test_a_bound_of_one_branch_is_not_dropped_for_the_infinite_one_of_the_other(
         np.testing.assert_array_equal(reference_outputs(source, CalibrationSet({"x": values}, None))[0], want)
 
 
-def test_a_scale_that_is_written_as_a_plain_number_is_a_constant_scale() -> None:
+def test_a_scale_that_is_written_as_a_plain_number_is_read_as_a_constant() -> None:
     body = "s = Constant <value_float = 0.5> ()  q = QuantizeLinear (x, s)  d = DequantizeLinear (q, s)  y = Relu (d)"
     assert ranges_of(models.model("float[N,4] x) => (float[N,4] y", body))["x"] == (0.0, 127.5)

@@ -43,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
     return load_source(models.write(trained(), tmp_path_factory.mktemp("qat") / "qat.onnx"))
 
 
-def test_it_is_distinguished_from_a_float_model_and_from_one_with_packed_weights(
+def test_a_model_with_qat_is_distinguished_from_float_models_and_from_packed_weights(
     source: SourceModel, tmp_path: Path
 ) -> None:
     assert source.quantized
@@ -60,7 +60,9 @@ def test_it_is_distinguished_from_a_float_model_and_from_one_with_packed_weights
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_every_engine_keeps_its_answers_and_says_so(engine: str, source: SourceModel, tmp_path: Path) -> None:
+def test_every_engine_keeps_the_answers_of_a_model_with_qat_and_reports_this(
+    engine: str, source: SourceModel, tmp_path: Path
+) -> None:
     samples = samples_for(source)
     artifact = build(engine, source, samples, "int8", tmp_path / "out")
     assert artifact.qat
@@ -75,7 +77,9 @@ def test_every_engine_keeps_its_answers_and_says_so(engine: str, source: SourceM
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_fp32_is_the_network_without_its_quantization(engine: str, source: SourceModel, tmp_path: Path) -> None:
+def test_a_build_in_fp32_is_the_network_without_its_quantization(
+    engine: str, source: SourceModel, tmp_path: Path
+) -> None:
     samples = samples_for(source)
     artifact = build(engine, source, samples, "fp32", tmp_path / "out")
     assert not artifact.qat
@@ -86,7 +90,7 @@ def test_fp32_is_the_network_without_its_quantization(engine: str, source: Sourc
     assert not np.array_equal(want[0], reference_outputs(source, samples)[0])
 
 
-def test_tflite_gets_the_very_scales_of_the_training(source: SourceModel, tmp_path: Path) -> None:
+def test_tflite_gets_exactly_the_scales_of_the_training(source: SourceModel, tmp_path: Path) -> None:
     interpreter = pytest.importorskip("ai_edge_litert.interpreter")
     artifact = build("tflite", source, samples_for(source), "int8", tmp_path / "out")
     details = interpreter.Interpreter(model_path=str(artifact.path)).get_tensor_details()

@@ -43,7 +43,7 @@ def quantized(kind: str, folder: Path) -> tuple[SourceModel, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_engine_takes_what_onnxruntime_quantized(kind: str, tmp_path: Path) -> None:
+def test_every_engine_runs_models_that_onnxruntime_quantized(kind: str, tmp_path: Path) -> None:
     """onnxruntime removes a Relu if the range of its result begins at 0. In float, engines need this Relu."""
     source, samples = quantized(kind, tmp_path)
     assert source.quantized
@@ -72,7 +72,7 @@ def with_own_operators(signature: str, body: str, constants: dict[str, Any], ops
     return proto
 
 
-def test_quantized_operators_become_the_same_numbers_in_qdq() -> None:
+def test_quantized_operators_are_converted_to_qdq_with_the_same_numbers() -> None:
     one = {"s": np.float32(0.05), "t": np.float32(0.04), "z": np.uint8(100), "v": np.uint8(110)}
     body = """
         q = QuantizeLinear (x, s, z)
@@ -94,7 +94,7 @@ def test_quantized_operators_become_the_same_numbers_in_qdq() -> None:
 
 @pytest.mark.parametrize("axis", ["axis = 1, ", "axis = 2, ", ""])
 @pytest.mark.parametrize("opset", [11, 13])
-def test_a_softmax_from_before_opset_13_is_over_several_axes(opset: int, axis: str, tmp_path: Path) -> None:
+def test_a_softmax_from_before_opset_13_runs_over_several_axes(opset: int, axis: str, tmp_path: Path) -> None:
     constants = {"s": np.float32(0.05), "t": np.float32(1 / 256), "z": np.uint8(100), "v": np.uint8(0)}
     body = f"""
         q = QuantizeLinear (x, s, z)

@@ -32,7 +32,9 @@ def with_weights_in(kind: str, weights: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "tflite"])
 @pytest.mark.parametrize(("kind", "name"), [("FLOAT16", "FP16"), ("BFLOAT16", "BF16")])
-def test_weights_of_16_bits_are_the_same_in_every_engine(tmp_path: Path, engine: str, kind: str, name: str) -> None:
+def test_weights_of_16_bits_have_the_same_values_in_every_engine(
+    tmp_path: Path, engine: str, kind: str, name: str
+) -> None:
     weights = np.round(8 * models.random(4, 8)) / 8  # exact in both precisions
     source = load_source(models.write(with_weights_in(kind, weights), tmp_path / "m.onnx"))
     assert source.remarks[0].startswith(f"the model computes in {name};")
@@ -44,7 +46,7 @@ def test_weights_of_16_bits_are_the_same_in_every_engine(tmp_path: Path, engine:
     assert np.abs(quantized[0] - want).max() < 0.05 * np.abs(want).max()
 
 
-def test_each_input_is_reported_in_its_own_precision() -> None:
+def test_each_input_is_reported_with_its_own_precision() -> None:
     body = "wide = Cast <to = 1> (a)  other = Cast <to = 1> (b)  y = Add (wide, other)"
     proto = models.model("float16[N,4] a, bfloat16[N,4] b) => (float[N,4] y", body, {})
     assert widen_half(proto) == (
@@ -73,7 +75,7 @@ def test_a_model_in_fp64_is_built_in_fp32(tmp_path: Path, engine: str) -> None:
         assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
 
 
-def test_a_step_in_fp64_inside_a_model_is_done_in_fp32(tmp_path: Path) -> None:
+def test_a_step_in_fp64_inside_a_model_is_computed_in_fp32(tmp_path: Path) -> None:
     body = "d = Cast <to = 11> (x)  m = Mul (d, s)  e = Max (m, low)  y = Cast <to = 1> (e)"
     proto = in_double(body, {"s": [2.0] * 4, "low": -1e308}, "float[N,4] x) => (float[N,4] y")
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
@@ -82,7 +84,7 @@ def test_a_step_in_fp64_inside_a_model_is_done_in_fp32(tmp_path: Path) -> None:
     np.testing.assert_allclose(got[0], 2 * samples.inputs["x"], rtol=1e-6)
 
 
-def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: Path) -> None:
+def test_a_model_that_needs_fp64_stays_in_fp64_and_is_only_for_onnx_runtime(tmp_path: Path) -> None:
     proto = in_double("b = Add (x, large)  y = Sub (b, large)", {"large": 1e12}, "double[N,4] x) => (double[N,4] y")
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert source.inputs[0].datatype == "FP64"

@@ -65,7 +65,7 @@ def test_a_complex_signal_is_left_to_onnx_runtime(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite"])
-def test_a_spectrogram_is_one_sided_unless_it_says_otherwise(tmp_path: Path, engine: str) -> None:
+def test_a_spectrogram_is_one_sided_by_default(tmp_path: Path, engine: str) -> None:
     """By default, ONNX's shape inference assumes two sides, so the next layer seemed not to fit."""
     proto = spectrogram(one_sided=None)
     helper, bands = onnx.helper, models.random(FRAME // 2 + 1, 8)

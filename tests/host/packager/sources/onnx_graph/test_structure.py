@@ -21,7 +21,7 @@ def test_large_weights_become_inputs_and_short_constants_stay() -> None:
     assert proto.SerializeToString() == before
 
 
-def test_a_weight_that_is_listed_as_input_too_stays_one_input() -> None:
+def test_a_weight_that_is_also_listed_as_an_input_stays_one_input() -> None:
     from onnx import helper
 
     proto = models.model("float[N,2000] x) => (float[N,2000] y", "y = Add (x, w)", {"w": models.random(2000)})

@@ -38,7 +38,7 @@ def masked(index: str = "i = Add(rows, columns)") -> Any:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite"])
-def test_each_engine_takes_it_with_an_open_batch(tmp_path: Path, engine: str) -> None:
+def test_each_engine_runs_a_whole_look_up_with_an_open_batch(tmp_path: Path, engine: str) -> None:
     source = load_source(models.write(masked(), tmp_path / "m.onnx"))
     assert {node.op_type for node in source.proto.graph.node if "picked" in node.output} == {"Reshape"}
     samples = CalibrationSet({"mask": models.random(16, 5), "x": models.random(16, 1)}, None)
@@ -51,7 +51,7 @@ def test_each_engine_takes_it_with_an_open_batch(tmp_path: Path, engine: str) ->
     ["i = Sub(rows, columns)", "a = Add(rows, columns) i = Mul(a, zero)", "i = Add(rows, axes)"],
     ids=["backwards", "one-row", "some-columns"],
 )
-def test_other_look_ups_stay(index: str) -> None:
+def test_other_look_ups_stay_unchanged(index: str) -> None:
     proto = masked(index)
     assert not reshape_whole_lookups(proto)
     assert proto == masked(index)

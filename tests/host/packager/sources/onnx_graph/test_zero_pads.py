@@ -39,7 +39,7 @@ def exact(source: SourceModel, x: models.Array) -> models.Array:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_padded_zeros_exceed_negative_values(engine: str, precision: Any, tmp_path: Path) -> None:
+def test_max_pool_takes_the_zeros_of_a_pad_before_negative_values(engine: str, precision: Any, tmp_path: Path) -> None:
     source = loaded(f"{CONV} q = Pad(c, p) {POOL}(q)", tmp_path)
     samples = samples_for(source)
     want = exact(source, samples.inputs["x"])
@@ -93,6 +93,6 @@ def test_a_float_build_of_a_quantized_model_keeps_the_zeros(tmp_path: Path) -> N
     ],
     ids=["relu", "edge", "-inf", "convolution"],
 )
-def test_a_pad_that_is_optimized_rightly_stays_as_it_is(body: str, tmp_path: Path) -> None:
+def test_a_pad_that_engines_optimize_correctly_stays_unchanged(body: str, tmp_path: Path) -> None:
     source = loaded(body, tmp_path, m=np.array(-np.inf, np.float32))
     assert not any(tensor.name.startswith(NEGATIVE_ZERO) for tensor in source.proto.graph.initializer)

@@ -34,7 +34,7 @@ def test_a_lowered_operator_agrees_with_onnx_runtime(case: Case) -> None:
 FIXED_BATCH = frozenset({"GatherElements", "ScatterND"})
 
 
-def test_every_operator_has_a_case() -> None:
+def test_every_operator_has_a_test_case() -> None:
     assert set(OPS) - {RSQRT} - FIXED_BATCH <= operators_of(ALL_CASES)
 
 
@@ -95,7 +95,7 @@ COMPOSED_SQNR_DB_MIN = 25
         "resize 3-D",
     ],
 )
-def test_int8_of_composed_operators_stays_close(name: str) -> None:
+def test_the_int8_form_of_composed_operators_stays_accurate(name: str) -> None:
     case = case_named(name)
     inputs = inputs_of(case, 3, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case, 40), inputs)

@@ -44,7 +44,7 @@ def test_the_error_names_the_unsupported_part(
 
 
 @pytest.mark.parametrize("operator", GATES)
-def test_int8_of_many_steps_stays_close_and_small(operator: str) -> None:
+def test_the_int8_form_of_many_steps_stays_accurate_and_small(operator: str) -> None:
     case = case_of(operator, "long", "", "a, h = OP(s, w, r, b)" + LAST)
     case = replace(case, items={"x": (60, 5)}, constants=weights_of(operator, scale=0.3))
     content, inputs = quantized(case, 30), inputs_of(case, 16, seed=1000)

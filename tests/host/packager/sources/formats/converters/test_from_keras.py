@@ -21,7 +21,7 @@ from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
 
-def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: Path) -> None:
+def test_values_that_tensorflow_captured_become_constants_and_not_inputs(tmp_path: Path) -> None:
     @dataclass
     class Tensor:
         """A stand-in for a tensor of TensorFlow, with the parts that the converter reads."""
