@@ -251,7 +251,10 @@ def test_a_gate_that_knows_only_similarity_says_so_in_the_table(shell_here: Shel
     words = ("--precision", "fp32", "--allow-overlap")
     done = shell_here.build(*words, model="plain.onnx", calibration="plain.npz", holdout="plain.npz")
     assert done.returncode == 0, done.stderr
-    assert "  similarity only: give labels in the hold-out, or --metric" in done.stdout.splitlines()
+    assert (
+        "  similarity only: give labels in the hold-out, --postprocess or --metric module:function"
+        in done.stdout.splitlines()
+    )
 
 
 def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell) -> None:

@@ -36,7 +36,7 @@ def rows(choice: Choice, model_bytes: int) -> str:
             best = f"takes {candidate.how}; " if candidate.passed else ""
             lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
     if choice.packed[0].result.similarity_only:
-        lines.append("  similarity only: give labels in the hold-out, or --metric")
+        lines.append("  similarity only: give labels in the hold-out, --postprocess or --metric module:function")
     return "\n".join(lines)
 
 
