@@ -9,7 +9,7 @@ from typing import Any
 
 
 def inline_functions(proto: Any) -> bool:
-    """Inline the model's own functions; return whether this was done. False: there are none, or ONNX failed."""
+    """Inline the model's own functions. Return False if there are none, or if ONNX failed."""
     if not proto.functions:
         return False
     from onnx import inliner

@@ -81,7 +81,7 @@ def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
 
 
 def as_2d(weights: NDArray[Any]) -> NDArray[Any]:
-    """Add a height of one to the kernel of a one-dimensional convolution. Return any other kernel unchanged."""
+    """Add a height of one to the kernel of a one-dimensional convolution; keep any other kernel."""
     return weights[:, :, None] if weights.ndim == 3 else weights
 
 
