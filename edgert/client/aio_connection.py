@@ -117,7 +117,7 @@ class Connection:
         cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
         """Connect, send the hello, receive the WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
-        connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
+        connection = cls(await _dial(path, deadline), Conversation(model, path, share=share, session=session), pool)
         try:
             await connection._exchange([connection.conversation.hello()], deadline)
         except BaseException:

@@ -198,7 +198,7 @@ class Client(BaseClient):
         while True:
             self._check_open()
             conversation = Conversation(
-                model, share=share and may_share, may_share=may_share, probe=self._probe, session=session
+                model, self.path, share=share and may_share, may_share=may_share, probe=self._probe, session=session
             )
             try:
                 return Connection(self.path, conversation, deadline)

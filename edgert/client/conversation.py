@@ -7,6 +7,7 @@ each frame to `received`. `received` returns the answer, or the error to raise.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class Conversation:
 
     Args:
         model: The name of the model; None for the daemon.
+        path: The socket, for messages.
         share: Whether to request shared memory.
         may_share: Whether the first frame that is large enough for shared memory makes the conversation `outgrown`. Has
             no effect with `share`.
@@ -76,13 +78,21 @@ class Conversation:
     """
 
     def __init__(
-        self, model: str | None, *, share: bool, may_share: bool = False, probe: bool = False, session: bool = False
+        self,
+        model: str | None,
+        path: Path,
+        *,
+        share: bool,
+        may_share: bool = False,
+        probe: bool = False,
+        session: bool = False,
     ) -> None:
         self.frames = FrameBuffer()
         self.welcome: dict[str, Any] = {}
         self.over = False
         self.size_bytes = 0
         self._model = model
+        self._path = path
         self._share = share and model is not None
         self._probe = probe
         self._may_share = may_share and not share
@@ -203,7 +213,10 @@ class Conversation:
         """Return the error of a time-out that has passed. `sent` has the same meaning as for `ended`."""
         self.over = True
         if self._interface is None:
-            return DeadlineExceeded(f"the daemon did not accept the connection in time; {OVERLOADED}")
+            return DeadlineExceeded(
+                f"nothing answered at {self._path} in time: check with edgertd status that this is the daemon's socket. "
+                f"If it is, {OVERLOADED}"
+            )
         if not sent:
             return DeadlineExceeded(f"the daemon did not accept the request in time; {OVERLOADED}")
         return DeadlineExceeded(

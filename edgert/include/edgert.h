@@ -1145,6 +1145,10 @@ static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_erro
     if (code == EDGERT__AGAIN)
         return edgert__fail(error, EDGERT_UNREACHABLE, "the daemon at %s closed the connection", client->path);
     if (!code) code = edgert__receive(client, &frame, deadline_us, error);
+    if (code == EDGERT_DEADLINE_EXCEEDED)
+        return edgert__fail(error, code,
+                            "nothing answered at %s in time: check with edgertd status that this is the daemon's socket, "
+                            "or give a longer time-out", client->path);
     if (code == EDGERT_WORKER_LOST || (!code && frame.kind == EDGERT__MOVED)) {
         (void)edgert__fail(error, EDGERT_UNAVAILABLE, "the daemon is restarting this model");
         error->retry_after_ms = EDGERT__RETRY_PAUSE_MS;

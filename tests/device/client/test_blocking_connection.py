@@ -102,3 +102,16 @@ def test_a_full_queue_of_new_connections_is_not_reported_as_a_missing_daemon(tmp
             stack.enter_context(socket.socket(socket.AF_UNIX)).connect(os.fspath(path))
         with pytest.raises(DaemonUnreachable, match="has too many new connections"):
             Client(path, timeout_s=0.05).models()
+
+
+@pytest.mark.parametrize("kind", ["control socket", "silent program"])
+def test_a_socket_of_something_else_is_named(device: Device, kind: str, tmp_path: Path) -> None:
+    """The control socket waits for a line of JSON, and a hello has no line end."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        path = device.state.control_socket
+        if kind == "silent program":
+            path = tmp_path / "other.sock"
+            listener.bind(os.fspath(path))
+            listener.listen(1)
+        with pytest.raises(DeadlineExceeded, match=f"nothing answered at {path} in time: check with edgertd status"):
+            Client(path, timeout_s=0.2).models()

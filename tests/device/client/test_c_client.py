@@ -676,7 +676,9 @@ def test_c_waits_for_a_model_until_the_deadline(driver: Path, tmp_path: Path) ->
         assert (late["code"], late["retry_after_ms"]) == ("unavailable", 3_600_000)
     path.unlink()
     with false_daemon(tmp_path, [b""]) as path:
-        assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
+        late = refusal(driver, path, timeout_ms=200)
+        assert late["code"] == "request.deadline_exceeded"
+        assert f"nothing answered at {path} in time: check with edgertd status" in late["message"]
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ from edgert.protocol.sharing import SharedArea
 from edgert.tensors import InferResponse, StageTimes
 
 RNG = np.random.default_rng(7)
+SOCKET = Path("/run/edgert.sock")
 
 
 def a_conversation(*item_shapes: list[int], memory: int | None = None, share: bool = True) -> Conversation:
     """A conversation after the WELCOME. Without `share`, the next conversation may get shared memory."""
     inputs = [{"name": f"x{i}", "datatype": "FP32", "shape": [-1, *shape]} for i, shape in enumerate(item_shapes)]
     outputs = [{"name": "y", "datatype": "FP32", "shape": [-1]}]
-    conversation = Conversation("m", share=share, may_share=True)
+    conversation = Conversation("m", SOCKET, share=share, may_share=True)
     conversation.map_memory(memory)
     welcome = {"inputs": inputs, "outputs": outputs, "release": 1}
     meta = b"".join(wire.frame(wire.WELCOME, model_id=5, meta=json.dumps(welcome).encode()))
@@ -172,7 +174,7 @@ MOVED = received([wire.json_frame(wire.MOVED, {})])
 
 def test_a_hello_asks_for_shared_memory_where_it_may_be_used() -> None:
     def hello(model: str | None, share: bool) -> dict[str, Any]:
-        return received([Conversation(model, share=share).hello()]).json()
+        return received([Conversation(model, SOCKET, share=share).hello()]).json()
 
     assert hello("m", True) == {"model": "m", "shared": True}
     assert hello("m", False) == {"model": "m"}
@@ -193,7 +195,7 @@ def test_a_hello_asks_for_shared_memory_where_it_may_be_used() -> None:
 def test_a_refused_hello_is_repeated_only_if_the_daemon_says_when(
     frame: wire.Frame, waits_for: type[EdgeRTError] | None
 ) -> None:
-    talk = Conversation("m", share=False)
+    talk = Conversation("m", SOCKET, share=False)
     event = talk.received(frame)
     assert talk.over
     if waits_for is None:
@@ -226,8 +228,10 @@ def test_each_frame_has_the_documented_effect_on_the_request(
 
 
 def test_the_end_of_a_connection_fails_only_a_request_that_an_engine_may_have_run() -> None:
-    assert isinstance(Conversation("m", share=False).ended(sent=True), Retry)
-    assert isinstance(Conversation("m", share=False).ended(sent=True, cause=OSError("reset")), DaemonUnreachable)
+    assert isinstance(Conversation("m", SOCKET, share=False).ended(sent=True), Retry)
+    assert isinstance(
+        Conversation("m", SOCKET, share=False).ended(sent=True, cause=OSError("reset")), DaemonUnreachable
+    )
     talk = a_conversation([3])
     talk.request(np.zeros(3, np.float32), 0, 1)
     assert isinstance(talk.ended(sent=False), Retry)
@@ -256,7 +260,7 @@ def test_a_request_with_a_text_sends_only_this_input_with_its_number() -> None:
         },
         "release": 1,
     }
-    conversation = Conversation("m", share=False)
+    conversation = Conversation("m", SOCKET, share=False)
     conversation.received(received([b"".join(wire.frame(wire.WELCOME, model_id=5, meta=json.dumps(welcome).encode()))]))
     style = np.ones((2, 1), np.int64)
     for text in (["one", "more"], [b"one", b"more"], np.array(["one", "more"])):

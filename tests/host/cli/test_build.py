@@ -252,7 +252,7 @@ def test_the_table_names_a_gate_that_compares_only_similarity(shell_here: Shell)
     done = shell_here.build(*words, model="plain.onnx", calibration="plain.npz", holdout="plain.npz")
     assert done.returncode == 0, done.stderr
     assert (
-        "  this figure is only the similarity to FP32: give labels in the hold-out, or --metric"
+        "  this figure is only the similarity to FP32: give labels in the hold-out, --postprocess or --metric module:function"
         in done.stdout.splitlines()
     )
 

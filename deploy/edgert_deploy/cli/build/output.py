@@ -39,7 +39,10 @@ def rows(choice: Choice, model_bytes: int) -> str:
             best = f"takes {candidate.how}; " if candidate.passed else ""
             lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
     if choice.packed[0].result.similarity_only:
-        lines.append("  this figure is only the similarity to FP32: give labels in the hold-out, or --metric")
+        lines.append(
+            "  this figure is only the similarity to FP32: give labels in the hold-out, --postprocess or --metric "
+            "module:function"
+        )
     return "\n".join(lines)
 
 

@@ -193,7 +193,7 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
     if metric.is_similarity:
         return [
             "similarity only: the hold-out has no labels, so the gate only compares the answers with FP32's. "
-            "Give `labels` in the hold-out, or your own --metric module:function"
+            "Give `labels` in the hold-out, the rule of the outputs with --postprocess, or your own --metric module:function"
         ]
     return []
 

@@ -22,6 +22,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     Outputs,
     anchor_agreement,
     box_agreement,
+    cell_agreement,
     map_agreement,
     mask_agreement,
     neighbour_agreement,
@@ -43,6 +44,7 @@ ANCHORS_MIN = 100  # an output with fewer anchors is not treated as a detector's
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
+CONFIDENT_CELLS_MAX = 0.25  # an output is a detector's grid only if at most this share of its cells has an object
 # An output is judged by thresholds only if at least this share of its values is on each side of 0.5.
 MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
@@ -84,7 +86,11 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
         judged.append(_stated_texts(reference.ctc, stated))
         unjudged = [i for i in unjudged if i != stated]
     steps = {length for shape in inputs if len(shape) < IMAGE_RANK for length in shape}
+    has_image = any(len(shape) == IMAGE_RANK for shape in inputs)
     for i in unjudged:
+        if has_image and answers[i].shape[1:] not in inputs and (grid := _grid(answers[i])) is not None:
+            judged.append(_of_cells(i, names[i], *grid))
+            continue
         named = reference.classify is not None and _first_scores(answers) == i
         name = _recognized(answers[i], named, steps)
         if name == "neighbours" and answers[i].shape[1:] in inputs:
@@ -153,6 +159,40 @@ def _of_one(i: int, output: str, name: str) -> Judgement:
         lambda answers, reference: score(answers[i], reference[i]),
         None if share is None else lambda answers, reference: share(answers[i], reference[i]),
     )
+
+
+def _grid(reference: Array) -> tuple[int, int] | None:
+    """Return the axis of a grid's channels and the channel of its objectness; None for no grid.
+
+    Each cell of a detector's grid has an objectness, before or after four box values, and then the classes. Maps of
+    one kind of value, such as masks, depths, images and features, do not mix scores with other values in this order.
+    """
+    if reference.dtype.kind != "f" or reference.ndim != 4:
+        return None
+    for axis, objectness in ((1, 0), (1, 4), (3, 0), (3, 4)):
+        cells = np.moveaxis(reference, axis, -1).reshape(len(reference), -1, reference.shape[axis])
+        if cells.shape[1] < ANCHORS_MIN or not 6 <= cells.shape[2] <= CLASSES_MAX:
+            continue
+        boxes, scores = _boxes_and_scores(cells, objectness)
+        are_scores = _within(cells[..., objectness]) and _within(cells[..., 5:])
+        confident = float((scores.max(axis=2) >= SCORE_MIN).mean())
+        if are_scores and not _within(boxes) and 0 < confident <= CONFIDENT_CELLS_MAX:
+            return axis, objectness
+    return None
+
+
+def _boxes_and_scores(cells: Array, objectness: int) -> tuple[Array, Array]:
+    """Return the box values `[N, cells, 4]` and the scores `[N, cells, C]` of a grid's cells."""
+    boxes = cells[..., :4] if objectness == 4 else cells[..., 1:5]
+    return boxes, cells[..., 5:] * cells[..., objectness, None]
+
+
+def _of_cells(i: int, output: str, axis: int, objectness: int) -> Judgement:
+    def parts(outputs: Outputs) -> tuple[Array, Array]:
+        cells = np.moveaxis(outputs[i], axis, -1).reshape(len(outputs[i]), -1, outputs[i].shape[axis])
+        return _boxes_and_scores(cells, objectness)
+
+    return Judgement("cells", (output,), lambda answers, reference: cell_agreement(*parts(answers), *parts(reference)))
 
 
 def _stated_texts(rule: Ctc, i: int) -> Judgement:

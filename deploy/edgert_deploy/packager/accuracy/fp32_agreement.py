@@ -119,6 +119,19 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
     return 2 * hits / int(got.sum() + want.sum())
 
 
+def cell_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
+    """Return the F1 score of a grid's cells, or the R squared of the box values if it is lower.
+
+    A hit is confident in both and gives the same class. The box values may have any coding, so they are compared as
+    values, in FP32's confident cells.
+    """
+    got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
+    if not want.any():
+        return 1.0 if not got.any() else 0.0
+    hits = int((got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))).sum())
+    return min(2 * hits / int(got.sum() + want.sum()), value_agreement(boxes[want], true_boxes[want]))
+
+
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
     """Return which boxes `[n, 4 + points]` have an IoU of at least IOU_MIN, and points near the true ones.
 

@@ -40,7 +40,7 @@ def test_a_source_no_better_than_chance_is_a_warning() -> None:
 def test_a_gate_that_compares_only_similarity_gives_a_warning() -> None:
     (warning,) = warnings([models.random(6, 3) - 0.5], None)
     assert warning.startswith("similarity only")
-    assert "--metric" in warning
+    assert warning.endswith("with --postprocess, or your own --metric module:function")
 
 
 @pytest.mark.parametrize(

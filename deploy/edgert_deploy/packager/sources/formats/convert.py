@@ -29,7 +29,7 @@ VERSIONS = (
     "import importlib.metadata as m, sys; print(sys.version, sorted((d.name, d.version) for d in m.distributions()))"
 )
 SCRIPTS = Path(__file__).parent / "converters"
-EXIT_REFUSED, EXIT_MISSING = 3, 4
+EXIT_MISSING, EXIT_ADVISED = 4, 5
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 ZIP_MAGIC = b"PK\x03\x04"
 NAMES = {"keras": "Keras", "torch": "PyTorch"}
@@ -184,6 +184,5 @@ def _failure(
             f"pip install 'edgert[{framework}]', or name another Python, which has it, with --convert-with"
         )
     died = f"; signal {-done.returncode} ended it" if done.returncode < 0 else ""
-    return SourceInvalid(
-        f"{NAMES[framework]} could not convert {path.name} to ONNX: {reason}{died}. Export the model as ONNX yourself, and give the ONNX file"
-    )
+    advice = "" if done.returncode == EXIT_ADVISED else ". Export the model as ONNX yourself, and give the ONNX file"
+    return SourceInvalid(f"{NAMES[framework]} could not convert {path.name} to ONNX: {reason}{died}{advice}")

@@ -14,8 +14,9 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 DOMAIN = "ai.onnx.ml"
 CLASSES_SHOWN_MAX = 20
 IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX itself
-# Converters of classical models. Some of their models, such as k-means, have no operator of `ai.onnx.ml`.
-PRODUCERS = ("skl2onnx", "OnnxMLTools")
+# The converter of scikit-learn. Some of its models, such as k-means, have no operator of `ai.onnx.ml`. OnnxMLTools also
+# converted networks of Keras; its classical models have such operators.
+PRODUCER = "skl2onnx"
 # Operators that are worth quantizing. Converters write these operators for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -32,7 +33,7 @@ def is_classical(proto: Any) -> bool:
 
     INT8 does not make such a model faster, and distorts distances between readings in different units.
     """
-    return proto is not None and (proto.producer_name in PRODUCERS or bool(classical_operators(proto)))
+    return proto is not None and (proto.producer_name == PRODUCER or bool(classical_operators(proto)))
 
 
 def is_float_only(proto: Any) -> bool:

@@ -7,6 +7,7 @@ but an answer must not depend on other items. So `examine` fixes the batch of su
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,17 @@ def undo(proto: Any, constants: Any) -> None:
     graph = _Graph(proto.graph, constants)
     nodes = list(proto.graph.node)
     sums = {node.output[0] for node in nodes if node.op_type in ("ConvInteger", "MatMulInteger")}
+    del proto.graph.node[:]
     for node in nodes:
-        if node.op_type != "Cast" and sums.intersection(node.input):  # older quantizers add a bias in INT32
+        if graph.fold(node):
+            continue
+        has_float_bias = node.op_type == "Add" and any(graph.has_made(name) for name in node.input)
+        if node.op_type != "Cast" and not has_float_bias and sums.intersection(node.input):
             raise BuildFailed(
                 f"{node.op_type} {(node.name or node.output[0])!r} computes with sums in INT32, so EdgeRT cannot convert the model "
                 "to float. Give the float model from which it was quantized, or build for onnxruntime"
             )
-    del proto.graph.node[:]
-    for node in nodes:
-        if not graph.fold(node):
-            proto.graph.node.extend(_REPLACED[node.op_type](graph, node) if node.op_type in _REPLACED else [node])
+        proto.graph.node.extend(_REPLACED[node.op_type](graph, node) if node.op_type in _REPLACED else [node])
     del proto.graph.value_info[:]  # the types of some values changed
 
 
@@ -64,17 +66,21 @@ class _Graph:
         self._made[name] = array
         return name
 
-    def fold(self, node: Any) -> bool:
-        """If `node` multiplies two scales, make the product a constant and return True.
+    def has_made(self, name: str) -> bool:
+        return name in self._made
 
-        ONNX Runtime 1.32 crashes on a node for such a product in FP16.
+    def fold(self, node: Any) -> bool:
+        """If `node` computes with scales, make the result a constant and return True.
+
+        ONNX Runtime 1.32 crashes on a product of scales in FP16. Quantizers of 2020 divide a bias by the scale of the
+        sums, and round it to add it in INT32. The constant is not rounded.
         """
-        if node.op_type != "Mul" or not any(name in self._made for name in node.input):
+        if node.op_type not in _FOLDED or not any(name in self._made for name in node.input):
             return False
-        factors = [self._made.get(name, self._constants.get(name)) for name in node.input]
-        if any(factor is None for factor in factors):
+        values = [self._made.get(name, self._constants.get(name)) for name in node.input]
+        if any(value is None for value in values):
             return False
-        self.put(node.output[0], np.asarray(factors[0] * factors[1], np.float32))
+        self.put(node.output[0], np.asarray(_FOLDED[node.op_type](*values), np.float32))
         return True
 
     def read(self, node: Any, at: int) -> Array:
@@ -150,3 +156,10 @@ def _lstm(graph: _Graph, node: Any) -> list[Any]:
 
 
 _REPLACED = {QUANTIZE: _quantize, "MatMulInteger": _matmul, "ConvInteger": _conv, "DynamicQuantizeLSTM": _lstm}
+_FOLDED: dict[str, Callable[..., Array]] = {
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Floor": lambda bias: bias,
+    "Cast": lambda bias: bias,
+    "Reshape": lambda bias, shape: bias.reshape(shape),
+}

@@ -70,6 +70,17 @@ def test_a_missing_framework_is_named_with_the_extra(framework: str, tmp_path: P
         load_source(path)
 
 
+@pytest.mark.parametrize(("code", "is_advised"), [(3, False), (5, True)])
+def test_the_general_next_step_does_not_follow_a_special_one(code: int, is_advised: bool, tmp_path: Path) -> None:
+    python, path = tmp_path / "python", archive(tmp_path / "m.bin", "config.json", "model.weights.h5")
+    python.write_text(f"#!/bin/sh\necho 'the reason' >&2\nexit {code}\n")
+    python.chmod(0o755)
+    with pytest.raises(SourceInvalid, match=r"could not convert .* to ONNX: the reason") as raised:
+        load_source(path, Conversion(str(python)))
+    assert raised.value.message.endswith("the reason") == is_advised
+    assert ("Export the model as ONNX yourself" in raised.value.message) != is_advised
+
+
 def test_a_python_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     path = archive(tmp_path / "model.bin", "config.json", "model.weights.h5")
     with pytest.raises(ConfigInvalid, match="cannot run /nowhere/python"):
@@ -268,7 +279,9 @@ def test_a_converted_adapted_normalization_gives_the_answers_of_the_model(
 
 def test_the_error_about_a_class_of_the_user_names_the_class_and_a_workaround(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
-    with pytest.raises(SourceInvalid, match=r"Scale is not a part of Keras.*model\.export\('folder'\)"):
+    with pytest.raises(
+        SourceInvalid, match=r"Scale is not a part of Keras.*model\.export\('folder'\).* build that folder$"
+    ):
         load_source(folder / "own.keras", Conversion(python))
     check_answers(folder / "own", Conversion(python), "o.npy")
 

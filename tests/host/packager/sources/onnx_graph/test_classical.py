@@ -58,6 +58,13 @@ def test_operators_of_classical_models_are_known() -> None:
     assert not is_float_only(network)
 
 
+def test_a_network_that_onnxmltools_converted_is_not_classical() -> None:
+    """OnnxMLTools converted Keras models, such as DTLN, and writes operators of ai.onnx.ml for trees only."""
+    for proto, expected in ((models.mlp(), False), (classical.tree(), True)):
+        proto.producer_name = "OnnxMLTools"
+        assert is_classical(proto) == expected
+
+
 def test_a_list_of_maps_is_replaced_by_the_tensor_of_its_scores() -> None:
     source = load_source(classical.BOOSTING)
     assert [(spec.datatype, spec.shape) for spec in source.outputs] == [("INT64", (-1,)), ("FP32", (-1, 3))]

@@ -77,8 +77,40 @@ def test_a_dynamically_quantized_model_becomes_float_again_if_an_engine_needs_th
         assert np.corrcoef(answers.ravel(), want.ravel())[0, 1] > 0.99, engine
 
 
-def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
-    """Quantizers of 2020 wrote such a bias. Its rounding depends on the scale of the activations."""
+def test_a_bias_that_is_rounded_to_the_scale_of_the_sums_becomes_float(tmp_path: Path) -> None:
+    """Quantizers of 2020 wrote such a bias."""
+    import onnxruntime
+
+    body = """
+        q, s, z = DynamicQuantizeLinear (x)
+        i = ConvInteger (q, w, z)
+        m = Mul (s, ws)  d = Div (bias, m)  r = Floor (d)  n = Cast <to = 6> (r)  b = Reshape (n, shape)
+        sum = Add (i, b)  f = Cast <to = 1> (sum)  y = Mul (f, m)
+    """
+    weights: dict[str, Any] = {
+        "w": np.random.default_rng(0).integers(0, 255, (4, 3, 1, 1)).astype(np.uint8),
+        "ws": np.array(0.01, np.float32),
+        "bias": np.array([3, -4, 5, 0.5], np.float32),
+        "shape": np.array([1, -1, 1, 1]),
+    }
+    old = models.model("float[N,3,6,6] x) => (float[N,4,6,6] y", body, weights)
+    undone = float_of(old)
+    assert [node.op_type for node in undone.graph.node] == ["Conv", "Add", "Cast", "Mul"]
+    x = models.random(1, 3, 6, 6)
+    want, got = (
+        onnxruntime.InferenceSession(each.SerializeToString()).run(None, {"x": x})[0] for each in (old, undone)
+    )
+    np.testing.assert_allclose(got, want, atol=0.02 * float(np.abs(want).max()))
+    source = load_source(models.write(old, tmp_path / "m.onnx"))
+    samples = samples_for(source, count=40)
+    for engine in ENGINE_NAMES:
+        artifact = build(engine, source, samples, "int8", tmp_path / engine)
+        answers, exact = artifact_outputs(artifact, source, samples)[0], reference_outputs(source, samples)[0]
+        assert np.corrcoef(answers.ravel(), exact.ravel())[0, 1] > 0.99, engine
+
+
+def test_a_constant_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
+    """Its scale depends on the activations."""
     body = """
         q, s, z = DynamicQuantizeLinear (x)
         i = MatMulInteger (q, w, z)  b = Add (i, bias)  f = Cast <to = 1> (b)  y = Mul (f, s)

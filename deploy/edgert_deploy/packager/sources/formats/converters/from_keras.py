@@ -38,8 +38,9 @@ def main() -> int:
         keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
-        print(f"{reason_of(error)}{_advice(signature)}", file=sys.stderr)
-        return 3
+        reason = reason_of(error) + _advice(signature)
+        print(reason, file=sys.stderr)
+        return 3 if reason == _plain(error) else 5
     del kept
     with open(request["out"], "wb") as file:
         file.write(proto.SerializeToString(deterministic=True))
@@ -59,7 +60,11 @@ def reason_of(error: Exception) -> str:
             f"Keras 3 does not know {old[2]} of the layer {old[1]}, which Keras 2 wrote. Load the file with Keras 2 "
             "(pip install tf_keras), save it with model.export('folder'), and build that folder"
         )
-    return f"{type(error).__name__}: {text[-300:]}"
+    return _plain(error)
+
+
+def _plain(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
 
 
 def _advice(signature: list[Any]) -> str:

@@ -29,7 +29,7 @@ def main() -> int:
         return 4
     except Exception as error:  # noqa: BLE001 - the exporters raise any class
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
-        return 3
+        return 5 if "--input NAME" in str(error) else 3
     return 0
 
 
