@@ -8,8 +8,7 @@
     Value        a tensor with Python operators, so that functions write nodes as formulas
     Writer       writes the flatbuffer
 
-The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch. If a
-node needs a fixed batch, the file has a batch of 1, and the engine runs the items of a batch one by one.
+The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ import onnx
 
 from edgert.errors import OperatorUnsupported
 from edgert.printable import counted
-from edgert_deploy.packager.sources.onnx_graph.axes import fix_batch
 from edgert_deploy.packager.sources.onnx_graph.branches import CONTROL_FLOW
-from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node, read_graph
+from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.ops import OPS
 from edgert_deploy.packager.tflite_lowering.value import Unsupported
@@ -38,26 +35,7 @@ def lower(model: onnx.ModelProto) -> bytes:
     Raises OperatorUnsupported with a list of all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
     model.
     """
-    graph = read_graph(model, OPS)
-    try:
-        return _lowered(graph)
-    except OperatorUnsupported:
-        if not _answers_each_item(graph):
-            raise
-        single = copy_of(model)
-        fix_batch(single)
-        return _lowered(read_graph(single, OPS))
-
-
-def _answers_each_item(graph: Graph) -> bool:
-    """Whether every input and every output has one row for each item of an open batch."""
-    shapes = [graph.shapes.get(name, BatchShape.fixed()) for name in (*graph.inputs, *graph.outputs)]
-    return all(shape.dims[:1] == (1,) and shape.signature[0] == -1 for shape in shapes)
-
-
-def _lowered(graph: Graph) -> bytes:
-    """Return the file of a graph that no step has changed yet. Raises OperatorUnsupported."""
-    graph = fuse(widen(graph, OPS), OPS)
+    graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
     lowering = Lowering(graph, OPS)
     problems = _define_inputs(lowering, graph)
     for node in graph.nodes:

@@ -151,10 +151,16 @@ class Lowering:
         return layout if layout is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
 
     def result(self, node: Node, value: Value, layout: Layout = Layout.NATIVE, index: int = 0) -> None:
-        """Make `value`, which has `layout`, the output `index` of `node`."""
+        """Make `value`, which has `layout`, the output `index` of `node`.
+
+        ONNX Runtime folds the model at batch 1. It may then write a node that gives another shape for a larger batch.
+        """
         name = node.outputs[index]
+        shape = self.laid_out(self.shape(name), layout)
+        if value.shape.signature != shape.signature:
+            raise NeedsFixedBatch(f"{name!r} can be computed only for a batch of 1")
         if value.tensor not in self._named:
-            self.writer.name_result(value.tensor, name, self.laid_out(self.shape(name), layout))
+            self.writer.name_result(value.tensor, name, shape)
         self.alias(name, layout, value.tensor)
 
     def tensor(self, name: str, layout: Layout) -> int:
