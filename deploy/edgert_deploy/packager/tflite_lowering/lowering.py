@@ -55,6 +55,7 @@ class Lowering:
         self._named: set[int] = set()  # tensors of ONNX values, and constants
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
+        self._placeholders: set[str] = set()
 
     # --- the graph
 
@@ -204,10 +205,14 @@ class Lowering:
 
     def define_placeholder(self, name: str) -> None:
         """Define the output `name` of a node that cannot be written, so that later nodes can be checked."""
+        self._placeholders.add(name)
         try:
             self.define(name)
         except Unsupported:
             self._unknown.add(name)
+
+    def is_placeholder(self, name: str) -> bool:
+        return name in self._placeholders
 
     def is_unknown(self, name: str) -> bool:
         """Whether the shape or the dtype of `name` is unknown, so that no node that reads it can be checked."""

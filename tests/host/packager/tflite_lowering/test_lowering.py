@@ -128,6 +128,21 @@ def test_the_error_names_the_unsupported_part(
         lower(model_of(Case("unsupported", body, items, constants, opset=18)))
 
 
+def test_results_of_data_dependent_length_are_the_only_reason_named_for_a_detector() -> None:
+    """ONNX Runtime folds Shape and ConstantOfShape, except after an operator such as NonZero."""
+    body = (
+        "[first] n = NonZero(x) r = Relu(x) [second] m = NonZero(r) s = Shape(n) c = ConstantOfShape(s) d = Shape(c) "
+        "e = ConstantOfShape(d) y = Relu(e) z = Cast<to=1>(m)"
+    )
+    with pytest.raises(OperatorUnsupported) as raised:
+        lower(model_of(Case("detector", body, IMAGE, outputs="float y, float z")))
+    message = raised.value.message
+    assert "2 parts" in message
+    assert "NonZero (node 'first'), NonZero (node 'second'): the data determine how many results it gives" in message
+    assert "without NMS, and build with --postprocess (docs/answers.md)" in message
+    assert "Shape" not in message
+
+
 def test_a_softmax_over_several_axes_is_refused() -> None:
     """Only before opset 13 is a Softmax over several axes.
 
