@@ -23,8 +23,8 @@ import onnx
 from onnx import numpy_helper, parser
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, BuildSpec, Precision
-from edgert_deploy.packager.builders.tflite import TFLiteBuilder
+from edgert_deploy.packager.builders import Artifact, BuildSpec, Precision, tflite
+from edgert_deploy.packager.builders.tflite import ONE_BY_ONE, TFLiteBuilder
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
@@ -209,8 +209,24 @@ def test_items_run_one_by_one_if_the_lowering_needs_a_fixed_batch(tmp_path: Path
     source = source_of(
         "y = GatherElements<axis=1>(x, i)", "float[N,3] x, int64[N,2] i", "float[N,2] y", unused=random(1)
     )
-    session = load(source, build(source, tmp_path).path, buckets)
+    artifact = build(source, tmp_path)
+    assert artifact.remarks == (ONE_BY_ONE,)
+    session = load(source, artifact.path, buckets)
     x, places = random(5, 3), np.array([[0, 2], [1, 1], [2, 0], [2, 2], [0, 1]])
     for count in (1, 3, 5):
         (answer,) = session.run([x[:count], places[:count]])
         np.testing.assert_array_equal(answer, np.take_along_axis(x, places, 1)[:count])
+
+
+def test_items_run_one_by_one_if_the_interpreter_refuses_a_larger_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of()
+    batched = build(source, tmp_path / "batched")
+    monkeypatch.setattr(tflite, "TRIAL_BATCHES", (1, -2))  # the interpreter refuses a batch of -2
+    single = build(source, tmp_path / "single")
+    assert (batched.remarks, single.remarks) == ((), (ONE_BY_ONE,))
+    images = random(5, *ITEM, seed=1)
+    answers = (load(source, artifact.path).run([images]) for artifact in (batched, single))
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
@@ -13,9 +14,13 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert_deploy.packager.build_warnings import build_warnings
+from edgert_deploy.packager.builders.tflite import ONE_BY_ONE
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
+from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest, RequestedPrecision, target_requests
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
 from tests.support.packs import lossy, pack
 from tests.support.profiles import profile
 
@@ -51,3 +56,28 @@ def test_calibration_of_a_narrower_range_is_reported_if_a_target_gets_int8(
     warnings = build_warnings(request, target_requests(request), evaluate_source(request))
     clipped = [text for text in warnings if "INT8 clips values outside the calibration range. Give" in text]
     assert len(clipped) == expected
+
+
+def test_an_artifact_that_runs_the_items_of_a_batch_one_by_one_is_reported(
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    pytest.importorskip("ai_edge_litert")
+    body = "a = Reshape(x, s)  b = Transpose<perm=[0,2,1,3]>(a)  c = Reshape(b, t)  d = Conv(c, w)  y = Flatten(d)"
+    constants = {"s": np.array([-1, 1, 2, 2]), "t": np.array([-1, 4, 2, 2]), "w": models.random(3, 4, 1, 1)}
+    model = models.model("float[N,4,2,2] x) => (float[N,12] y", body, constants)
+    source = load_source(models.write(model, tmp_path / "m.onnx"))
+    inputs = models.random(20, 4, 2, 2)
+    request = replace(
+        build_request,
+        source=source,
+        calibration=CalibrationSet({"x": inputs[:10]}, None),
+        holdout=CalibrationSet({"x": inputs[10:]}, None),
+        targets=(profile("one", "tflite"),),
+        precision="fp32",
+        preprocess=None,
+        classify=None,
+    )
+    result = pack(request, signing_key, tmp_path / "b.edgert")
+    assert f"one: {ONE_BY_ONE}" in result.warnings
+    with open_bundle(result.path, None) as bundle:
+        assert f"one: {ONE_BY_ONE}" in (read_receipt(bundle) or {})["targets"][0]["warnings"]

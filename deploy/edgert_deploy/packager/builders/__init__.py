@@ -73,6 +73,7 @@ class Artifact:
         float_layers: The names of the layers that an INT8 artifact computes in float for its accuracy.
         qat: Whether the artifact keeps the source's own scales.
         int8_share: The share of multiply-accumulates that run in INT8. None if the file does not show it.
+        remarks: Sentences for the user about the artifact.
     """
 
     engine: str
@@ -84,6 +85,7 @@ class Artifact:
     float_layers: tuple[str, ...] = ()
     qat: bool = False
     int8_share: float | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:

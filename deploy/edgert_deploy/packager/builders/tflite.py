@@ -1,5 +1,8 @@
 """TFLite artifacts: lowers ONNX to a float .tflite, quantizes it to INT8, and runs the result once.
 
+If TFLite cannot run a model with its open batch, the artifact has a batch of 1, and the engine runs the items of a
+batch one by one.
+
 INT8 is full INT8 with calibrated ranges. With the recipe "dynamic-range", only the weights are INT8, and the kernels
 quantize the float activations in each run.
 """
@@ -16,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines.tflite import path_for
-from edgert.errors import BuildFailed
+from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert.printable import counted
+from edgert.tensors import batchable
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import (
     FIRST_RECIPE,
@@ -35,7 +39,7 @@ from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
-from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto
+from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto, with_fixed_batch
 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
@@ -46,6 +50,10 @@ OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples would hardly change the recorded ranges, and each sample costs a float run.
 SAMPLES_MAX = 300
+ONE_BY_ONE = (
+    "TFLite cannot run this model with an open batch, so the artifact has a batch of 1: devices run the items of a batch "
+    "one by one"
+)
 # The batch sizes that the build tries on an artifact if its batch is open.
 TRIAL_BATCHES = (1, 2)
 
@@ -73,15 +81,18 @@ class TFLiteBuilder(Builder):
         conversion = _Conversion(spec, source, calibration, _is_float(source, spec.float_layers), progress)
         path = out_dir / FILE_NAME
         if source.buckets is None:
-            conversion.write(path)
-            return artifact_of(self, spec, source, path, tools)
+            remarks = conversion.write(path)
+            return replace(artifact_of(self, spec, source, path, tools), remarks=remarks)
         # TFLite plans memory and folds shapes for one length, so each bucket is a file with its own scales.
         paths = {size: path_for(path, size, source.buckets) for size in source.buckets.sizes}
+        found: set[str] = set()
         for size, own_path in paths.items():
             progress(f"tflite: bucket {size}")
             samples = calibration.rows(calibration.sizes == size).cut(size)
-            replace(conversion, source=at_length(source, size), calibration=samples).write(own_path)
-        return artifact_of(self, spec, source, path, tools, tuple(other for other in paths.values() if other != path))
+            own = replace(conversion, source=at_length(source, size), calibration=samples)
+            found.update(own.write(own_path))
+        companions = tuple(other for other in paths.values() if other != path)
+        return replace(artifact_of(self, spec, source, path, tools, companions), remarks=tuple(sorted(found)))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
@@ -120,8 +131,19 @@ class _Conversion:
     is_float: IsFloat
     progress: Progress
 
-    def write(self, path: Path) -> None:
-        """Write the file to `path` and run it once."""
+    def write(self, path: Path) -> tuple[str, ...]:
+        """Write the file to `path` and run it once; return the remarks for the user."""
+        try:
+            self._write(path)
+            return ()
+        except (BuildFailed, OperatorUnsupported):
+            if self.source.proto is None or not batchable((*self.source.inputs, *self.source.outputs)):
+                raise
+        self.progress("tflite: building the artifact with a batch of 1")
+        replace(self, source=with_fixed_batch(self.source))._write(path)
+        return (ONE_BY_ONE,)
+
+    def _write(self, path: Path) -> None:
         path.write_bytes(self._content())
         self.progress("tflite: running the artifact once")
         _run_on_zeros(path)

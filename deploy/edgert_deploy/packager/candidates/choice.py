@@ -124,6 +124,9 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     timings = _timings(findings, passed, measure)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     _warn_of_float(findings, packed, timings)
+    for candidate in packed:
+        for remark in candidate.artifact.remarks:
+            findings.warn(f"{findings.name}: {remark}")
     return findings.choice(packed, timings, _reference(findings, packed[0]))
 
 

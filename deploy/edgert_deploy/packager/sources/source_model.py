@@ -25,7 +25,7 @@ from edgert_deploy.packager.sources.formats.convert import Conversion, converted
 from edgert_deploy.packager.sources.formats.external_data import open_file, size_of
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.formats.other_formats import other_format
-from edgert_deploy.packager.sources.onnx_graph.axes import forget_shapes
+from edgert_deploy.packager.sources.onnx_graph.axes import fix_batch, forget_shapes
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantized
 from edgert_deploy.packager.sources.probe import ProbeRequest, external_files, probe
@@ -199,6 +199,13 @@ def at_length(source: SourceModel, length: int) -> SourceModel:
         value.type.tensor_type.shape.dim[place.axis].dim_value = length  # also removes the axis's name
     forget_shapes(proto)
     return replace(source, proto=proto, inputs=specs[0], outputs=specs[1], buckets=None)
+
+
+def with_fixed_batch(source: SourceModel) -> SourceModel:
+    """Return an ONNX source whose graph has a batch of 1. The contract stays the same."""
+    proto = copy_of(source.proto)
+    fix_batch(proto)
+    return replace(source, proto=proto)
 
 
 def float_proto(source: SourceModel) -> Any:

@@ -8,28 +8,33 @@
     Value        gives a tensor Python's operators, so that functions write nodes as formulas
     Writer       writes the flatbuffer
 
-The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch. If a
-node needs a fixed batch, the file has a batch of 1, and the engine runs the items of a batch one by one.
+The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import onnx
 
 from edgert.errors import OperatorUnsupported
 from edgert.printable import counted
-from edgert_deploy.packager.sources.onnx_graph.axes import fix_batch
 from edgert_deploy.packager.sources.onnx_graph.branches import CONTROL_FLOW
-from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS
+from edgert_deploy.packager.tflite_lowering.folding import FOLDED
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node, read_graph
+from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.ops import OPS
 from edgert_deploy.packager.tflite_lowering.value import Unsupported
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
 __all__ = ["OPS", "lower"]
+
+# Operators that give as many results as the data determine. Detectors use them for NMS.
+OF_DATA_LENGTHS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+
+Problem = tuple[str, str]  # the part that cannot be converted, and the reason
 
 
 def lower(model: onnx.ModelProto) -> bytes:
@@ -38,26 +43,7 @@ def lower(model: onnx.ModelProto) -> bytes:
     Raises OperatorUnsupported with a list of all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
     model.
     """
-    graph = read_graph(model, OPS)
-    try:
-        return _lowered(graph)
-    except OperatorUnsupported:
-        if not _answers_each_item(graph):
-            raise
-        single = copy_of(model)
-        fix_batch(single)
-        return _lowered(read_graph(single, OPS))
-
-
-def _answers_each_item(graph: Graph) -> bool:
-    """Whether every input and every output has one row for each item of an open batch."""
-    shapes = [graph.shapes.get(name, BatchShape.fixed()) for name in (*graph.inputs, *graph.outputs)]
-    return all(shape.dims[:1] == (1,) and shape.signature[0] == -1 for shape in shapes)
-
-
-def _lowered(graph: Graph) -> bytes:
-    """Return the file of a graph that no step has changed yet. Raises OperatorUnsupported."""
-    graph = fuse(widen(graph, OPS), OPS)
+    graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
     lowering = Lowering(graph, OPS)
     problems = _define_inputs(lowering, graph)
     for node in graph.nodes:
@@ -66,25 +52,44 @@ def _lowered(graph: Graph) -> bytes:
         try:
             return lowering.finish()
         except Unsupported as reason:
-            problems.append(str(reason))
+            problems.append(("an output", str(reason)))
     raise OperatorUnsupported(
-        f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {'; '.join(problems)}. "
+        f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {_by_reason(problems)}. "
         "Export the model without these parts, or leave tflite out of the profile's engines"
     )
 
 
-def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
+def _by_reason(problems: Iterable[Problem]) -> str:
+    """Return the problems as a text that names each reason once."""
+    parts: dict[str, list[str]] = {}
+    for part, reason in problems:
+        parts.setdefault(reason, []).append(part)
+    return "; ".join(f"{', '.join(named)}: {reason}" for reason, named in parts.items())
+
+
+def _why_missing(op_type: str) -> str:
+    if op_type in OF_DATA_LENGTHS:
+        return (
+            "the data determine how many results it gives, which TFLite does not support; if this is the NMS of a "
+            "detector, export the decoded boxes and the scores without NMS, and build with --postprocess (docs/answers.md)"
+        )
+    if op_type in CONTROL_FLOW:
+        return "it depends on the data, and TFLite has no such operator: build the model for targets with onnxruntime or openvino"
+    return "TFLite has no such operator, and EdgeRT does not compose it from other operators"
+
+
+def _define_inputs(lowering: Lowering, graph: Graph) -> list[Problem]:
     problems = []
     for name in graph.inputs:
         try:
             lowering.define_input(name)
         except Unsupported as reason:
-            problems.append(f"input {name!r}: {reason}")
+            problems.append((f"input {name!r}", str(reason)))
             lowering.define_placeholder(name)
     return problems
 
 
-def _lower_node(lowering: Lowering, node: Node) -> list[str]:
+def _lower_node(lowering: Lowering, node: Node) -> list[Problem]:
     """Write `node`; return the problem if this is impossible.
 
     In this case, the outputs of `node` are defined all the same, so that one run finds the problems of all nodes.
@@ -92,18 +97,14 @@ def _lower_node(lowering: Lowering, node: Node) -> list[str]:
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
-        if op is None:
-            raise Unsupported(
-                "it depends on the data, and TFLite has no such operator: build the model for targets with onnxruntime or openvino"
-                if node.op_type in CONTROL_FLOW
-                else "TFLite has no such operator, and EdgeRT does not compose it from other operators"
-            )
-        if not any(map(lowering.is_unknown, node.inputs)):
+        if op is None and not (node.op_type in FOLDED and any(map(lowering.is_placeholder, node.inputs))):
+            raise Unsupported(_why_missing(node.op_type))
+        if op is not None and not any(map(lowering.is_unknown, node.inputs)):
             op.write(lowering, node)
             lowering.record_sign(node)
             return []
     except Unsupported as reason:
-        problems.append(f"{node.op_type} (node {node.name or node.outputs[0]!r}): {reason}")
+        problems.append((f"{node.op_type} (node {node.name or node.outputs[0]!r})", str(reason)))
     for name in filter(None, node.outputs):
         lowering.define_placeholder(name)
     return problems

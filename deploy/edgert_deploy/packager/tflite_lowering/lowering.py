@@ -55,6 +55,7 @@ class Lowering:
         self._named: set[int] = set()  # tensors that keep their names: those of ONNX values, and constants
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
+        self._placeholders: set[str] = set()
 
     # --- the graph
 
@@ -154,10 +155,16 @@ class Lowering:
         return layout if layout is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
 
     def result(self, node: Node, value: Value, layout: Layout = Layout.NATIVE, index: int = 0) -> None:
-        """Make `value`, which has `layout`, the output `index` of `node`."""
+        """Make `value`, which has `layout`, the output `index` of `node`.
+
+        ONNX Runtime folds the model at batch 1. It may then write a node that gives another shape for a larger batch.
+        """
         name = node.outputs[index]
+        shape = self.laid_out(self.shape(name), layout)
+        if value.shape.signature != shape.signature:
+            raise NeedsFixedBatch(f"{name!r} can be computed only for a batch of 1")
         if value.tensor not in self._named:
-            self.writer.name_result(value.tensor, name, self.laid_out(self.shape(name), layout))
+            self.writer.name_result(value.tensor, name, shape)
         self.alias(name, layout, value.tensor)
 
     def tensor(self, name: str, layout: Layout) -> int:
@@ -201,10 +208,14 @@ class Lowering:
 
     def define_placeholder(self, name: str) -> None:
         """Define the output `name` of a node that cannot be written, so that later nodes can be checked."""
+        self._placeholders.add(name)
         try:
             self.define(name)
         except Unsupported:
             self._unknown.add(name)
+
+    def is_placeholder(self, name: str) -> bool:
+        return name in self._placeholders
 
     def is_unknown(self, name: str) -> bool:
         """Whether the shape or the dtype of `name` is unknown, so that no node that reads it can be checked."""

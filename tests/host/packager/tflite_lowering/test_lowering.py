@@ -112,6 +112,13 @@ def test_all_unsupported_parts_are_listed_at_once() -> None:
         ('y = Resize<keep_aspect_ratio_policy="not_larger", axes=[2,3]>(x, , , t)', IMAGE, {"t": ints(5, 8)}, "policy"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
+        (
+            # At batch 1, ONNX Runtime writes the second Reshape as a Transpose.
+            "a = Reshape(x, s) b = Transpose<perm=[0,2,1,3]>(a) r = Reshape(b, t) y = Conv(r, w)",
+            {"x": (4, 2, 2)},
+            {"s": ints(-1, 1, 2, 2), "t": ints(-1, 4, 2, 2), "w": random(3, 4, 1, 1)},
+            "only for a batch of 1; export the model with its batch fixed to 1",
+        ),
     ],
 )
 def test_the_error_names_the_unsupported_part(
@@ -119,6 +126,21 @@ def test_the_error_names_the_unsupported_part(
 ) -> None:
     with pytest.raises(OperatorUnsupported, match=reason):
         lower(model_of(Case("unsupported", body, items, constants, opset=18)))
+
+
+def test_results_of_data_dependent_length_are_the_only_reason_named_for_a_detector() -> None:
+    """ONNX Runtime folds Shape and ConstantOfShape, except after an operator such as NonZero."""
+    body = (
+        "[first] n = NonZero(x) r = Relu(x) [second] m = NonZero(r) s = Shape(n) c = ConstantOfShape(s) d = Shape(c) "
+        "e = ConstantOfShape(d) y = Relu(e) z = Cast<to=1>(m)"
+    )
+    with pytest.raises(OperatorUnsupported) as raised:
+        lower(model_of(Case("detector", body, IMAGE, outputs="float y, float z")))
+    message = raised.value.message
+    assert "2 parts" in message
+    assert "NonZero (node 'first'), NonZero (node 'second'): the data determine how many results it gives" in message
+    assert "without NMS, and build with --postprocess (docs/answers.md)" in message
+    assert "Shape" not in message
 
 
 def test_a_softmax_over_several_axes_is_refused() -> None:
