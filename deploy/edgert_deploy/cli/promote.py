@@ -40,9 +40,8 @@ def promote(
     """Offer a channel's newest release of MODEL to another channel, or to more of its own devices.
 
     The registry has the release already, so the command sends no file. The release keeps its limits unless you give
-    other limits. Within one channel, the release also keeps its sites, profiles and tags, unless you give
-    one of these. A higher --share only adds
-    devices. The command refuses to promote a halted release.
+    other limits. Within one channel, the release also keeps its sites, profiles and tags, unless you give one of
+    these. A higher --share only adds devices. The command refuses to promote a halted release.
 
     \b
     Examples:

@@ -24,9 +24,8 @@ from edgert_deploy.rollout.drift import Drift, ModelDrift, device_drifts, model_
 from edgert_deploy.rollout.rollout_record import Rollout
 
 EXIT_DRIFT = 12
-LACKS_RELEASE = frozenset(
-    ("behind", "missing", "rolled-back")
-)  # the kinds of drift of a device without the wanted release
+# The kinds of drift of a device without the wanted release.
+LACKS_RELEASE = frozenset(("behind", "missing", "rolled-back"))
 HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "ENGINE", "DRIFT")
 # The column DRIFT shows these words if a device gave no status. The error is below the table.
 _NO_STATUS = {

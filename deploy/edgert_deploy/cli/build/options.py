@@ -59,7 +59,7 @@ class BuildOptions(BuildSettings):
         return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets, kept)
 
     def check(self) -> None:
-        """Refuse a build without samples or targets. click cannot: the model file may name both."""
+        """Refuse a build without samples or targets. The model file may name them, so click cannot refuse it."""
         samples = {"--calibration": self.calibration, "--holdout": self.holdout, "--target": self.targets or None}
         if missing := [name for name, value in samples.items() if value is None]:
             raise click.UsageError(

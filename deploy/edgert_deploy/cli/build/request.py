@@ -28,7 +28,7 @@ from edgert_deploy.packager.samples.streams import read_state
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 TEXT_LETTERS_MAX = 10_000
-DOWNGRADE_EXPIRES = "30d"  # by default, because an attacker could replay a downgrade that never expires
+DOWNGRADE_EXPIRES = "30d"  # the default, because an attacker could replay a downgrade that never expires
 
 
 def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:

@@ -83,7 +83,7 @@ trial_options = gathered(
         click.option(
             "--unattended/--attended",
             default=None,
-            help="Let the device mark the version good without this host if it exceeds no limit [default: only this host does].",
+            help="Let the device mark the version good without this host if the version exceeds no limit [default: only this host does].",
         ),
     ),
 )
@@ -115,7 +115,7 @@ wave_options = gathered(
         click.option(
             "--parallel",
             type=click.IntRange(1, PARALLEL_MAX),
-            help="Devices at a time [default: this depends on this host's cores and its limit of open files].",
+            help="Devices at a time [default: as many as this host's cores and its limit of open files allow].",
         ),
     ),
 )

@@ -42,9 +42,9 @@ Examples:
 
 \b
 --by accepts any of {", ".join(DIMENSIONS)}. Percentiles cover all requests of a group (error at most 1.09 %); they are
-never means of percentiles. A window belongs to the minute in which the window ended. Periods that begin more than two
-days ago begin and end at whole hours. Errors, shed and cache hits show how much the counters grew. `missing` counts sent
-reports that never arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
+never means of percentiles. A window belongs to the minute in which the window ended. A beginning or an end that is more
+than two days ago moves to a whole hour. Errors, shed and cache hits show how much the counters grew. `missing` counts
+sent reports that never arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
 
 \b
 --stages shows the time of each stage: a line for each stage of a group, with its requests, its share of the time, and

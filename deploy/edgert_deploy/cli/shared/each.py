@@ -53,7 +53,7 @@ class Results(Generic[T]):
         failed_also: Mapping[str, Any] | None = None,
         **also: Any,
     ) -> None:
-        """Print JSON, or else `text`, the errors and `below`. Exit with the code of the errors or with `code`.
+        """Print JSON, or else `text`, the errors and `below`. Exit with the errors' code, else `code`.
 
         Args:
             text: The result for people.

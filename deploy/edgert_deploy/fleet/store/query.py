@@ -3,7 +3,7 @@
 Theory of operation: a query reads rows of hours for the whole hours of its period, and rows of minutes for the two
 ends. A query without devices reads rows of groups, whose number does not depend on the size of the fleet. A query that
 filters or groups by device reads one row for each hour and stream, and windows at the two ends. Periods begin and end
-at whole minutes. A period of more than FINE_HOURS ago begins and ends at whole hours.
+at whole minutes. A beginning or an end that is more than FINE_HOURS ago moves to a whole hour.
 """
 
 from __future__ import annotations

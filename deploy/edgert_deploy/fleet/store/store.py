@@ -25,7 +25,7 @@ from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_dev
 from edgert_deploy.fleet.store.row_ids import RowIds
 from edgert_deploy.fleet.store.schema import COUNTERS
 
-# Periods younger than this begin and end at whole minutes, and older periods at whole hours; see query.py.
+# A beginning or an end of a period that is older than this moves to a whole hour; see query.py.
 FINE_HOURS = 48
 
 Key = tuple[int, int]  # the key of a window: its stream and its number
