@@ -60,7 +60,7 @@ def content_digest(wheel: Path) -> str:
 
 
 def source_tree() -> Path | None:
-    """Return the repository from which this code runs. Return None if this code runs from an installed wheel."""
+    """Return the repository from which this code runs; None if this code is an installed package."""
     root = Path(edgert.__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
 
@@ -86,7 +86,10 @@ def _built(source: Path, folder: Path) -> dict[str, bytes]:
 
 
 def _installed(installed: Distribution) -> dict[str, bytes]:
-    """Return the files that the RECORD of an installed edgert lists. Raises ConfigInvalid for a missing file."""
+    """Return the files that the RECORD of an installed edgert lists.
+
+    Raises ConfigInvalid for a missing file.
+    """
     content = {}
     for name in map(str, installed.files or ()):
         if not _is_code(name) and ".dist-info/" not in name:  # such as the command `edgert`

@@ -31,7 +31,10 @@ CREDENTIALS = {"mqtt": ("username", "password_file", "ca", "cert", "key"), "foll
 
 @dataclass(frozen=True)
 class Removal:
-    """The result of an uninstall: the things that it removed, or in a dry run would remove, and those that stay."""
+    """The result of an uninstall.
+
+    `removed` lists the things that it removed, or would remove without `dry_run`. `left` lists the things that stay.
+    """
 
     device: str
     removed: tuple[str, ...]
@@ -41,7 +44,9 @@ class Removal:
 def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: LineSink = lambda _: None
 ) -> Removal:
-    """Remove the files of bootstrap from `device`. With `purge`, also remove models, keys and configuration.
+    """Remove the files of bootstrap from `device`.
+
+    With `purge`, also remove models, keys and configuration.
 
     Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """

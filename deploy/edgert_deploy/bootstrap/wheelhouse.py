@@ -50,7 +50,10 @@ WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
 
 @dataclass(frozen=True)
 class WheelTarget:
-    """The system that the wheels are for, such as Python `3.11` and glibc `2.36`. `machine` is from `uname -m`."""
+    """The system that the wheels are for.
+
+    Examples of the versions are Python `3.11` and glibc `2.36`. `machine` is from `uname -m`.
+    """
 
     python: str
     machine: str
@@ -209,7 +212,10 @@ def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
 
 
 def _collected(own: Path, engines: Sequence[str], spec: _DownloadSpec) -> Path:
-    """Return the folder with the wheels of all requirements on the target. If it is missing, make and fill it."""
+    """Return the folder with the wheels of all requirements on the target.
+
+    If the folder is missing, make and fill it.
+    """
     target, requirements = spec.target, _direct_requirements(own, engines, spec)
     folder = cache_folder() / "wheels" / _key(target, requirements, spec.lock.digest if spec.lock else "")
     if not folder.is_dir():
@@ -335,7 +341,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpe
 
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
-    """Return the requirements of a wheel on `target`. With `extra`, return only those that this extra adds."""
+    """Return the requirements of a wheel on `target`. With `extra`, return only what this extra adds."""
     requirements: list[Requirement] = []
     if parse_wheel_filename(wheel.name)[0] in NO_DEPS:
         return requirements

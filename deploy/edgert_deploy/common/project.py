@@ -85,9 +85,10 @@ Defaults = TypeVar("Defaults", BrokerDefaults, RegistryDefaults)
 
 @dataclass(frozen=True)
 class Project:
-    """A project's folder and the keys of its `edgert.toml`. All paths are absolute. A missing key is None or "".
+    """A project's folder and the keys of its `edgert.toml`.
 
-    `store` is the URL or the file of the fleet's store. The folder `keys` holds the user's signing keys.
+    All paths are absolute. A missing key is None or "". `store` is the URL or the file of the fleet's store. The folder
+    `keys` holds the user's signing keys.
     """
 
     root: Path
@@ -268,7 +269,9 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
 def _login(
     file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
 ) -> Defaults:
-    """Return the table `name` with absolute paths. Raises ConfigInvalid, also if a secret is in the project.
+    """Return the table `name` with absolute paths.
+
+    Raises ConfigInvalid, also if a secret is in the project.
 
     Args:
         file: The `edgert.toml`.

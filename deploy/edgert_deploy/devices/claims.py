@@ -149,7 +149,10 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
 
 
 def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Record on the device the folders that bootstrap will create. An uninstall removes only recorded folders."""
+    """Record on the device the folders that bootstrap will create.
+
+    An uninstall removes only recorded folders.
+    """
     _script(device, transport, ("note", device.home, *folders))
 
 

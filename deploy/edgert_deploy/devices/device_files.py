@@ -97,7 +97,7 @@ class Following:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A file that the device should have. `change` is the text that names a change of this file in messages."""
+    """A file that the device should have. `change` names a change of this file in messages."""
 
     path: str
     data: bytes
@@ -221,7 +221,10 @@ def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user of the device's own login if this login stays; "" if the login of `broker` replaces it."""
+    """Return the user of the device's own login if this login stays.
+
+    Return "" if the login of `broker` replaces it.
+    """
     table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):

@@ -202,7 +202,10 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
-    """Return why `profile` does not fit this machine, by check: "processor", "python", "glibc" or "memory"."""
+    """Return why `profile` does not fit this machine, by check.
+
+    The checks are "processor", "python", "glibc" and "memory".
+    """
     reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:
@@ -254,7 +257,10 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
 
 
 def _is_near(profile: DeviceProfile, facts: MachineFacts) -> bool:
-    """Return whether `profile` is for this processor, or whether both are for a Jetson, whose system may differ."""
+    """Return whether `profile` is for this processor.
+
+    Also return True if the machine is a Jetson and the profile is for a Jetson, even with another system.
+    """
     return not profile.machines or facts.machine in profile.machines or bool(facts.l4t and profile.match.l4t)
 
 

@@ -1,4 +1,4 @@
-"""Device profiles. Each is a TOML file with reviewed data about a kind of device, and contains no code."""
+"""Device profiles. Each is a TOML file with reviewed data about a kind of device, without code."""
 
 from __future__ import annotations
 

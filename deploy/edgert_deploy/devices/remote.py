@@ -1,4 +1,7 @@
-"""Calls `edgertd` on a device over a transport. An error of the device is raised here with the same class."""
+"""Calls `edgertd` on a device over a transport.
+
+An error of the device is raised on this host with the same class.
+"""
 
 from __future__ import annotations
 

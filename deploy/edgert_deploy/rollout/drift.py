@@ -22,7 +22,7 @@ SERVES = ("ready", "degraded", "unloaded")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted release. Either `rollout` is the id of its rollout, or `channel` is the name of its channel."""
+    """A wanted release, with either the id of its rollout or the name of its channel."""
 
     release: int
     digest: str

@@ -1,6 +1,7 @@
-"""The object cache keeps the files that this host has sent, by SHA-256. The host later makes patches from them.
+"""The object cache keeps the files that this host has sent, by SHA-256.
 
-If the cache fails, the deployment continues and sends more bytes. A full cache removes the least recently used files.
+The host later makes patches from these files. If the cache fails, the deployment continues and sends more bytes. A full
+cache removes the least recently used files.
 """
 
 from __future__ import annotations

@@ -199,9 +199,9 @@ class RolloutStore:
         return self.folder / f"{id}{suffix}"
 
     def stamp(self, id: str) -> Stamp:
-        """Return the inode, the time and the size of a record. A change by this host or by git changes one of them.
+        """Return the inode, the time and the size of a record.
 
-        Raises OSError.
+        If this host or git changes the record, one of the three values changes. Raises OSError.
         """
         stat = self.path(id).stat()
         return stat.st_ino, stat.st_mtime_ns, stat.st_size

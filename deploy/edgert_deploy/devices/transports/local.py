@@ -37,9 +37,10 @@ _RECEIVE = (
 
 
 class LocalTransport:
-    """Runs commands as the calling user. Each command has its own session, so a time-out ends all its processes.
+    """Runs commands as the calling user.
 
-    Root copies files as the owner of the folder, and follows no link in it that another user could have made.
+    Each command has its own session, so a time-out ends all processes of the command. Root copies files as the owner of
+    the folder, and follows no link in it that another user could have made.
     """
 
     def __init__(self, device: Device) -> None:

@@ -183,7 +183,10 @@ class SshTransport:
         )
 
     def _session(self) -> Any:
-        """Open a channel. Repeat a refused request, because with `MaxSessions 1`, sshd refuses it after a command."""
+        """Open a channel.
+
+        Repeat a refused request, because with `MaxSessions 1`, sshd refuses channels for a moment after a command.
+        """
         until = time.monotonic() + self.limits.connect_s
         while True:
             try:

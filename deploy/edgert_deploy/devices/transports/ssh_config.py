@@ -142,7 +142,7 @@ def _check_identity(path: Path) -> None:
 
 
 def _key_in_agent(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:
-    """Return a key of the agent whose public half is FILE.pub of one of the files; None if there is no such key."""
+    """Return a key of the agent whose public half is FILE.pub of one of the files, if there is one."""
     blobs = {_public_blob(Path(f"{file.removesuffix('.pub')}.pub")) for file in files} - {b""}
     return next((key for key in by.get_keys() if key.asbytes() in blobs), None)
 

@@ -112,7 +112,10 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
-    """Return the server's preferred key of a kind that is not excluded; None if the server has no such key."""
+    """Return the server's preferred key among the kinds that are not excluded.
+
+    Return None if the server has no such key.
+    """
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
