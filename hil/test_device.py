@@ -169,7 +169,7 @@ def test_a_release_that_breaks_a_limit_is_rolled_back_by_the_device(device: Unde
 
 
 def test_a_release_with_wrong_answers_is_rolled_back(device: UnderTest) -> None:
-    """The engine answers, but not with the signed golden answers: only the device can notice."""
+    """The engine does not give the signed golden answers. Only the device can notice this."""
     device.deploy(2)
     bad = make_null_bundle(
         device.host.folder, device.host.key, "digits", 9, profile=device.profile.name, golden_off_by=1.0

@@ -1,6 +1,6 @@
 """The service units in a container with systemd, as root and as another user.
 
-tests/host/devices/test_service.py tests what needs no start of a unit.
+tests/host/devices/test_service.py tests the units without starting them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_systemd_restarts_a_killed_daemon_and_it_serves_again(world: World) -> N
 
 
 def test_a_daemon_that_cannot_start_is_restarted_until_it_can(world: World) -> None:
-    """No operator restarts it: systemd's own limit of starts is off."""
+    """No operator restarts the daemon, because systemd's own limit of starts is off."""
     config, folder = "/var/lib/edgert/config.toml", "/run/systemd/system/edgertd.service.d"
     world.sh(
         f"mkdir -p {folder}; printf '[Service]\\nRestartSec=100ms\\n' >{folder}/quick.conf; systemctl daemon-reload"
@@ -277,7 +277,7 @@ def test_a_model_serves_again_after_the_kernel_killed_its_worker_for_its_memory(
 
 
 def test_a_lack_of_processes_ends_neither_the_daemon_nor_a_worker(world: World) -> None:
-    """Until there are free processes, new clients are refused. Then a worker that ended meanwhile is started."""
+    """Without free processes, new clients are refused. Later, the daemon starts the ended worker again."""
     host = world.host
     daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
     ask = f'{ASK}c = [Client("/run/edgert/edgert.sock", timeout_s=%d) for _ in range(20)]; x = np.ones((1, 4), np.float32)\n'
@@ -299,7 +299,7 @@ def test_a_lack_of_processes_ends_neither_the_daemon_nor_a_worker(world: World) 
 
 
 def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: World) -> None:
-    """libfaketime changes the daemon's wall clock and leaves the monotonic one alone, as a jump does."""
+    """Like a jump, libfaketime changes the daemon's wall clock but not its monotonic clock."""
     host, container = world.host, world.container
     folder = "/run/systemd/system/edgertd.service.d"
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
