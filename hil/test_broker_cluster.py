@@ -1,6 +1,6 @@
 """Telemetry through a real cluster of brokers while its nodes are killed; no operator acts.
 
-`make hil-brokers` runs it in about three minutes, most of it the start of the nodes.
+`make hil-brokers` runs these tests in about three minutes. Most of this time is the start of the nodes.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def gaps(store: Path) -> int:
 
 
 def test_the_cluster_has_the_limits_that_the_documentation_lists(cluster: BrokerCluster) -> None:
-    """docs/scale.md: MQTT 3.1.1 only; retained messages stay on their node; `$share` yields nothing."""
+    """docs/scale.md lists them: only MQTT 3.1.1, retained messages of the own node, and no `$share`."""
     heard: dict[str, list[tuple[str, bool]]] = {"plain": [], "shared": [], "elsewhere": []}
 
     def listening(to: str, topic_filter: str, node: int) -> Connection:

@@ -2,8 +2,8 @@
 
     make hil DUT=hil/duts/my-board.toml
 
-A board keeps the runtime and the last live release. Some tests are skipped, with the reason, if nothing can cut the
-power of the device, or if no service manager starts the daemon.
+A board keeps the runtime and the last live release. Tests are skipped, with the reason, where nothing can cut the
+power or no service manager starts the daemon.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.support.paths import DIGITS, ROOT
 
 DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/container.toml"))
 COMMAND_S_MAX = 3600
-BACK_S_MAX = 900.0  # the longest boot of a board, which may be emulated
-TRIAL_S = 900  # this trial is long, because a command takes minutes on an emulated processor of a busy machine
+BACK_S_MAX = 900.0  # for the boot of a board, which may be emulated
+TRIAL_S = 900  # a command takes minutes on an emulated processor of a busy machine
 ACCURACY_MIN = 0.98
 
 pytestmark = pytest.mark.timeout(COMMAND_S_MAX)
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(COMMAND_S_MAX)
 
 @dataclass(frozen=True)
 class UnderTest:
-    """One bare device that one host has bootstrapped."""
+    """One device, bootstrapped from nothing by one host."""
 
     host: Host
     bench: Bench
@@ -169,7 +169,7 @@ def test_a_release_that_breaks_a_limit_is_rolled_back_by_the_device(device: Unde
 
 
 def test_a_release_with_wrong_answers_is_rolled_back(device: UnderTest) -> None:
-    """The engine answers, but not with the signed golden answers. Only the device can notice this."""
+    """The engine does not give the signed golden answers. Only the device can notice this."""
     device.deploy(2)
     bad = make_null_bundle(
         device.host.folder, device.host.key, "digits", 9, profile=device.profile.name, golden_off_by=1.0

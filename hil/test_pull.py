@@ -115,7 +115,7 @@ def test_a_release_that_breaks_a_limit_is_rolled_back_without_a_host(world: Worl
 
 
 def test_a_release_arrives_over_a_slow_link_that_loses_packets_and_breaks(world: World) -> None:
-    """1 Mbit/s, 2 % loss and broken connections: no byte arrives twice, except the bytes of a broken TLS record."""
+    """The link has 1 Mbit/s and 2 % loss. No byte arrives twice, except the bytes of a broken TLS record."""
     world.container.spoil(1000, 0.02)
     port = world.relay.port
     world.relay.close()

@@ -1,6 +1,6 @@
 """The service units in a container with systemd, as root and as another user.
 
-tests/host/devices/test_service.py has the tests that start no unit.
+tests/host/devices/test_service.py tests the units without starting them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @dataclass(frozen=True)
 class World:
-    """One host and one container. `sh` runs a script in the container as root."""
+    """One host and one container; `sh` runs a script there as root."""
 
     host: Host
     container: Container
@@ -56,7 +56,7 @@ class World:
         return self.sh(f"systemctl show edgertd --value -p {name}")
 
     def serving(self, model: str) -> dict[str, Any]:
-        """Return the daemon's status of a model, without a login, from the daemon's socket on the container's disk."""
+        """Return the daemon's status of a model, without a login: its socket is on the container's disk."""
         socket = StateDir(self.container.root / "var/lib/edgert").control_socket
         return dict(control.ask(socket, {"op": "status"}, 60.0)["models"][model])
 
@@ -151,10 +151,7 @@ def test_systemd_restarts_a_killed_daemon_and_it_serves_again(world: World) -> N
     seen: list[dict[str, str]] = []
 
     def only_the_engine_is_missing() -> bool:
-        """Return whether the doctor reports only the engine: the device has only the null engine.
-
-        Until the forwarder connects again, the doctor also reports the telemetry.
-        """
+        """It was bootstrapped with the null engine only; the forwarder connects again meanwhile."""
         seen[:] = [one for one in world.host.edgert("doctor", NAME, code=7)["findings"] if one["where"] == NAME]
         return [one["check"] for one in seen if one["level"] != "ok"] == ["engine"]
 
@@ -178,7 +175,7 @@ def test_a_daemon_that_cannot_start_is_restarted_until_it_can(world: World) -> N
 
 
 def test_the_refusal_of_a_start_or_stop_by_hand_names_the_command_of_the_unit(world: World) -> None:
-    """A monitor would keep a second daemon beside the daemon of the unit. systemd would restart a stopped daemon."""
+    """A monitor would restart a second daemon, which competes with the unit's; systemd would restart a stopped one."""
     pid = world.unit("MainPID")
     with pytest.raises(DeviceError, match="systemctl stop edgertd"):
         world.host.edgertd(NAME, "stop")
@@ -211,7 +208,7 @@ def test_the_watchdog_restarts_a_daemon_that_hangs(world: World) -> None:
 
 
 def test_a_trial_continues_after_a_restart_of_the_daemon(world: World) -> None:
-    """A restart of the daemon is not a reboot, because commands and the unit see the same boot id."""
+    """A restart of the daemon is no reboot: commands and the unit see the same boot id."""
     bundle = make_null_bundle(world.host.folder, world.host.key, release=2, profile=PROFILE, op="sum")
     there = "/var/lib/edgert/incoming/two.edgert"
     world.container.root.joinpath(there[1:]).write_bytes(bundle.read_bytes())
@@ -226,7 +223,7 @@ def test_a_trial_continues_after_a_restart_of_the_daemon(world: World) -> None:
 
 
 class Heard(FleetListener):
-    """The events and the windows that the broker delivers while this context is open."""
+    """The events and the windows that the broker delivers while this is entered."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(lambda: time.time_ns() // 10**6)
@@ -258,7 +255,7 @@ class Heard(FleetListener):
 
 
 ASK = "/opt/edgert/venv/bin/python -c 'import sys, numpy as np; from edgert import Client; "
-LEAK = -66605.0  # a request with this value leaks 10 MB (edgert/engines/fault.py)
+LEAK = -66605.0  # edgert/engines/fault.py: leaks 10 MB
 
 
 def test_a_model_serves_again_after_the_kernel_killed_its_worker_for_its_memory(world: World) -> None:
@@ -280,19 +277,19 @@ def test_a_model_serves_again_after_the_kernel_killed_its_worker_for_its_memory(
 
 
 def test_a_lack_of_processes_ends_neither_the_daemon_nor_a_worker(world: World) -> None:
-    """Until there are free processes, new clients are refused. Then a worker that ended meanwhile is started."""
+    """Without free processes, new clients are refused. Later, the daemon starts the ended worker again."""
     host = world.host
     daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
     ask = f'{ASK}c = [Client("/run/edgert/edgert.sock", timeout_s=%d) for _ in range(20)]; x = np.ones((1, 4), np.float32)\n'
     ask += '[each.infer("echo", {"x": x}, cache=False) for each in c]; print("served")\' 2>&1; true'
     with Heard(world.broker) as heard, world.container.bounded("edgertd.service", "pids", 0) as group:
-        assert "the limit of threads is reached" in world.sh(ask % 10)  # the client asks again until its time-out
+        assert "the limit of threads is reached" in world.sh(ask % 10)  # it asks again until then
         assert host.model(NAME, "echo")["serving"]["pid"] == pid
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
         world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
-        # An event reports the failure before the third attempt. The next attempt then waits for 30 s, but a status
-        # comes after a second.
+        # An event reports this before the third attempt; the next attempt then waits for 30 s. A status comes after a
+        # second.
         wait_until(
             lambda: any(event.fields.get("reason") == fault for event in heard.events), "it says what is missing"
         )
@@ -302,7 +299,7 @@ def test_a_lack_of_processes_ends_neither_the_daemon_nor_a_worker(world: World) 
 
 
 def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: World) -> None:
-    """libfaketime changes the daemon's wall clock and leaves the monotonic one alone, as a jump does."""
+    """Like a jump, libfaketime changes the daemon's wall clock but not its monotonic clock."""
     host, container = world.host, world.container
     folder = "/run/systemd/system/edgertd.service.d"
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
@@ -345,7 +342,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
 
 
 def _of_year(windows: list[MetricsMessage], years: int) -> int:
-    """Return how many windows have a time that is `years` from now."""
+    """Return how many windows have a time so many years from now."""
     return sum(abs((window.ts_ms / 1000 - time.time()) / 86400 / 365 - years) < 1 for window in windows)
 
 
@@ -396,7 +393,7 @@ def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -
         (runtime,) = another.edgert("publish-runtime", 1, "--registry", registry.address, *chosen)["release"][
             "runtimes"
         ]
-        soon = ("--set", "follow.interval_s=2")  # this is also the longest wait for the first round
+        soon = ("--set", "follow.interval_s=2")  # this is the longest wait for the first round, too
         host.edgert("bootstrap", "mine", "--engines", "null", "--follow", registry.address, *soon)
         wait_until(lambda: in_use() == runtime != before, "the device changed its runtime by itself", pause_s=1.0)
         wait_until(lambda: "is live" in _steps(host), "its follower says that the new runtime stays", pause_s=2.0)

@@ -121,7 +121,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def umask_restored() -> Iterator[None]:
-    """Undo the umask that `edgertd` sets where a test runs it in this process."""
+    """Restore the umask, which `edgertd` changes if a test runs it in this process."""
     mask = os.umask(0o022)
     os.umask(mask)
     yield
@@ -144,7 +144,7 @@ def forked_probe() -> Iterator[Any]:
 
 @pytest.fixture
 def probes_are_forks(forked_probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examine models in forks of one process, under a real probe's limits: a new one takes 0.3 s to import."""
+    """Examine models in forks, under a real probe's limits. A new process would import for 0.3 s."""
     from edgert_deploy.packager.sources import probe
 
     monkeypatch.setattr(probe, "run_in_child", forked_probe.ask)
@@ -160,7 +160,7 @@ def forked_edgertd() -> Iterator[Any]:
 
 @pytest.fixture
 def edgertd_is_forked(forked_edgertd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each `edgertd` of a local device as a fork of one process: a new one takes a tenth of a second to import."""
+    """Run each `edgertd` of a local device as a fork. A new process would import for a tenth of a second."""
     from edgert_deploy.devices.transports.local import LocalTransport
 
     run = LocalTransport.run
@@ -200,7 +200,7 @@ def shell_with_key(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
-    """A fresh folder, with the key that is made once."""
+    """Return a shell in a new folder; all these shells share one signing key."""
     fresh = Shell(tmp_path)
     fresh.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
     return fresh
@@ -208,7 +208,7 @@ def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
 
 @pytest.fixture
 def shell_here(tmp_path: Path, shell_with_key: Shell) -> ShellHere:
-    """The same in this process, for tests of what the command answers."""
+    """Return a shell like `shell` that runs the commands in this process."""
     here = ShellHere(tmp_path)
     here.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
     return here

@@ -1,4 +1,4 @@
-"""A device and a bundle put terminal escapes into all their texts; no command prints one."""
+"""A device and a bundle put terminal escapes into all their texts, and no command prints an escape."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_an_error_leaves_the_old_file_and_no_partial_file(tmp_path: Path) -> Non
 
 
 def test_a_pipe_or_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
-    """Root could replace /dev/null."""
+    """Otherwise, root could replace /dev/null."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StorageFailed, match=r"cannot write .*: it is a folder, a pipe or a device, not a file"):
         store_file(tmp_path / "pipe", b"x")

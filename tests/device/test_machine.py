@@ -1,4 +1,4 @@
-"""Facts about the machine: read from files, None where a file is missing or unreadable."""
+"""Facts about the machine are read from files. If a file is missing or unreadable, the fact is None."""
 
 from __future__ import annotations
 

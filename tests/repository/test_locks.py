@@ -1,4 +1,4 @@
-"""The locks have all requirements of pyproject.toml (else run make lock). setup names the missing parts."""
+"""The locks have all requirements of pyproject.toml. If this test fails, run make lock."""
 
 from __future__ import annotations
 

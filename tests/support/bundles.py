@@ -59,7 +59,7 @@ def make_null_bundle(
     added to the golden outputs, so that the health check fails. `padding_bytes` of incompressible data make the bundle
     larger; `padding` is given data. `foreign_bytes` belong to no target. `signed_at` matters only if the bundle
     `expires`. `receipt` holds the findings of the build. `rules` are fields of the manifest for pre- and
-    postprocessing. With a `state_id` (it may be ""), the model also has the state `s`. With "add", both `y` and the new
+    postprocessing. With a `state_id` (it may be ""), the model also has the state `s`. With "add", `y` and the next
     state are `x` + `s`. `score` is the score of the source and of its artifacts at the build.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
 
 @contextmanager
 def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tuple[list[int], list[EdgeRTError]]]:
-    """Run clients that always have a request ahead; yield the releases that answered, and the errors."""
+    """Run clients that send request after request; yield the releases that answered, and the errors."""
     stop = threading.Event()
     releases: list[int] = []
     errors: list[EdgeRTError] = []
@@ -95,7 +95,7 @@ def request(request_id: int = 1, array: NDArray[np.float32] = ITEM) -> bytes:
 
 
 def read_frame(sock: socket.socket) -> wire.Frame:
-    """Return the next frame that the daemon sends, and nothing of the one after it."""
+    """Return the next frame that the daemon sends; read no byte of a later frame."""
     frames = FrameBuffer()
     frame = None
     while frame is None:

@@ -42,7 +42,7 @@ def as_run(command: list[str]) -> list[str]:
 
 @dataclass
 class Device:
-    """A device in `folder`, which is short because socket paths must be. Commands must end with `code`."""
+    """A device in `folder`, which has a short path because the path of a socket must be short."""
 
     folder: Path
     key: SigningKey = field(default_factory=new_key)
@@ -63,7 +63,7 @@ class Device:
         self.state.config.write_text(f'device = "d-test"\nprofile = "this-machine"\n{config}')
 
     def run(self, *words: str, code: int = 0) -> dict[str, Any]:
-        """Run an `edgertd` command with --json and return its answer."""
+        """Run an `edgertd` command with --json and return its answer. The command must end with `code`."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
         done = subprocess.run(as_run(command), capture_output=True, text=True, timeout=2 * WAIT_S_MAX)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"

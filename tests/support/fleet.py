@@ -46,7 +46,7 @@ class Pi:
         return [(self.topics.info, messages.dump(said)), (self.topics.status, b"online")]
 
     def deploy(self, ts_ms: int, *alarms: str) -> Sent:
-        """The retained state of its slots, with the alarms of its model."""
+        """Return the retained message of the device's slots, with the alarms of its model."""
         said = messages.envelope(ts_ms=ts_ms, boot=self.boot) | {
             "digits_state": "steady",
             "digits_active": self.version,
@@ -67,7 +67,7 @@ class Pi:
         clock_synced: int = 1,
         **stages_ms: Sequence[float],
     ) -> Sent:
-        """The reports of a window. If no stage has times, they are an older device's reports."""
+        """Return the reports of a window. If no stage has times, they look like reports of an older device."""
         sketch = sketch_of(latencies_ms)
         self.sketches.append((ts_ms, sketch))
         self.seq += 1
@@ -191,12 +191,12 @@ def feed(fleet_state: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = N
 
 
 def changed(sent: Sent, **fields: Any) -> Sent:
-    """The messages with other fields."""
+    """Return the messages with `fields` replaced."""
     return [(topic, messages.dump({**json.loads(payload), **fields})) for topic, payload in sent]
 
 
 def without(sent: Sent, *seqs: int) -> Sent:
-    """The messages without the reports of these numbers."""
+    """Return the messages without the reports with these sequence numbers."""
     return [(topic, payload) for topic, payload in sent if "/m/" not in topic or json.loads(payload)["seq"] not in seqs]
 
 
@@ -210,7 +210,7 @@ def a_fleet(devices: int = 6, minutes: int = 200) -> list[Pi]:
 
 
 def replayed(fleet: list[Pi]) -> Sent:
-    """All that the fleet sends, devices mixed and some of it twice."""
+    """Return all messages of the fleet: the devices take turns, and some messages come twice."""
     sent: Sent = []
     for pi in fleet:
         sent += pi.info()

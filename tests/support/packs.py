@@ -24,6 +24,6 @@ def candidates_of(result: BuildResult) -> list[Candidate]:
 
 
 def lossy(request: BuildRequest) -> BuildRequest:
-    """Calibrated on one pixel's worth of light, so every activation is clipped and most answers are wrong."""
+    """Return the request with black images for the calibration, so that INT8 clips most activations."""
     dark = {"image": np.zeros_like(request.calibration.inputs["image"])}
     return replace(request, calibration=CalibrationSet(dark, None))

@@ -17,7 +17,7 @@ WEIGHTS_BYTES = 1_000_000
 
 
 def weights(release: int) -> bytes:
-    """Incompressible; from release to release, one layer in twenty differs."""
+    """Return incompressible weights. Each release changes one layer in twenty."""
     data = bytearray(np.random.default_rng(0).bytes(WEIGHTS_BYTES))
     at = len(data) // 20 * release
     data[at : at + len(data) // 20] = np.random.default_rng(release).bytes(len(data) // 20)
@@ -36,7 +36,7 @@ def keep(state: StateDir, path: Path) -> None:
 
 
 def slot(state: StateDir) -> dict[str, bytes]:
-    """All files of the version that was installed last."""
+    """Return all files of the version that was installed last, by their paths."""
     store = SlotStore(state.models / "echo")
     folder = store.slot_folder(store.read().spare_slot)
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

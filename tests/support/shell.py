@@ -47,7 +47,7 @@ class Shell:
         return self(*self.build_words(*words, **replaced))
 
     def build_words(self, *words: str, **replaced: str | None) -> list[str]:
-        """`edgert build` on digits for one engine, with options added, replaced, or (None) left out."""
+        """Return an `edgert build` of the digits. `replaced` replaces options; None leaves an option out."""
         options: dict[str, str | None] = {
             "calibration": str(DIGITS / "calibration.npz"),
             "holdout": str(DIGITS / "holdout.npz"),
@@ -65,7 +65,7 @@ class Shell:
 
 
 class ShellHere(Shell):
-    """Runs `edgert` in this process, without the seconds that a new one takes to import everything."""
+    """Runs `edgert` in this process, because a new process takes seconds to import all modules."""
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         own = {name: self.env[name] for name in ("HOME", "EDGERT_CONFIG_DIR")}
@@ -75,7 +75,7 @@ class ShellHere(Shell):
 def edgert_here(words: Sequence[str], folder: Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
     """Run `edgert WORDS` in this process, in `folder`; `variables` of the environment are set, or removed if None.
 
-    No two may run at once.
+    Only one such command may run at a time.
     """
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):

@@ -10,7 +10,7 @@ from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, PER_OCTAVE, Sketch
 
 
 def sketch_of(values_ms: Iterable[float]) -> Sketch:
-    """Return the sketch of finite values. Zero and less count as zero."""
+    """Return the sketch of finite values. Values below zero count as zero."""
     values = [max(value, 0.0) for value in values_ms]
     sketch = Sketch.of_counts(dict(Counter(index_of(value) for value in values if value)), values.count(0.0))
     sketch.sum, sketch.min, sketch.max = math.fsum(values), min(values, default=0.0), max(values, default=0.0)

@@ -23,7 +23,7 @@ TOTALS = Totals(103, 1, 2, 0, 150_000, (100,) * 10, 100, 0, 0, {"queue": 100, "e
 
 
 def worker_figures(requests: int, closed: dict[str, int], **changes: Any) -> WorkerFigures:
-    """Return the figures of a worker with so many requests, and batches by the event that closed them."""
+    """Return the figures of a worker; `closed` counts batches by the event that closed them."""
     figures = WorkerFigures(
         connections=4,
         reactor_connections=0,

@@ -11,7 +11,7 @@ COPIED = ("edgert", "deploy", "devices", "pyproject.toml", "README.md", "LICENSE
 
 
 def another_tree(tree: Path, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Path:
-    """Make a source tree at `tree`, its name in `edgert.WHICH`, with `old` in `file` replaced by `new`."""
+    """Copy the source tree to `tree`; replace `old` in `file`; write the tree's name to `edgert.WHICH`."""
     tree.mkdir()
     for each in COPIED:
         if (ROOT / each).is_dir():

@@ -73,7 +73,7 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return all profiles by name: those of `profiles_dir`, those of ./profiles, and those that ship with edgert.
+    """Return all profiles by name, from `profiles_dir`, from ./profiles and from this package.
 
     If several folders have a profile of the same name, the profile of the first folder counts, as in `load_profile`.
     Raises ConfigInvalid.

@@ -51,7 +51,7 @@ def test_an_artifact_that_does_not_load_has_an_error_and_the_others_are_timed(tm
 
 
 def test_each_run_of_a_few_microseconds_is_counted(tmp_path: Path) -> None:
-    """As many runs as the time allows, each at the same cost. A sum over all runs after each run would take minutes."""
+    """Each run costs the same. A sum over all runs after each run would take minutes."""
     ticks = count(0.0, RUN_S)
     work = read_work(folder_of_null(tmp_path))
     (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks)).results

@@ -1,4 +1,4 @@
-"""The commands that change a model's slots, without such a model."""
+"""The commands that change a model's slots, on a device without this model."""
 
 from __future__ import annotations
 

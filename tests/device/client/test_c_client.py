@@ -457,7 +457,7 @@ def test_inputs_of_c_that_do_not_fit_are_refused_and_the_connection_continues(se
 
 
 def test_c_refuses_wrong_calls_of_a_program(serving: Device, built: Callable[[Path], Path]) -> None:
-    """An earlier version sent a shape whose size overflows, and repeated it until the time-out."""
+    """An earlier version sent a shape whose size overflows, and repeated this request until the time-out."""
     program = built(Path(__file__).parent / "c" / "misuse.c")
     done = subprocess.run([program, serving.socket, "echo"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
@@ -683,7 +683,7 @@ def test_c_waits_for_a_model_until_the_deadline(driver: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])
 def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sealed: bool) -> None:
-    """The answer is in shared memory, and a MOVED follows its header: C reads both frames or none."""
+    """The answer is in shared memory, and a MOVED follows its header: C reads both frames or neither."""
     made = SharedArea.create(65536)
     assert made is not None
     area, descriptor = made

@@ -1,4 +1,4 @@
-"""Alarms are raised and cleared by several windows, never by one."""
+"""Several windows raise or clear an alarm; one window never does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the forwarder's connection is stored beside the spool, and its loss prevents nothing."""
+"""The stored state of the forwarder's connection: a lost or damaged state is no error."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.support.devices import a_device
 
 @pytest.mark.timeout(1800)
 def test_crash_point_each_killed_or_failed_call_leaves_the_old_or_the_new_version() -> None:
-    """SIGKILL, ENOSPC and EIO at every call that changes files; `-s` shows the list."""
+    """The test injects SIGKILL, ENOSPC and EIO at every call that changes files; `-s` shows the list."""
     points = try_all()
     print("\n" + table(points))
     assert [point for point in points if point.problem] == []

@@ -1,4 +1,4 @@
-"""`edgert bench` measures a bundle and a live model, and leaves nothing."""
+"""`edgert bench` measures a bundle and a live model, and leaves no file."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_two_builds_of_all_targets_give_the_same_bytes(built_twice: list[BuiltAp
 
 
 def test_a_build_imports_neither_engines_nor_tools_into_its_own_process(built_twice: list[BuiltApart]) -> None:
-    """So an engine or a tool cannot crash the process."""
+    """Therefore, an engine or a tool cannot crash the process."""
     assert [each.imported for each in built_twice] == ["[]", "[]"]
 
 

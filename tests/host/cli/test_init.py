@@ -1,4 +1,4 @@
-"""`edgert init` makes a project once and overwrites nothing."""
+"""`edgert init` makes a project once and overwrites no file."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_variable_of_edgert_precedes_the_general_variable(tmp_path: Path, mo
 
 
 def test_a_relative_home_is_refused_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In older versions, the host used it as a folder below the current folder; the device refused it."""
+    """In older versions, the host used such a home below the current folder, and the device refused it."""
     monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
     monkeypatch.setenv("HOME", "relative/home")
     for variable, (folder, _) in FOLDERS.items():

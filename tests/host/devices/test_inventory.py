@@ -174,7 +174,7 @@ def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory)
 )
 @pytest.mark.parametrize("which", ["state", "home"])
 def test_folders_that_cannot_contain_programs_are_refused(inventory: Inventory, which: str, path: str) -> None:
-    """In older versions, a bootstrap failed there with a shell's syntax error, after it had sent all wheels."""
+    """In older versions, a bootstrap there failed with a syntax error after it had sent all wheels."""
     with pytest.raises(ConfigInvalid, match="--state and --home"):
         inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: path}))
     inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: "/srv/my é folder%h"}))

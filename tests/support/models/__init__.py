@@ -66,9 +66,10 @@ def transformer() -> Any:
 
 
 def with_outlier(proto: Any, factor: float = 2000.0) -> Any:
-    """Return digits with one channel of its first layer `factor` times as large, its readers less.
+    """Return the digits with one channel of the first layer `factor` times as large.
 
-    It answers the same in float. In INT8 the other channels are lost, because their values are less than one step.
+    The next layer divides this channel by `factor`, so the answers in float stay the same. In INT8, the other channels
+    are lost, because their values are less than one step.
     """
     from onnx import ModelProto, numpy_helper
 
@@ -85,15 +86,16 @@ def with_outlier(proto: Any, factor: float = 2000.0) -> Any:
 
 
 def two_by_two() -> Any:
-    """Return a model of two inputs and two outputs: `total` [N,3], `product` [N,3] are no class scores."""
+    """Return a model of two inputs. Its outputs `total` and `product`, both [N,3], are not class scores."""
     body = "s = Add(a, b) total = MatMul(s, w) product = Mul(a, b)"
     return model("float[N,3] a, float[N,3] b) => (float[N,3] total, float[N,3] product", body, {"w": random(3, 3)})
 
 
 def dividing() -> Any:
-    """Return a model on which ONNX Runtime crashes (SIGFPE) if a value of `x` is cut to -4.
+    """Return a model on which ONNX Runtime crashes (SIGFPE) if a value of `x` is truncated to -4.
 
-    It divides the lowest INT64 by that value + 3; the result for -1 is beyond INT64, which the processor refuses.
+    The model adds 3 to the truncated value and divides the lowest INT64 by the sum. For the sum -1, the result does not
+    fit into INT64, so the processor raises the signal.
     """
     body = """
         s = MatMul(x, w)
@@ -117,7 +119,7 @@ def for_dividing(count: int, seed: int = 0) -> Array:
 
 
 def crashing(samples: Array, *, in_int8_only: bool = False) -> Array:
-    """Return samples on one of which `dividing` crashes; -5.05 becomes -4.65 in INT8."""
+    """Return `samples` and one more, on which `dividing` crashes. In INT8, its value -5.05 becomes -4.65."""
     return np.concatenate([samples, np.full((1, 4), -5.05 if in_int8_only else -4.5, np.float32)])
 
 

@@ -1,6 +1,6 @@
-"""A recurrent model that hears bursts in noise, and recordings of them: sound of 1 kHz in chunks of 16 samples.
+"""A recurrent model that detects bursts in noise, and recordings with bursts of 1 kHz.
 
-A GRU with random weights remembers; ridge regression on its states learns whether a burst lasted within the last
+A GRU with random weights is the memory. Ridge regression on its states learns whether a burst lasted within the last
 chunks.
 """
 
@@ -50,7 +50,7 @@ def recording(seed: int, chunks: int = 60) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def frames(signal: Floats) -> Floats:
-    """Return the chunks with the samples before them, zeros before the first: the model's input."""
+    """Return the model's input: each chunk with the samples before it. Zeros precede the first chunk."""
     led = np.concatenate((np.zeros(LEAD, np.float32), signal))
     return np.stack([led[i : i + CHUNK + LEAD] for i in range(0, len(signal), CHUNK)])
 

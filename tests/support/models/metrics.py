@@ -44,5 +44,5 @@ def judge(
 
 
 def worst(result: GateResult, kind: str) -> Group:
-    """The class or slice that lost most."""
+    """Return the class or slice that lost most accuracy."""
     return max((group for group in result.groups if group.kind == kind), key=lambda group: group.drop)

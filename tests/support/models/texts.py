@@ -21,12 +21,12 @@ LARGEST = 32
 
 
 def text(length: int, seed: int = 0) -> dict[str, NDArray[np.int64]]:
-    """One text, as an app sends it: its tokens and their mask, without a batch axis."""
+    """Return one text as an app sends it: its tokens and their mask, without a batch axis."""
     return {"ids": np.random.default_rng((length, seed)).integers(0, WORDS, length), "mask": np.ones(length, np.int64)}
 
 
 def texts(count: int, seed: int = 0) -> list[dict[str, NDArray[np.int64]]]:
-    """Texts of all lengths from 2 to LARGEST, as evenly as `count` allows."""
+    """Return `count` texts, whose lengths are spread evenly from 2 to LARGEST."""
     return [text(2 + (i * 7) % (LARGEST - 1), seed + i) for i in range(count)]
 
 
@@ -35,7 +35,7 @@ def source_in(buckets: str = "tokens=8,16,32", *pads: str, path: Path = MODEL) -
 
 
 def samples_of(source: SourceModel, rows: list[dict[str, NDArray[np.int64]]]) -> CalibrationSet:
-    """The texts as a build has them after reading."""
+    """Return the texts as samples, as a build reads them."""
     assert source.buckets is not None
     arrays = stack_all(
         "texts", source.inputs, [[row[spec.name] for row in rows] for spec in source.inputs], source.buckets

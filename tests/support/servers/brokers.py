@@ -63,7 +63,7 @@ class Broker:
 
     @property
     def settings(self) -> MqttSettings:
-        """Return how to reach it."""
+        """Return the settings with which a client reaches this broker."""
         if not self.secured:
             return MqttSettings("127.0.0.1", self.port)
         return MqttSettings(
@@ -83,7 +83,7 @@ class Broker:
         wait_until(self._answers, f"mosquitto listens on {self.port}; see {self.folder}/mosquitto.log")
 
     def stop(self) -> None:
-        """Stop it by its pid, if it runs."""
+        """Stop the broker by its pid if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(WAIT_S_MAX)
@@ -124,7 +124,7 @@ class Broker:
 
 
 def write_authority_and_server(folder: Path) -> None:
-    """Write `ca.pem`, and with keys `server.pem` (localhost, SERVER) and `client.pem` (USER), for 1 h."""
+    """Write `ca.pem`, and with keys `server.pem` (for localhost) and `client.pem` (for USER)."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _named("EdgeRT test authority")
     authority = (

@@ -32,7 +32,7 @@ STATEMENT = Statement("stable", 1, "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z
 class HostileRegistry:
     """`manifests` by tag or digest, `blobs` by digest, as bytes; `fault` may answer first.
 
-    `asked` has the paths.
+    `asked` has the paths of all requests.
     """
 
     port: int = 0

@@ -45,9 +45,9 @@ class PerfAnalyzer:
         self.problem = f"{', '.join(lacking)} is not installed: apt-get install libb64-0d" if lacking else ""
 
     def run(self, *words: str) -> str:
-        """Run it with the options `words` and return its output. If it fails, the test fails.
+        """Run the tool with the options `words` and return its output. If the tool fails, the test fails.
 
-        With --request-count it sometimes waits for ever, after the server has answered all requests: it is run again.
+        With --request-count, the tool sometimes waits for ever after the last answer of the server. Then it runs again.
         """
         for _ in range(RUNS_MAX):
             try:

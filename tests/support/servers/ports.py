@@ -13,7 +13,7 @@ _chance = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port that nobody uses on any address of this machine."""
+    """Return a port that no process uses on any address of this machine."""
     while True:
         port = _chance.choice(_PORTS)
         with socket.socket() as probe, suppress(OSError):

@@ -27,7 +27,7 @@ from tests.support.servers.ports import free_port
 
 @contextmanager
 def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
-    """`edgert fleet export` on a free port; it must end with 0 when it is told to."""
+    """Run `edgert fleet export` and yield its port. The exporter must end with 0 at a SIGTERM."""
     command = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "export", "--broker", broker.settings.address]
     process = subprocess.Popen([*command, "--listen", "127.0.0.1:0", *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -64,7 +64,7 @@ def alertmanager(folder: Path, configuration: str) -> Iterator[str]:
 
 @contextmanager
 def receiver(codes: Sequence[int] = ()) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """Receive what is posted; yield port and (path, body) of each; answer `codes`, then 200."""
+    """Run a receiver of POST requests; yield its port, and (path, body) of each. Answer `codes`, then 200."""
     heard: list[tuple[str, bytes]] = []
     left = list(codes)
 

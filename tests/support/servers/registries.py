@@ -88,7 +88,7 @@ class RegistryServer:
 
     @property
     def requests(self) -> list[str]:
-        """The lines of its access log."""
+        """Return the lines of the registry's access log."""
         return [line for line in (self.folder / "log").read_text().splitlines() if '"GET ' in line or '"HEAD ' in line]
 
     def registry(self) -> Registry:
@@ -120,7 +120,7 @@ class RegistryServer:
         wait_until(lambda: answers(self._process, self.port, self.folder / "log", self.host), what)
 
     def stop(self) -> None:
-        """Stop it by its pid, if it runs."""
+        """Stop the registry by its pid if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(WAIT_S_MAX)
@@ -138,7 +138,7 @@ class RegistryServer:
 
 @dataclass
 class Mirror:
-    """nginx as in examples/registry, before a secured server; its certificate is of its authority."""
+    """nginx as in examples/registry, before a secured server, whose authority signed its certificate."""
 
     folder: Path
     server: RegistryServer
@@ -155,7 +155,7 @@ class Mirror:
         return self._process.pid
 
     def registry(self) -> Registry:
-        """Return a client without a login: the mirror has its own."""
+        """Return a client without a login. The mirror logs in to the server."""
         return Registry(parse_repository(self.address), None, self.server.ca)
 
     def __enter__(self) -> Mirror:

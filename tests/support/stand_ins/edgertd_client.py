@@ -2,7 +2,7 @@
 
     python -I -S edgertd_client.py SOCKET WORD...
 
-It imports next to nothing: a new Python with edgert takes ten times as long.
+It imports few modules, because a new Python that imports edgert takes ten times as long.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` imports much more

@@ -1,9 +1,9 @@
-"""`edgertd` as forks of a process that has edgert loaded: a new Python imports it for a tenth of a second.
+"""`edgertd` as forks of a process with edgert loaded. A new Python imports edgert for 0.1 s.
 
     python -m tests.support.stand_ins.forked_edgertd SOCKET
 
 Each command has a process of its own, with the files, folder, environment, umask and limits of its `edgertd_client`,
-and is killed if that one ends first. `ForkedEdgertd` is the other end.
+and is killed if its client ends first. `ForkedEdgertd` is the other end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A device that only forwards, with the real spool and forwarder but no daemon; and a subscriber that hears it."""
+"""A device without a daemon, with the real spool and forwarder, and a subscriber of its messages."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ class Listener:
         return [payload for heard, payload, _ in self.heard if heard == topic]
 
     def seqs(self) -> list[int]:
-        """Return the numbers of the reports. The first report that arrived has 1."""
+        """Return the numbers of the reports. The first report that arrived has the number 1."""
         numbers = [json.loads(payload)["seq"] for payload in self.payloads(HIST)]
         return [number - numbers[0] + 1 for number in numbers]

@@ -65,7 +65,7 @@ class FakeWorker(WorkerProcess):
         return "killed by signal 11"
 
     def asked(self) -> list[str]:
-        """The operations that the daemon has asked for since the last call."""
+        """Return the operations that the daemon has requested since the last call."""
         found: list[str] = []
         while True:
             try:
@@ -91,5 +91,5 @@ def figures_message(**changes: Any) -> dict[str, Any]:
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    """A client's connection: the daemon's end, the client's end."""
+    """Return the two ends of a client's connection: the daemon's end, and the client's end."""
     return socket.socketpair()

@@ -1,4 +1,4 @@
-"""ONNX Runtime's artifacts: one recipe for x86, one for ARM."""
+"""ONNX Runtime's artifacts: one recipe for x86, and another recipe for ARM."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def quantized(proto: Any, folder: Path) -> Any:
 
 
 def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: Path) -> None:
-    """ONNX Runtime fuses one MatMul with its Add before the quantization, and the other ones when it loads the result.
+    """ONNX Runtime fuses one MatMul with its Add before the quantization, and the other pairs when it loads the result.
 
     Both times, it adds constants for the shapes.
     """

@@ -31,7 +31,7 @@ def case_of(operator: str, name: str, attributes: str, body: str, directions: in
 
 
 def both_ways(operator: str) -> list[Case]:
-    """The rows that all three operators have."""
+    """Return the cases that all three operators have."""
     squeezed = "a = OP(s, w, r, b) q = Squeeze(a, one)" + " y = Transpose<perm=[1,0,2]>(q)"
     one = {"one": ints(1)}
     return [
