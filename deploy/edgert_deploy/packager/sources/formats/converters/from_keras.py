@@ -47,8 +47,8 @@ def main() -> int:
     return 0
 
 
-    """Return the error on one line, with the next step for an own class and for a file of Keras 2."""
-    """Return the error on one line. Add the next step for a missing class of the user, and for a file of Keras 2."""
+def reason_of(error: Exception) -> str:
+    """Return the error on one line. Add the next step for an own class, and for a file of Keras 2."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
