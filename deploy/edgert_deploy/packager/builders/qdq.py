@@ -7,6 +7,7 @@ engines differ only in the recipe. With "dynamic-range", ONNX Runtime finds the 
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
+# The largest constant of which each node gets a copy.
+OWN_ELEMENTS_MAX = 1024
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 PERCENTILE = 99.99  # the share of an activation's values that its range covers, in %
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
@@ -211,7 +214,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
             taken.add(node.name)
     _complete_types(proto)
     _flatten_biases(proto)
-    _separate_biases(proto)
+    _separate_constants(proto)
     return proto
 
 
@@ -269,22 +272,34 @@ def _flatten_biases(proto: Any) -> None:
             del tensor.dims[0]
 
 
-def _separate_biases(proto: Any) -> None:
-    """Give each layer its own bias. The quantizer would copy a shared bias, perhaps under a name in use."""
+def _separate_constants(proto: Any) -> None:
+    """Give each layer a bias of its own, and each node its own small constants.
+
+    The quantizer may give a copy of a bias the name of another value. ONNX Runtime fails if it must convert a quantized
+    constant for more than one node, as for exact products; its preparation joins equal constants.
+    """
+    import onnx
+
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    small = {
+        t.name
+        for t in tensors.values()
+        if t.data_type == onnx.TensorProto.FLOAT and math.prod(t.dims) <= OWN_ELEMENTS_MAX
+    }
     taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
     seen = set()
     for node in proto.graph.node:
-        if node.op_type not in HEAVY_OPS or len(node.input) < 3 or node.input[2] not in tensors:
-            continue
-        bias = node.input[2]
-        if bias in seen:
-            copy = proto.graph.initializer.add()
-            copy.CopyFrom(tensors[bias])
-            copy.name = next(n for i in itertools.count(2) if (n := f"{bias}_{i}") not in taken)
-            taken.add(copy.name)
-            node.input[2] = copy.name
-        seen.add(bias)
+        for index, name in enumerate(node.input):
+            is_bias = node.op_type in HEAVY_OPS and index == 2 and name in tensors
+            if not is_bias and name not in small:
+                continue
+            if name in seen:
+                copy = proto.graph.initializer.add()
+                copy.CopyFrom(tensors[name])
+                copy.name = next(n for i in itertools.count(2) if (n := f"{name}_{i}") not in taken)
+                taken.add(copy.name)
+                node.input[index] = copy.name
+            seen.add(name)
 
 
 def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path) -> Any:

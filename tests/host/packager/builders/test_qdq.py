@@ -145,3 +145,19 @@ def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: P
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     onnxruntime.InferenceSession(quantized.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_onnx_runtime_computes_a_model_exactly_whose_additions_share_a_constant(tmp_path: Path) -> None:
+    """For exact products, ONNX Runtime converts a quantized constant again for each node that reads it."""
+    proto = models.model(
+        "float[N,4] x) => (float[N,4] y",
+        "a = Add(x, h) b = MatMul(a, w) y = Add(b, h)",
+        {"w": models.random(4, 4), "h": np.float32(0.5)},
+    )
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    calibration = CalibrationSet({"x": models.random(10, 4)}, None)
+    quantized: Any = qdq.quantize(source, calibration, TensorRTBuilder().recipe(source, profile("x", "tensorrt")), ())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    onnxruntime.InferenceSession(quantized.SerializeToString(), options, providers=["CPUExecutionProvider"])
