@@ -196,7 +196,7 @@ def test_a_rollout_resumes_after_its_host_was_killed_during_a_wave(fleet: Fleet)
     assert set(fleet.states().values()) == {("steady", 6)}
 
 
-def test_a_power_cut_of_half_the_fleet_during_a_rollout_leaves_complete_versions(fleet: Fleet) -> None:
+def test_devices_have_complete_versions_after_a_power_cut_of_half_the_fleet(fleet: Fleet) -> None:
     serving = {release for _, release in fleet.states().values()}
     cut = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
     slow = {"engine": "fault", "program": {"load": {"fault": "slow", "s": 10.0}}}  # no device is done before the cut

@@ -298,7 +298,7 @@ def test_a_lack_of_processes_ends_neither_the_daemon_nor_a_worker(world: World) 
     assert "served" in world.sh(ask % 60)
 
 
-def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: World) -> None:
+def test_a_jump_of_the_wall_clock_by_years_changes_only_timestamps(world: World) -> None:
     """Like a jump, libfaketime changes the daemon's wall clock but not its monotonic clock."""
     host, container = world.host, world.container
     folder = "/run/systemd/system/edgertd.service.d"

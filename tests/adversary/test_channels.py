@@ -238,7 +238,7 @@ def test_truncated_files_are_continued_and_never_installed_as_they_are(
     assert sum(digest in path for path in registry.asked) == 10
 
 
-def test_fetched_bytes_stay_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_fetched_bytes_are_kept_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     registry.put_channel(device.key, 1, entry)
     digest, weights = max(registry.blobs.items(), key=lambda item: len(item[1]))
 
@@ -301,7 +301,7 @@ def test_endless_data_for_a_file_stops_at_its_signed_size(
     assert sum(path.stat().st_size for path in device.state.incoming.iterdir()) < 200_000
 
 
-def test_slow_retrieval_ends_at_its_limit(device: Device, registry: HostileRegistry) -> None:
+def test_a_slow_download_ends_at_its_limit(device: Device, registry: HostileRegistry) -> None:
     def drip(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", "1000")
@@ -329,7 +329,7 @@ def test_slow_retrieval_ends_at_its_limit(device: Device, registry: HostileRegis
         (lambda request: send(request, 401, b"", {"WWW-Authenticate": "Basic"}), RegistryError),
     ],
 )
-def test_senseless_answers_are_refused(
+def test_invalid_answers_of_a_registry_are_refused(
     device: Device,
     registry: HostileRegistry,
     answer: Callable[[BaseHTTPRequestHandler], object],
@@ -350,7 +350,7 @@ def test_a_false_answer_that_nothing_changed_does_not_hide_a_release_from_the_ne
     assert followed(following(device, registry.address)) == ["release 5 of echo is on trial"]
 
 
-def test_a_layer_that_lies_about_its_size_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+def test_a_layer_with_a_false_size_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
     statement = registry.put_channel(device.key, 1, entry)
     digest = digest_of(sign_statement(statement, device.key))
     for size in (-1, 10**12, "1", None):

@@ -63,7 +63,7 @@ def no_umask() -> Iterator[None]:
     os.umask(mask)
 
 
-def test_a_running_device_gives_no_lock_and_no_file_to_others(no_umask: None) -> None:
+def test_other_users_cannot_take_the_locks_or_change_the_files_of_a_running_device(no_umask: None) -> None:
     with a_device(started=False) as device:
         device.state.root.chmod(0o777)  # the mode of a folder that was created with umask 000
         device.state.keys.chmod(0o777)
@@ -87,7 +87,7 @@ def test_apps_of_other_users_still_reach_the_socket_folder(no_umask: None) -> No
         assert device.socket.stat().st_mode & 0o777 == 0o660
 
 
-def test_the_folder_of_the_runtime_gives_no_lock_to_others(tmp_path: Path, no_umask: None) -> None:
+def test_other_users_cannot_take_the_locks_in_the_folder_of_the_runtime(tmp_path: Path, no_umask: None) -> None:
     board = KnownDevice("board", "ssh", "pi@board", "p", str(tmp_path / "state"), home=str(tmp_path / "home"))
     home = Path(board.home)
     with setting_up(board, LocalTransport(board)):

@@ -61,7 +61,7 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root's daemons have their files in /run/edgert")
-def test_an_uninstallation_leaves_what_other_daemons_keep_in_memory(tmp_path: Path) -> None:
+def test_an_uninstall_keeps_the_files_of_other_daemons_in_memory(tmp_path: Path) -> None:
     device = LocalDevice(
         "board", "ssh", "root@board", "p", str(tmp_path / "state"), home=str(tmp_path / "home"), host_key="k"
     )

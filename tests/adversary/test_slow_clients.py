@@ -176,7 +176,7 @@ def test_the_fleet_s_servers_answer_every_good_request(
     server.close()
 
 
-def test_a_page_that_is_open_stays_open(tmp_path: Path) -> None:
+def test_an_open_page_stays_connected(tmp_path: Path) -> None:
     server, _ = page_server(tmp_path)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/api/v1/live")

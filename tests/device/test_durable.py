@@ -104,7 +104,7 @@ def test_a_durable_change_is_synced_to_the_disk(tmp_path: Path, durable: bool, m
     assert len(synced) == (2 if durable else 0)  # the file, and its folder
 
 
-def test_a_lock_has_one_holder_until_it_is_closed(tmp_path: Path) -> None:
+def test_a_lock_has_only_one_holder_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not is_locked(path)
     assert not path.exists()  # the check creates no file

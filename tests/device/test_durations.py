@@ -20,7 +20,7 @@ def test_a_duration_is_written_in_its_largest_whole_unit() -> None:
 
 
 @pytest.mark.parametrize("text", ["0.1s", "12345.678s", "0.123457h", "0.000001m", "33.333333s", "999999999999d"])
-def test_a_duration_that_was_read_is_the_same_after_it_was_written(text: str) -> None:
+def test_a_duration_is_equal_after_it_was_written_and_read_again(text: str) -> None:
     seconds = duration_s(text)
     assert duration_s(duration_text(seconds)) == seconds
 

@@ -68,7 +68,7 @@ def test_an_environment_is_the_base_of_another_only_with_the_same_python_and_sys
         assert (found.id, found.engines, found.base_for("3.11", ["tflite"]).id) == (FIRST, (), "")
 
 
-def test_packages_are_spelled_as_pip_spells_them() -> None:
+def test_names_of_packages_are_normalized_like_in_pip() -> None:
     assert package_of("ai_edge_litert-2.1-cp311-cp311-linux_x86_64.whl") == "ai-edge-litert"
 
 
@@ -91,7 +91,7 @@ def test_a_complaint_names_the_words_of_a_command_and_not_its_script() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_folder_that_is_mounted_noexec_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_is_mounted_noexec(tmp_path: Path) -> None:
     (noexec := tmp_path / "noexec").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", noexec], check=True)
     try:
@@ -119,7 +119,7 @@ def test_an_engine_gets_byte_code_although_the_daemon_sets_python_to_write_none(
     assert Path(cache_from_source(str(code / "sdk.py"))).exists()
 
 
-def test_an_environment_whose_wheels_pip_refuses_is_never_complete(tmp_path: Path) -> None:
+def test_an_environment_whose_wheels_pip_refuses_is_never_marked_as_complete(tmp_path: Path) -> None:
     new = environment(tmp_path / "a", 'case "$*" in *" install "*) echo "hashes do not match" >&2; exit 1 ;; esac')
     with pytest.raises(DeviceError, match="hashes do not match"):
         make_environment(run, new)
@@ -127,7 +127,7 @@ def test_an_environment_whose_wheels_pip_refuses_is_never_complete(tmp_path: Pat
     assert (tmp_path / "a/venvs" / FIRST / ".complete").exists()
 
 
-def test_a_self_test_says_why_it_failed(tmp_path: Path) -> None:
+def test_the_error_of_a_self_test_gives_the_reason(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/edgertd"
     for text, why in (

@@ -10,7 +10,7 @@ def test_plain_text_of_any_language_stays() -> None:
         assert printable(text) == text
 
 
-def test_controls_escapes_and_overrides_are_replaced() -> None:
+def test_control_characters_and_escapes_and_overrides_are_replaced() -> None:
     for text in (
         "\x1b[2J",
         "\x1b]0;title\x07",
@@ -32,7 +32,7 @@ def test_a_cell_has_one_line_and_a_bounded_length() -> None:
     assert printable("x" * 20, 10) == "x" * 10 + "... (10 more characters)"
 
 
-def test_one_thing_is_singular() -> None:
+def test_the_count_of_one_thing_is_printed_in_the_singular() -> None:
     assert [counted(number, "file") for number in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
 
 

@@ -90,7 +90,7 @@ def test_wrong_inputs_are_refused_and_the_connection_stays_open(serving: Device,
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
-def test_a_client_with_a_very_long_time_out_is_answered(serving: Device, timeout_s: float) -> None:
+def test_a_client_with_a_very_long_time_out_gets_its_answer(serving: Device, timeout_s: float) -> None:
     with Client(serving.socket, timeout_s=timeout_s) as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 

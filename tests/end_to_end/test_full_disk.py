@@ -103,7 +103,7 @@ def test_a_crashed_worker_restarts_and_the_daemon_survives(device: Device) -> No
     assert alive(daemon)
 
 
-def test_an_install_is_refused_and_the_live_version_serves(device: Device) -> None:
+def test_on_a_full_disk_an_install_is_refused_and_the_live_version_serves(device: Device) -> None:
     bundle = device.bundle(release=2)
     fill(device)
     assert device.run("install", os.fspath(bundle), code=7)["error"]["code"] == "device.storage_failed"

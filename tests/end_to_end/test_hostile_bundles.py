@@ -109,7 +109,7 @@ def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path
         bundle.verify_files()
 
 
-def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
+def test_a_bundle_with_a_flipped_bit_in_its_manifest_leaves_no_file(device: Device, tmp_path: Path) -> None:
     """The test flips bits in the envelope's header, the envelope, its padding, and some of the payload."""
     new = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096)
     whole, chance = new.read_bytes(), random.Random(SEED)
@@ -119,7 +119,7 @@ def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device:
     all_refused(device, tmp_path, (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in places))
 
 
-def test_a_bundle_cut_anywhere_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
+def test_a_bundle_that_is_cut_anywhere_leaves_no_file(device: Device, tmp_path: Path) -> None:
     whole = make_null_bundle(tmp_path / "new", device.key, release=4).read_bytes()
     assert len(whole) > CUTS_BELOW
     lengths = [*range(CUTS_BELOW + 1), *range(CUTS_BELOW, len(whole), 149)]

@@ -97,7 +97,7 @@ def test_frames_with_flipped_bytes_are_answered_or_end_the_connection(device: De
             assert ends(sock)
 
 
-def test_frames_cut_short_anywhere_end_the_connection(device: Device) -> None:
+def test_frames_that_are_cut_short_end_the_connection(device: Device) -> None:
     whole = HELLO + request()
     for length in range(0, len(whole), 7):
         with raw(device) as sock:
@@ -118,7 +118,7 @@ def test_false_lengths_take_no_memory(device: Device, body: int) -> None:
             assert wire.error_of(frame).code == "request.protocol"
 
 
-def test_a_tensor_that_claims_more_than_its_frame_is_refused(device: Device) -> None:
+def test_a_tensor_that_is_larger_than_its_frame_is_refused(device: Device) -> None:
     with greeted(device) as sock:
         lie = wire.OutTensor(wire.descriptor(0, "FP32", (2**20, 4), 16 * 2**20), ITEM.tobytes())
         sock.sendall(b"".join(wire.frame(wire.INFER, request_id=1, tensors=[lie])))
@@ -254,7 +254,7 @@ def test_slow_senders_do_not_delay_other_clients(device: Device) -> None:
             assert [read_frame(sock).kind, read_frame(sock).kind] == [wire.WELCOME, wire.RESULT]
 
 
-def test_a_client_that_disconnects_at_once_leaves_nothing_behind(device: Device) -> None:
+def test_a_client_that_disconnects_at_once_leaves_no_connection(device: Device) -> None:
     for i in range(500):
         with raw(device) as sock:
             if i % 2:

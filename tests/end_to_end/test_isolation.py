@@ -86,7 +86,7 @@ def test_a_fault_fails_only_its_own_requests(request: pytest.FixtureRequest, fau
     assert ("its limit of 4 s" in crashed[0]["reason"]) == fault.startswith("hang")
 
 
-def test_an_engine_that_refuses_a_run_keeps_its_worker(pair: Device) -> None:
+def test_a_worker_stays_alive_when_its_engine_refuses_a_run(pair: Device) -> None:
     pid = pair.serving()["pid"]
     assert say(pair, "raise").code == "device.engine_failed"
     assert (pair.serving()["pid"], pair.serving()["crashes"]) == (pid, 0)

@@ -139,7 +139,7 @@ def test_a_new_version_loads_beside_the_old_version_although_the_budget_holds_on
         assert errors == []
 
 
-def test_requests_that_take_turns_between_models_are_all_answered(budget_for_two: int) -> None:
+def test_alternating_requests_for_two_models_are_all_answered(budget_for_two: int) -> None:
     """The budget is enough for only one of the two models. Answers are slow, but none is lost."""
     with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
         for model in ("one", "two"):

@@ -150,7 +150,7 @@ def too_large(folder: Path) -> Path:
     return models.write(proto, folder / "large.onnx")
 
 
-def test_more_weights_than_a_model_may_have_are_refused_for_every_engine_before_they_are_read(tmp_path: Path) -> None:
+def test_a_model_with_too_many_weights_is_refused_before_they_are_read(tmp_path: Path) -> None:
     path = too_large(tmp_path)
     with pytest.raises(
         SourceInvalid, match=rf"{3 * 1024**3} bytes of weights; the limit is {PROTO_BYTES_MAX} for every engine"

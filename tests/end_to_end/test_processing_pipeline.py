@@ -146,7 +146,7 @@ def named(client: Client, answer: dict[str, NDArray[Any]]) -> str:
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_a_file_gets_its_label(client: Client, label: str, form: str, kind: Any) -> None:
+def test_an_image_file_is_answered_with_its_label(client: Client, label: str, form: str, kind: Any) -> None:
     answer = client.infer("colour", kind(encoded(tinted(label, 200, 301), form)))
     assert named(client, answer) == label
     assert answer["scores"].shape == (3,)  # one file, so no batch axis

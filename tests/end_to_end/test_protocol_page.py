@@ -45,7 +45,7 @@ def ended(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("model", ["echo", "nope"])
-def test_the_program_of_the_page_asks_the_daemon(serving: Device, model: str) -> None:
+def test_the_program_on_the_page_gets_an_answer_of_the_daemon(serving: Device, model: str) -> None:
     call = '"digits", 11, [1, 1, 8, 8], struct.pack("<64f", *[0.5] * 64)'
     program = block("python")
     assert call in program
@@ -63,7 +63,7 @@ def test_the_program_of_the_page_asks_the_daemon(serving: Device, model: str) ->
         assert "request.model_not_found: unknown model 'nope'" in done.stderr
 
 
-def test_the_description_of_a_model_has_the_members_of_the_page(serving: Device) -> None:
+def test_the_description_of_a_model_has_the_members_that_the_page_lists(serving: Device) -> None:
     described = json.loads(block("json"))
     with raw(serving) as sock:
         sock.sendall(HELLO)
@@ -74,7 +74,7 @@ def test_the_description_of_a_model_has_the_members_of_the_page(serving: Device)
     assert welcome["inputs"][0].keys() == described["inputs"][0].keys()
 
 
-def test_the_list_of_models_has_the_members_of_the_page(serving: Device) -> None:
+def test_the_list_of_models_has_the_members_that_the_page_lists(serving: Device) -> None:
     (example,) = re.findall(r'`(\{"edgert": .*?\]\})`', PAGE)
     with raw(serving) as sock:
         sock.sendall(wire.json_frame(wire.HELLO, {"model": None}))
@@ -84,7 +84,7 @@ def test_the_list_of_models_has_the_members_of_the_page(serving: Device) -> None
     assert listed["models"][0].keys() == json.loads(example)["models"][0].keys()
 
 
-def test_an_error_that_answers_a_hello_ends_the_connection(serving: Device) -> None:
+def test_an_error_after_a_hello_ends_the_connection(serving: Device) -> None:
     with raw(serving) as sock:
         sock.sendall(wire.json_frame(wire.HELLO, {"model": "nope"}))
         frame = read_frame(sock)
@@ -103,7 +103,7 @@ def test_fields_that_a_kind_does_not_use_are_ignored(serving: Device) -> None:
     assert (frame.kind, frame.request_id) == (wire.RESULT, 7)
 
 
-def test_a_ping_is_answered_with_its_id_and_without_a_meta(serving: Device) -> None:
+def test_a_ping_is_answered_with_its_id_and_without_metadata(serving: Device) -> None:
     with raw(serving) as sock:
         sock.sendall(HELLO + b"".join(wire.frame(wire.PING, request_id=77)) + request(78))
         frames = [read_frame(sock) for _ in range(3)]

@@ -271,7 +271,7 @@ def test_an_asyncio_session_keeps_its_memory_after_a_move_and_a_refused_request(
         asyncio.run(across_versions(device))
 
 
-def test_an_asyncio_session_says_why_it_ended() -> None:
+def test_the_error_of_an_asyncio_session_gives_the_reason_of_its_end() -> None:
     async def ended(device: Device) -> None:
         async with AsyncClient(device.socket) as client:
             stream = client.session("sums")

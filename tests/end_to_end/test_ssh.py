@@ -206,7 +206,7 @@ def test_a_device_is_deployed_to_and_answers_and_swaps_under_load_and_rolls_back
     assert (code, asked["devices"][0]["status"]["models"][0]["serving"]["state"]) == (0, "ready")
 
 
-def test_an_engine_that_does_not_load_keeps_the_old_environment(serving: World) -> None:
+def test_the_old_environment_is_kept_if_an_engine_of_the_new_one_does_not_load(serving: World) -> None:
     venv = serving.sshd.home / "edgert" / "venv"
     before = venv.resolve()
     code, answer = serving.edgert("bootstrap", "board", *MONITOR[:2], "--engines", "tensorrt")

@@ -88,7 +88,7 @@ def test_texts_of_one_request_are_padded_to_the_longest(client: Client) -> None:
         assert client.infer("intents", text)["scores"].argmax() == together["scores"][i].argmax()
 
 
-def test_a_long_text_is_cut_and_an_empty_one_has_the_special_tokens(client: Client) -> None:
+def test_a_long_text_is_cut_and_an_empty_text_has_the_special_tokens(client: Client) -> None:
     assert client.infer("intents", "play some jazz " * 100)["states"].shape[0] == 16
     assert client.infer("intents", "")["states"].shape[0] == 2
     assert client.infer("intents", ["", "play some jazz"])["scores"].shape == (2, len(LABELS))

@@ -215,7 +215,7 @@ def test_a_watch_begins_although_the_slots_were_locked_when_the_version_came_up(
     assert (store.read().rolled_back, store.read().ratchet) == (None, release)
 
 
-def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
+def test_a_watch_ends_at_once_if_the_golden_samples_cannot_be_read(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 2.0))
     (store.live_folder(store.read()) / "golden/input-0.npy").write_bytes(b"")  # an SD card may lose whole files
     assert "p99_ms could not be measured" in reason_of_rollback(device, store, release)

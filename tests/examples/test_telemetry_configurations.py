@@ -240,7 +240,7 @@ def test_mqtt2prometheus_shows_the_metrics_of_a_device(reporting: tuple[Broker, 
     assert shown([*words, str(port := free_port())], port, topic, tmp_path / "log", names) == [6, 1, 2.02, 51.5]
 
 
-def test_the_node_red_flow_reports_errors_slow_windows_and_crashes(tmp_path: Path) -> None:
+def test_the_node_red_flow_reports_errors_and_slow_windows_and_crashes(tmp_path: Path) -> None:
     node = tool("node", "apt-get install nodejs")
     flow: list[dict[str, Any]] = json.loads((FOLDER / "node-red-flow.json").read_text())
     nodes = {entry["id"]: entry for entry in flow}

@@ -152,7 +152,7 @@ def follow(words: list[str]) -> tuple[click.Command, list[str], click.Context | 
 
 
 @pytest.mark.parametrize("package", ["edgert", "deploy/edgert_deploy"])
-def test_the_map_names_every_folder(package: str) -> None:
+def test_the_map_of_the_architecture_names_every_folder(package: str) -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     folders = sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
     assert [folder for folder in folders if f"| `{folder}/` |" not in page] == []

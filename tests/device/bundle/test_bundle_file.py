@@ -29,7 +29,7 @@ def read_all(path: Path, key: SigningKey) -> Manifest:
         return bundle.manifest
 
 
-def test_a_bundle_opens_with_the_key_that_signed_it(path: Path, signing_key: SigningKey) -> None:
+def test_a_bundle_opens_with_the_key_of_its_signature(path: Path, signing_key: SigningKey) -> None:
     with open_bundle(path, (new_key().public, signing_key.public)) as bundle:
         bundle.verify_files()
         assert bundle.signed_by == signing_key.public
@@ -42,7 +42,7 @@ def test_a_bundle_is_a_plain_tar_archive(path: Path, signing_key: SigningKey) ->
     assert names == ["manifest.dsse.json", *(entry.path for entry in read_all(path, signing_key).files)]
 
 
-def test_another_key_is_refused_and_both_are_named(path: Path, signing_key: SigningKey) -> None:
+def test_another_key_is_refused_and_the_error_names_both_keys(path: Path, signing_key: SigningKey) -> None:
     other = new_key()
     with pytest.raises(SignatureInvalid, match=signing_key.public.key_id) as caught:
         read_all(path, other)
@@ -167,7 +167,7 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path, signing_key: Sign
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_the_digest_is_of_the_content_not_of_the_signature(tmp_path: Path, signing_key: SigningKey) -> None:
+def test_the_digest_depends_on_the_content_and_not_on_the_signature(tmp_path: Path, signing_key: SigningKey) -> None:
     def digest(path: Path) -> str:
         with open_bundle(path, None) as bundle:
             assert bundle.signed_by is None

@@ -84,11 +84,11 @@ def test_a_statement_holds_from_its_begin_to_its_expiry() -> None:
     check_next(later, 0, expiry_time(later.not_before))
 
 
-def test_a_device_whose_clock_is_behind_takes_a_statement() -> None:
+def test_a_device_whose_clock_is_behind_accepts_a_statement() -> None:
     check_next(STATEMENT, 0, 0.0)
 
 
-def test_raising_a_share_only_adds_devices() -> None:
+def test_a_higher_share_only_adds_devices() -> None:
     fleet, before = devices(2000), set[str]()
     for share in (0.0, 0.05, 0.5, 1.0):
         selected = {each.device for each in fleet if replace(ENTRY, share=share).selects(each)}

@@ -63,7 +63,7 @@ def refused(state: StateDir, path: Path) -> EdgeRTError:
     return caught.value
 
 
-def test_patches_that_lie_are_refused_and_nothing_is_installed(
+def test_patches_with_false_values_are_refused_and_no_version_is_installed(
     state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     second = bundle_of(tmp_path / "bundles", key, 2)

@@ -85,7 +85,7 @@ def test_rules_for_images_and_boxes_are_read_back_unchanged() -> None:
         assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
 
-def test_rules_may_be_left_out() -> None:
+def test_the_rules_of_a_manifest_are_optional() -> None:
     value = json.loads(images().to_bytes())
     value["preprocess"] = {"input": "image"}
     del value["detect"], value["classify"]

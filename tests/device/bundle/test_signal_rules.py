@@ -20,7 +20,7 @@ def inputs(*shape: int) -> tuple[TensorSpec, ...]:
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 101), (40, 101), (40, -1), (1, -1, 101, 1), (4040,)])
-def test_features_of_sound_may_have_axes_of_one_or_be_flat(shape: tuple[int, ...]) -> None:
+def test_features_of_sound_may_have_axes_of_length_1_or_be_flat(shape: tuple[int, ...]) -> None:
     check_sound(SOUND, inputs(*shape))
 
 
@@ -70,7 +70,7 @@ def test_a_rule_for_series_that_cannot_be_applied_is_refused(change: dict[str, A
         check_series(replace(SERIES, **change), inputs(3, 10))
 
 
-def test_a_rule_is_one_line_for_people() -> None:
+def test_a_rule_is_described_in_one_line() -> None:
     assert signal_text(replace(SOUND, step=8000)) == (
         "WAV files, windows of 16000 samples at 16000 Hz, every 8000: log_mel, 40 mel bands, n_fft 512, hop 160"
     )

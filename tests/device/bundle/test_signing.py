@@ -34,7 +34,7 @@ def test_a_full_disk_leaves_no_half_key(tmp_path: Path) -> None:
     write_key_pair(new_key(), private, tmp_path / "a.pem")
 
 
-def test_files_that_hold_no_such_key_are_refused_with_the_next_step(tmp_path: Path, signing_key: SigningKey) -> None:
+def test_files_without_such_a_key_are_refused_with_the_next_step(tmp_path: Path, signing_key: SigningKey) -> None:
     write_key_pair(signing_key, tmp_path / "a.key.pem", tmp_path / "a.pem")
     (tmp_path / "text").write_text("hello")
     other = generate_private_key(SECP256R1())

@@ -61,7 +61,7 @@ def test_each_run_of_a_few_microseconds_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steady", [True, False])
-def test_measuring_ends_early_once_the_figure_is_known_and_not_while_it_differs(tmp_path: Path, steady: bool) -> None:
+def test_a_measurement_ends_early_once_its_figure_is_stable(tmp_path: Path, steady: bool) -> None:
     now_s, run_s, early_s = 0.0, 2e-4, 2 * EARLY_ROUNDS_MIN * ROUND_S
 
     def clock() -> float:

@@ -27,7 +27,7 @@ def test_a_channel_status_is_read_back_unless_the_configured_channel_changed(tmp
     assert read_channel_status(state, replace(CONFIG, follow=FollowConfig())) == ChannelStatus()
 
 
-def test_a_damaged_status_is_empty(tmp_path: Path) -> None:
+def test_a_damaged_status_is_read_as_empty(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.follow.mkdir()
     (state.follow / "note.json").write_bytes(b'{"registry": 5}')

@@ -34,13 +34,15 @@ def test_samples_come_one_by_one_and_right_answers_have_no_difference(version: I
     ],
     ids=["other", "nan", "shape"],
 )
-def test_other_answers_fail_the_check(version: InstalledVersion, answer: Callable[[Arrays], Arrays], says: str) -> None:
+def test_wrong_answers_fail_the_check(version: InstalledVersion, answer: Callable[[Arrays], Arrays], says: str) -> None:
     with pytest.raises(HealthCheckFailed, match=says):
         check(version, version.artifacts[0], answer)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), ()], ids=["none", "no-batch"])
-def test_a_bundle_without_golden_samples_does_not_pass(version: InstalledVersion, shape: tuple[int, ...]) -> None:
+def test_a_bundle_without_golden_samples_does_not_pass_the_check(
+    version: InstalledVersion, shape: tuple[int, ...]
+) -> None:
     for name in ("input-0", "null/output-0"):
         np.save(version.folder / f"golden/{name}.npy", np.zeros(shape, np.float32))
     with pytest.raises(BundleCorrupt, match=r"no golden samples.*build it again"):

@@ -34,7 +34,7 @@ def test_golden_samples_whose_lengths_the_manifest_lacks_are_refused() -> None:
         assert (error["code"], "1 lengths for 2 golden samples" in error["message"]) == ("bundle.corrupt", True)
 
 
-def test_wrong_answers_are_a_failure() -> None:
+def test_wrong_answers_fail_the_self_test() -> None:
     with a_device(started=False) as device:
         put_live(device, golden_off_by=1.0)
         assert device.run("self-test", code=9)["error"]["code"] == "device.health_check_failed"

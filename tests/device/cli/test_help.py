@@ -24,7 +24,7 @@ def test_the_help_of_every_command_has_an_example(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "words", [["top", "--interval", "nan"], ["bench", "--for", "nan", "."], ["activate", "m", "--trial", "NaN"]]
 )
-def test_nan_is_not_a_duration(words: list[str]) -> None:
+def test_nan_is_refused_as_a_duration(words: list[str]) -> None:
     shown = CliRunner().invoke(edgertd, words)
     assert (shown.exit_code, "is not a duration" in shown.output) == (2, True)
 

@@ -60,7 +60,7 @@ def test_a_model_that_is_not_loaded_is_shown_with_its_fault() -> None:
     assert any("segmentation fault" in line for line in lines)
 
 
-def test_lines_hold_every_part_and_keep_to_the_width() -> None:
+def test_the_lines_show_every_part_and_keep_to_the_width() -> None:
     near = NearCacheStatus(
         True, "one near hit in 50 is computed and compared", 0.02, 8, 6, 0.75, 0.004, 0.011, 0, 0, None
     )
@@ -91,7 +91,7 @@ def test_in_a_narrow_terminal_whole_columns_are_left_out() -> None:
     assert row.split() == ["echo", "ready", "200.0", "1.5", "3.5", "4", "1", "1"]
 
 
-def test_the_real_daemon_is_watched() -> None:
+def test_the_command_watches_a_real_daemon() -> None:
     with a_device("[models.echo]\np95_ms = 50\n") as device:
         device.put()
         with device.client() as client:

@@ -81,7 +81,7 @@ def test_a_client_gets_its_own_answer(serving: Device) -> None:
     run(test())
 
 
-def test_a_response_says_where_the_time_went(serving: Device) -> None:
+def test_a_response_has_the_time_of_each_stage(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             first = await asking.infer("echo", ITEM + 1, trace=True)
@@ -180,7 +180,7 @@ def test_the_loop_is_free_while_the_engine_works(serving: Device) -> None:
     run(test())
 
 
-def test_megabytes_are_sent_and_received_in_pieces(serving: Device) -> None:
+def test_tensors_of_megabytes_are_sent_and_received_in_pieces(serving: Device) -> None:
     async def ask(asking: AsyncClient, i: int) -> None:
         rows = np.arange(i, i + 3 * 300_000, dtype=np.float32).reshape(3, 300_000)
         np.testing.assert_array_equal((await asking.infer("large", rows, cache=False))["y"], rows)
@@ -317,7 +317,7 @@ def test_hot_swaps_under_load_lose_no_request(serving: Device) -> None:
     run(test())
 
 
-def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release(serving: Device) -> None:
+def test_a_client_that_was_idle_during_a_swap_gets_the_new_release(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             assert (await asking.infer("moves", ITEM, trace=True)).release == 1

@@ -107,7 +107,7 @@ def test_the_client_waits_for_a_daemon_whose_queue_is_full(tmp_path: Path) -> No
             sock.close()
 
 
-def test_bytes_that_nobody_asked_for_end_an_idle_connection(tmp_path: Path) -> None:
+def test_unexpected_bytes_end_an_idle_connection(tmp_path: Path) -> None:
     async def test(asking: AsyncClient) -> None:
         for _ in range(2):
             assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]

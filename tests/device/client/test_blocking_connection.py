@@ -78,12 +78,12 @@ def test_a_periodic_signal_does_not_prolong_a_time_out(device: Device, is_connec
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e9])
-def test_a_client_may_wait_for_ever(device: Device, timeout_s: float) -> None:
+def test_a_client_may_wait_without_a_time_limit(device: Device, timeout_s: float) -> None:
     with Client(device.socket, timeout_s=timeout_s) as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 
-def test_an_answer_that_comes_too_late_is_an_error_in_time(device: Device) -> None:
+def test_a_client_gets_an_error_at_its_time_out_if_the_answer_is_late(device: Device) -> None:
     with Client(device.socket) as client:
         client.infer("echo", ITEM)
         began_s = time.monotonic()

@@ -321,7 +321,7 @@ def test_c_refuses_a_hostile_welcome(codec: Lines, name: str) -> None:
     assert codec.ask(f"welcome {HOSTILE_WELCOMES[name].encode().hex()}") == {"refused": True}
 
 
-def test_c_survives_any_change_of_a_welcome(codec: Lines) -> None:
+def test_c_survives_random_changes_of_a_welcome(codec: Lines) -> None:
     chance = random.Random(4)
     metas = [v["meta"].encode() for v in VECTORS["frames"] if v["kind"] == "WELCOME"]
     alphabet = b'{}[]",:\\u0dD8-1eE. \x00\xff'

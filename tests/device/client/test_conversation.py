@@ -240,7 +240,7 @@ def test_the_end_of_a_connection_fails_only_a_request_that_an_engine_may_have_ru
     assert isinstance(lost.__cause__, OSError)
 
 
-def test_a_retry_waits_as_long_as_it_was_told_and_no_longer_than_it_may() -> None:
+def test_a_retry_waits_for_the_given_time_but_not_beyond_the_deadline() -> None:
     assert Retry().wait_s(left_s=1.0) == 0.0
     assert Retry(Unavailable("loading", retry_after_s=0.4)).wait_s(left_s=1.0) == 0.4
     with pytest.raises(Unavailable, match="loading"):

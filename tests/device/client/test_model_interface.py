@@ -20,7 +20,7 @@ from edgert.errors import RequestError
         ([-1, 4], {"y": [1]}, r"takes inputs \['x'\], got \['y'\]: send these names and no others$"),
     ],
 )
-def test_a_refusal_names_what_the_model_takes(shape: list[int], given: Any, says: str) -> None:
+def test_a_refusal_of_inputs_names_the_inputs_of_the_model(shape: list[int], given: Any, says: str) -> None:
     model = ModelInterface("m", {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape}]})
     with pytest.raises(RequestError, match=says):
         model.arrays(given)

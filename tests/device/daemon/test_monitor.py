@@ -101,7 +101,9 @@ def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
     assert device.daemon_pid() is None
 
 
-def test_an_adopted_daemon_that_ends_in_order_stays_down(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_an_adopted_daemon_that_ends_normally_is_not_started_again(
+    device: Device, monitor: subprocess.Popen[bytes]
+) -> None:
     monitor.kill()
     monitor.wait()
     pid = pid_of(device)
@@ -170,7 +172,7 @@ def test_the_command_stop_ends_the_monitor_of_a_killed_daemon(
     assert pausing_monitor.wait(WAIT_S_MAX) == 0
 
 
-def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+def test_a_start_of_the_daemon_that_fails_is_tried_again(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     configured = device.state.config.read_text()
     kill_daemon(device)
     device.state.config.write_text("no TOML")  # a fault that ends later, like a full disk

@@ -32,7 +32,7 @@ def obeyed(device: Device, **request: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", ["nothing", "../keys", ".", "", "x\0y", "x" * 300, 7])
-def test_a_model_that_was_never_installed_is_refused_and_enters_no_list(device: Device, model: object) -> None:
+def test_a_model_that_was_never_installed_is_refused_and_not_listed(device: Device, model: object) -> None:
     with pytest.raises(EdgeRTError, match=r"unknown model .*edgertd install") as raised:
         obeyed(device, op="sync", model=model)
     assert raised.value.code == ModelNotFound.code
@@ -55,9 +55,7 @@ def test_a_model_that_was_never_installed_is_refused_and_enters_no_list(device: 
     ],
     ids=str,
 )
-def test_a_request_that_no_command_sends_is_refused_and_the_daemon_goes_on(
-    device: Device, request_: dict[str, Any]
-) -> None:
+def test_an_invalid_request_is_refused_and_the_daemon_continues(device: Device, request_: dict[str, Any]) -> None:
     with pytest.raises(EdgeRTError) as raised:
         obeyed(device, **request_)
     assert raised.value.code == ProtocolError.code
@@ -76,7 +74,7 @@ def test_a_model_that_is_installed_while_the_daemon_runs_is_served(device: Devic
 
 
 @pytest.mark.parametrize("count", [math.inf, "many", None])
-def test_a_worker_that_sends_a_wrong_number_is_killed_and_the_daemon_goes_on(tmp_path: Path, count: object) -> None:
+def test_a_worker_that_sends_a_wrong_number_is_killed_and_the_daemon_continues(tmp_path: Path, count: object) -> None:
     device = Device(tmp_path)
     device.prepare()
     supervisor, worker = Supervisor(device.state), FakeWorker(Version(1, "digest", good=False), 0.0)

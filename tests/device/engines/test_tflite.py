@@ -80,7 +80,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Session:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 8, 19])
-def test_a_batch_gives_what_its_items_give_alone(session: Session, count: int) -> None:
+def test_a_batch_gives_the_answers_of_its_single_items(session: Session, count: int) -> None:
     images = random(count, *ITEM, seed=1)
     alone = [session.run([images[i : i + 1]]) for i in range(count)]
     for answers, parts in zip(session.run([images]), zip(*alone, strict=True), strict=True):

@@ -89,7 +89,7 @@ def test_a_release_that_breaks_a_limit_is_rolled_back_and_not_tried_again(
     assert followed(follower) == ["release 2 of echo is on trial"]
 
 
-def test_a_halted_release_is_not_begun(device: Device, registry: HostileRegistry) -> None:
+def test_a_halted_release_is_not_started(device: Device, registry: HostileRegistry) -> None:
     follower = following(device, registry.address)
     entry = registry.put_release(device.bundle(release=2))
     registry.put_channel(device.key, 1, replace(entry, halted=True))
@@ -167,7 +167,7 @@ def test_a_registry_that_is_silent_for_longer_than_stated_raises_the_alarm(
     assert told == [("alarm_raised", 7300, 7200.0), ("alarm_cleared", 0, 7200.0)]
 
 
-def test_the_daemon_retains_the_alarm_and_knows_it_after_a_restart(registry: HostileRegistry) -> None:
+def test_the_daemon_retains_an_alarm_of_the_channel_beyond_a_restart(registry: HostileRegistry) -> None:
     with a_device(f'[follow]\nregistry = "{registry.address}"\ninterval_s = 86400\n', started=False) as device:
 
         def retained() -> object:

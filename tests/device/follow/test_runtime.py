@@ -114,7 +114,7 @@ def test_the_decision_follows_from_the_runtimes_and_the_earlier_attempt(
     assert (decision.action, says in decision.text) == (action, True), decision
 
 
-def test_a_halted_runtime_is_not_begun() -> None:
+def test_a_halted_runtime_is_not_installed() -> None:
     assert decide_runtime(replace(ENTRY, halted=True), NEW, InstalledRuntimes(FIRST), None, 0).action is Action.NOTHING
 
 

@@ -115,7 +115,7 @@ def test_a_body_that_arrives_fast_keeps_its_memory_and_a_slow_body_loses_its_mem
     assert raised.value.retry_after_s == 1.0
 
 
-def test_memory_is_counted_to_the_byte(clock: Clock, client: Callable[..., Place]) -> None:
+def test_the_memory_of_bodies_is_counted_exactly(clock: Clock, client: Callable[..., Place]) -> None:
     admission, place = Admission(LIMITS, clock), client()
     assert admission.admit(place)
     for _ in range(3):

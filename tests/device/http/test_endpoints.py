@@ -346,7 +346,7 @@ def test_a_body_with_too_many_or_too_few_bytes_is_refused(site: Site) -> None:
     assert site.ask("POST", "/v2/models/echo/infer", body[:-1], headers).status == 400
 
 
-def test_integers_are_never_rounded_or_wrapped(site: Site) -> None:
+def test_integers_in_json_are_never_rounded_or_wrapped(site: Site) -> None:
     arrays = {name: np.array([[0, 1]]).astype(dtype) for name, dtype in TYPES.items()}
     for name, value in (("INT8", 128), ("UINT8", -1), ("INT32", 1.5), ("UINT64", 2**64), ("BOOL", 2), ("INT64", 2**63)):
         inputs = [json_input(a, f"in_{n}", n) for n, a in arrays.items()]
@@ -468,7 +468,7 @@ def test_idle_connections_give_way_to_a_new_connection(site: Site) -> None:
 # --- figures ----------------------------------------------------------------------------------
 
 
-def test_statistics_count_items_runs_and_nanoseconds(site: Site) -> None:
+def test_statistics_count_items_and_runs_and_nanoseconds(site: Site) -> None:
     def statistics() -> dict[str, Any]:
         return dict(site.ask("GET", "/v2/models/echo/stats").json["model_stats"][0])
 
@@ -529,7 +529,7 @@ def test_metrics_are_read_by_prometheus_own_parser(site: Site) -> None:
 # --- Triton's own client ----------------------------------------------------------------------
 
 
-def test_tritonclient_works_unmodified(site: Site) -> None:
+def test_the_unmodified_tritonclient_works(site: Site) -> None:
     triton = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
     triton_utils = pytest.importorskip("tritonclient.utils")
     client = triton.InferenceServerClient(f"127.0.0.1:{site.port}", concurrency=4)
@@ -619,7 +619,7 @@ def test_only_its_group_can_use_a_unix_socket_and_the_server_opens_it_again_afte
         assert not path.exists()
 
 
-def test_a_daemon_that_is_killed_takes_its_server_along() -> None:
+def test_the_http_server_of_a_killed_daemon_ends() -> None:
     with a_device('[http]\nlisten = "127.0.0.1:0"\n') as device:
         http_port(device)
         pid = http_pid(device)

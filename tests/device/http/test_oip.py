@@ -91,7 +91,7 @@ def of_json(shape: list[int], data: object) -> oip.InputValues:
     return oip.read_request(memoryview(json.dumps({"inputs": [entry]}).encode()), None).inputs["t"]
 
 
-def test_texts_are_strings_in_json() -> None:
+def test_texts_are_answered_as_strings_in_json() -> None:
     assert of_json([2], ["grün", ""]) == ["grün".encode(), b""]
 
 
@@ -112,7 +112,7 @@ def test_data_that_are_not_a_list_of_texts_are_refused(shape: list[int], data: o
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
-def test_an_empty_output_has_no_classes(shape: tuple[int, ...]) -> None:
+def test_an_empty_output_is_answered_without_classes(shape: tuple[int, ...]) -> None:
     head = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
     head |= {"outputs": [{"name": "y", "parameters": {"classification": 2}}]}  # type: ignore[dict-item]
     request = oip.read_request(memoryview(json.dumps(head).encode()), None)

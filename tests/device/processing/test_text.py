@@ -127,7 +127,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_position() -> None:
             texts_of(byte_rows([b"good", bad]))
 
 
-def test_texts_have_a_limit_each_and_together() -> None:
+def test_each_text_has_a_limit_and_all_texts_together_have_a_limit() -> None:
     with pytest.raises(RequestError, match="text 0 of the request has 300000 bytes, at most 262144"):
         texts_of(byte_rows([b"x" * 300_000]))
     with pytest.raises(RequestError, match="the texts have 5000000 bytes, at most 4194304 are allowed"):
@@ -140,6 +140,6 @@ def test_a_file_that_is_not_a_tokenizer_is_refused(broken: str) -> None:
         TextPreprocessor(RULE, [TensorSpec(name, "INT64", (-1, -1)) for name in RULE.inputs], broken.encode())
 
 
-def test_special_tokens_must_leave_room_for_the_text() -> None:
+def test_special_tokens_that_leave_no_room_for_the_text_are_refused() -> None:
     with pytest.raises(BundleError, match="max_tokens = 2, and the tokenizer adds 2 special tokens"):
         preprocessor(max_tokens=2)

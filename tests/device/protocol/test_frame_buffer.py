@@ -165,7 +165,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_memory_is_allocated() -> Non
         frames.feed(64)
 
 
-def test_the_missing_bytes_of_a_frame_are_known_and_memory_is_released_only_between_frames() -> None:
+def test_the_buffer_knows_the_missing_bytes_of_a_frame_and_releases_memory_only_between_frames() -> None:
     sizes: list[tuple[int, int]] = []
     frames = FrameBuffer(size_bytes=128, resizing=lambda old, new: sizes.append((old, new)))
     data = infer_frame(np.zeros(2000, np.float32))

@@ -75,7 +75,7 @@ def connect(device: Device, shared: bool = True) -> tuple[socket.socket, int | N
     return sock, descriptor
 
 
-def test_the_memory_cannot_be_resized_under_the_daemon(device: Device) -> None:
+def test_a_client_cannot_resize_the_shared_memory_of_the_daemon(device: Device) -> None:
     sock, descriptor = connect(device)
     assert descriptor is not None
     with sock:
@@ -87,7 +87,7 @@ def test_the_memory_cannot_be_resized_under_the_daemon(device: Device) -> None:
         os.close(descriptor)
 
 
-def test_a_client_that_does_not_ask_gets_no_memory(device: Device) -> None:
+def test_a_client_that_does_not_ask_gets_no_shared_memory(device: Device) -> None:
     sock, descriptor = connect(device, shared=False)
     with sock:
         assert descriptor is None
@@ -137,7 +137,7 @@ def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
     assert frame.tensors[0].data == array.tobytes()
 
 
-def test_a_frame_behind_an_answer_in_shared_memory_is_not_lost() -> None:
+def test_a_frame_that_follows_an_answer_in_shared_memory_is_not_lost() -> None:
     """A replaced worker sends MOVED right after its last answer, so both frames may arrive at once."""
     area = memoryview(bytearray(2**20))
     frames = FrameBuffer(size_bytes=4096)

@@ -52,7 +52,7 @@ def manifest_of(*blobs: Blob, **annotations: str) -> bytes:
 # --- a real registry ------------------------------------------------------------------------
 
 
-def test_a_blob_comes_back_as_it_was_put(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_blob_is_read_back_unchanged(server: RegistryServer, tmp_path: Path) -> None:
     registry, counts = server.registry(), list[int]()
     assert registry.has(BLOB)
     assert not registry.has(Blob("sha256:" + "0" * 64, 1))
@@ -71,7 +71,7 @@ def test_the_upload_of_a_file_reports_the_bytes_that_are_sent(server: RegistrySe
     assert server.registry().has(blob)
 
 
-def test_an_empty_blob_is_there_after_its_upload(server: RegistryServer) -> None:
+def test_an_empty_blob_exists_after_its_upload(server: RegistryServer) -> None:
     empty = Blob(digest_of(b""), 0)
     server.registry().upload(empty, b"")
     assert server.registry().has(empty)

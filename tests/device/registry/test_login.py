@@ -50,7 +50,7 @@ def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("helper", ["missing-one", "../evil"])
-def test_a_helper_that_cannot_run_is_named(tmp_path: Path, helper: str) -> None:
+def test_the_error_names_a_credential_helper_that_cannot_run(tmp_path: Path, helper: str) -> None:
     with pytest.raises(ConfigInvalid, match=r"credential"):
         read_credentials(write(tmp_path, {"credsStore": helper}), HOST)
 

@@ -85,7 +85,7 @@ def test_the_extremes_of_clamped_values_stay_exact() -> None:
     assert (sketch.min, sketch.max, sketch.quantile(1)) == (1e-9, 1e12, 1e12)
 
 
-def test_zero_has_a_bucket_of_its_own() -> None:
+def test_values_of_zero_have_their_own_bucket() -> None:
     sketch = sketch_of([0.0, -3.0, 5.0])
     assert (sketch.zero, sketch.count, sketch.min, sketch.quantile(0.5)) == (2, 3, 0.0, 0.0)
 

@@ -20,7 +20,7 @@ def test_an_end_is_over_once_its_time_has_passed_or_the_device_was_restarted() -
     assert now_s <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_the_service_manager_may_name_the_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_manager_may_give_the_id_of_the_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BOOT_ID_VARIABLE, "12345678-1234-1234-1234-123456789abc")
     assert BootClock().boot_id == "12345678123412341234123456789abc"
     monkeypatch.delenv(BOOT_ID_VARIABLE)

@@ -152,7 +152,7 @@ def test_a_missing_engine_is_named_and_nothing_is_installed(device: Device) -> N
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
-def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(device: Device) -> None:
+def test_an_engine_that_cannot_prepare_is_skipped_and_named(device: Device) -> None:
     bundle = device.bundle(first=("tensorrt", b"a graph"))
     lines: list[str] = []
     install(bundle, device.state, read_config(device.state), lines.append)

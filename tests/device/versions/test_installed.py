@@ -69,7 +69,7 @@ def test_the_last_failure_is_raised_if_no_artifact_works(version: InstalledVersi
         first_working(version, use)
 
 
-def test_a_file_that_changed_on_disk_is_noticed(version: InstalledVersion) -> None:
+def test_a_file_that_changed_on_disk_is_refused(version: InstalledVersion) -> None:
     check_files(version, version.artifacts[1])
     (version.folder / version.artifacts[1].entry).write_bytes(b"{}")
     with pytest.raises(BundleCorrupt, match="deploy it again"):

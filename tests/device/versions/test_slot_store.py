@@ -99,7 +99,7 @@ def test_a_good_version_that_fails_is_replaced_by_a_good_version_that_is_trusted
 
 
 @pytest.mark.parametrize("trial_s", [math.nan, math.inf, 0.0, 24 * 3600.0 + 1])
-def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
+def test_the_time_of_a_trial_is_limited(store: SlotStore, trial_s: float) -> None:
     stage(store, ONE)
     with pytest.raises(ConfigInvalid, match="at most 86400 s"):
         store.activate(trial_s)
@@ -187,7 +187,7 @@ def test_a_damaged_state_file_is_an_error_that_says_what_to_do(
         store.read()
 
 
-def test_slots_that_are_locked_are_busy(store: SlotStore) -> None:
+def test_a_change_of_locked_slots_raises_busy(store: SlotStore) -> None:
     stage(store, ONE)
     with store.locked(), pytest.raises(SlotsBusy):
         store.fail(ONE.digest, "it crashed")

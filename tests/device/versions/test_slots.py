@@ -87,7 +87,7 @@ def test_a_state_is_read_back_from_json_unchanged() -> None:
         assert Slots.from_json(json.loads(json.dumps(state.as_json()))) == state
 
 
-def test_an_expired_trial_says_why() -> None:
+def test_an_expired_trial_has_its_reason() -> None:
     clock = BootClock()
     trial = TrialEnd(clock.boot_id, 0.0)
     limits = TrialLimits({}, confirm_s=60.0)

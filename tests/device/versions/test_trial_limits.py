@@ -20,7 +20,7 @@ from edgert.versions.trial_limits import (
 )
 
 
-def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
+def test_limits_are_read_in_the_notation_of_users_and_invalid_limits_are_refused() -> None:
     assert parse_limits(["p99_ms=8", "error_share=0.1%", "agreement=0.99", "temp_c=off"]) == {
         "p99_ms": 8.0,
         "error_share": pytest.approx(0.001),

@@ -9,7 +9,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.trust import revoke, revoked_keys, trusted_keys
 
 
-def test_a_revoked_key_is_not_trusted_though_its_file_is_brought_again(tmp_path: Path) -> None:
+def test_a_revoked_key_is_not_trusted_although_its_file_is_installed_again(tmp_path: Path) -> None:
     state, (good, stolen) = StateDir(tmp_path), (new_key().public, new_key().public)
     state.keys.mkdir()
     for key in (good, stolen):

@@ -81,7 +81,7 @@ def test_tokenizers_is_installed_without_its_requirements(tmp_path: Path) -> Non
     assert missing(asked, wheels, PI) == []
 
 
-def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheelhouse_is_complete_and_is_made_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheels come from the package index. They are for a processor and a Python that this host lacks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     python = "3.10" if sys.version_info[:2] != (3, 10) else "3.11"

@@ -171,7 +171,7 @@ def test_the_progress_of_a_release_is_shown_in_words(
         (("channel", "show", "stable", "--registry-login", "missing.json"), 4, "cannot read the login file"),
     ],
 )
-def test_an_impossible_change_is_an_error(
+def test_an_impossible_change_of_a_channel_is_an_error(
     project: SigningKey, edgert: Edgert, words: tuple[str, ...], code: int, text: str
 ) -> None:
     found, answer = edgert(*words)

@@ -99,7 +99,7 @@ def test_a_damaged_bundle_is_refused_before_a_device_is_asked(
     assert (code, answer["error"]["code"]) == (5, "bundle.corrupt")
 
 
-def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
+def test_a_device_that_does_not_answer_does_not_delay_the_others(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -225,7 +225,7 @@ def test_a_second_ctrl_c_detaches_at_once_and_does_not_delay_a_later_deployment(
     assert live(edgert) == (3, "steady")
 
 
-def test_a_canary_is_a_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_value_of_the_option_canary_is_a_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "none.edgert", "all", "--canary", "line-1", "--json"]) == 2
     message = json.loads(capsys.readouterr().out)["error"]["message"]
     assert "'line-1' is not a number of devices. To choose the devices, deploy to them first" in message

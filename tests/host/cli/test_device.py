@@ -31,7 +31,7 @@ def test_a_local_device_is_added_listed_and_removed(edgert: Edgert, inventory: I
     assert edgert("device", "list") == (0, {"devices": [], "inventory": str(inventory.path)})
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_named(edgert: Edgert, inventory: Inventory) -> None:
+def test_the_error_names_a_folder_whose_name_is_not_utf_8(edgert: Edgert, inventory: Inventory) -> None:
     """An inventory cannot contain the name, because TOML is UTF-8."""
     code, answer = edgert("device", "add", "here", "--local", os.fsdecode(b"lat\xe9in"))
     assert (code, answer["error"]["code"]) == (4, "input.config_invalid")

@@ -46,7 +46,7 @@ def places(answer: dict[str, Any]) -> set[str]:
     return {one["where"] for one in answer["findings"]}
 
 
-def test_a_host_without_devices_is_checked_alone(edgert: Edgert, fleet: Inventory) -> None:
+def test_without_devices_only_the_host_is_checked(edgert: Edgert, fleet: Inventory) -> None:
     code, answer = edgert("doctor")
     assert (code, answer["ok"], places(answer)) == (0, True, {"host"})
     assert "inventory" in found(answer, "host", "warn"), "no device yet is no failure"
@@ -67,7 +67,7 @@ def test_the_exit_code_is_that_of_the_first_failure_and_each_device_is_checked(
     assert not (tmp_path / "bare").exists(), "nothing is changed"
 
 
-def test_findings_are_lines_with_the_next_step_below_and_their_numbers_at_the_end(
+def test_each_finding_is_followed_by_its_next_step_and_the_numbers_are_at_the_end(
     fleet: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet.add(bare("a-device-with-a-long-name", tmp_path))
@@ -96,7 +96,7 @@ def test_quiet_leaves_out_findings_that_are_ok_also_in_json(edgert: Edgert, flee
     assert {one["level"] for one in answer["findings"]} <= {"warn"}
 
 
-def test_the_host_alone_is_checked_on_request_whatever_the_project_selects(
+def test_only_the_host_is_checked_on_request_whatever_the_project_selects(
     edgert: Edgert, fleet: Inventory, tmp_path: Path
 ) -> None:
     fleet.add(gone("away"))

@@ -153,7 +153,7 @@ def answered(tmp_path: Path, *words: str, answers: dict[str, str]) -> int:
 
 
 @pytest.mark.parametrize("answer", ["n", ""])
-def test_a_user_who_does_not_agree_keeps_everything(
+def test_without_the_agreement_of_the_user_no_file_is_removed(
     edgert: Edgert, here: Path, state: Path, tmp_path: Path, answer: str
 ) -> None:
     before = files_of(state)
@@ -170,7 +170,7 @@ def test_a_user_who_does_not_agree_keeps_everything(
         (("--purge",), {}, set()),
     ],
 )
-def test_a_user_who_agrees_chooses_whether_models_and_keys_go(
+def test_a_user_who_agrees_decides_whether_models_and_keys_are_removed(
     edgert: Edgert,
     here: Path,
     state: Path,

@@ -90,7 +90,7 @@ def test_a_slow_terminal_does_not_delay_a_second_ctrl_c(monkeypatch: pytest.Monk
     done.set()
 
 
-def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_ctrl_c_is_counted_and_gets_a_message(capfd: pytest.CaptureFixture[str]) -> None:
     stop = UserStop()
     with stop.on_interrupt("stopping", "detached"):
         for asked, abandoned in ((True, False), (True, True)):

@@ -112,7 +112,7 @@ def test_commands_take_their_defaults_from_the_project_file(folder: Path, capfd:
     )
 
 
-def test_a_login_goes_to_the_projects_broker_alone(
+def test_a_login_is_sent_only_to_the_broker_of_the_project(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The broker of --broker receives neither name nor password. This real broker accepts every login."""

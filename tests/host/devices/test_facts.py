@@ -51,7 +51,7 @@ def test_a_machine_gets_the_profile_of_its_kind_or_else_the_generic_profile(fact
     assert pick_profile(PROFILES, facts, local=False).name == profile
 
 
-def test_this_host_gets_its_own_profile() -> None:
+def test_a_local_device_gets_the_profile_this_machine() -> None:
     assert pick_profile(PROFILES, NUC, local=True).name == "this-machine"
 
 
@@ -97,7 +97,7 @@ def test_a_profile_of_two_gigabytes_fits_a_board_with_slightly_less_memory() -> 
     assert misfits(two, replace(PI_4, memory_mb=1845)) == {}
 
 
-def test_folders_follow_the_user() -> None:
+def test_the_default_folders_depend_on_the_user() -> None:
     assert PI_4.default_state == "/home/pi/.local/state/edgert"
     assert replace(PI_4, uid=0).default_home == "/opt/edgert"
 

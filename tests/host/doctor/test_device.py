@@ -50,7 +50,7 @@ def test_a_complete_device_passes_all_checks(inventory: Inventory, daemon: devic
 @pytest.mark.parametrize(
     ("vnni", "text"), [(True, "x86_64"), (False, "x86_64 without VNNI: INT8 is about as fast as FP32")]
 )
-def test_a_processor_without_fast_int8_is_named(
+def test_a_processor_without_fast_int8_is_reported(
     inventory: Inventory, daemon: devices.Device, monkeypatch: pytest.MonkeyPatch, *, vnni: bool, text: str
 ) -> None:
     monkeypatch.setattr(device_checks, "probe", lambda *how: replace(probe(*how), machine="x86_64", vnni=vnni))
@@ -58,7 +58,7 @@ def test_a_processor_without_fast_int8_is_named(
     assert [finding.text for finding in found if finding.check == "processor"] == [text]
 
 
-def test_a_fault_of_a_device_is_named_with_its_next_step(inventory: Inventory, daemon: devices.Device) -> None:
+def test_a_fault_of_a_device_is_reported_with_its_next_step(inventory: Inventory, daemon: devices.Device) -> None:
     ours = {daemon.key.public.key_id: "test"}
     other = replace(as_known(daemon), profile="raspberry-pi-3", site="elsewhere")
     found = check_device(other, {"0123": "default"}, clock=lambda: time.time() + 1000)

@@ -30,7 +30,7 @@ def test_a_complete_host_passes_all_checks(inventory: Inventory, tmp_path: Path)
     assert list(signing_keys().values()) == ["default"]
 
 
-def test_a_fault_of_the_host_is_named_with_its_next_step(
+def test_a_fault_of_the_host_is_reported_with_its_next_step(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private, public = key_paths(tmp_path / "conf" / "keys", "default")
@@ -98,7 +98,7 @@ def test_the_next_step_for_an_invalid_address_names_the_table_of_the_project_fil
     assert [(f.level, f.exit_code, f"[{table}]" in f.next_step) for f in found] == [(FAIL, 4, True)]
 
 
-def test_an_agent_that_hangs_up_is_a_warning(
+def test_an_ssh_agent_that_hangs_up_gives_a_warning(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket(socket.AF_UNIX) as agent:

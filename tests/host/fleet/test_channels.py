@@ -74,7 +74,7 @@ def test_each_device_is_in_one_state() -> None:
     assert (found.begun, found.done) == (6, False)
 
 
-def test_a_device_that_became_stale_on_trial_is_not_waited_for() -> None:
+def test_a_device_that_became_stale_on_trial_does_not_count_as_on_trial() -> None:
     (found,) = progress_of(statement(entry(2)), [device("off", 2, "trial", heard_ms=NOW_MS - STALE_MS - 1)], [], NOW_MS)
     assert (states(found), found.done) == ({"off": "stale"}, True)
 

@@ -213,7 +213,7 @@ def test_a_device_that_invents_boots_and_numbers_and_alarms_takes_little_memory(
     assert len(device.alarms["digits"]) == live_fleet.ALARMS_MAX
 
 
-def test_an_event_counts_for_its_own_device_only(store_url: str) -> None:
+def test_an_event_counts_only_for_its_own_device(store_url: str) -> None:
     event = {"v": 1, "ts": NOW_MS - 5, "boot": "b1", "seq": 1, "event": "rolled_back", "model": "digits", "release": 2}
     forged = {**event, "site": "plant-b", "device": "honest", "at_ms": "soon"}
     record(store_url, [("edgert/v1/plant-a/other/event", json.dumps(forged).encode())])

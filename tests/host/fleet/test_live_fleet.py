@@ -78,7 +78,7 @@ def test_a_window_without_a_length_does_not_make_a_device_stale_at_once() -> Non
     assert device_of(fleet).models["digits"].per_s is None
 
 
-def test_the_retained_messages_of_a_removed_device_remove_it_and_one_of_another_site_stays() -> None:
+def test_empty_retained_messages_remove_a_device_and_keep_a_device_of_another_site() -> None:
     fleet, _ = a_fleet()
     feed(fleet, Pi("pi-1").info() + Pi("pi-1", site="plant-b").info())
     feed(fleet, [(Pi("pi-1").topics.deploy, b"")] * 2)
@@ -113,7 +113,7 @@ def test_the_delay_of_late_reports_is_measured_if_the_clock_is_right() -> None:
 # --- a model
 
 
-def test_the_rate_is_of_the_time_between_two_reports() -> None:
+def test_the_rate_is_computed_over_the_time_between_two_reports() -> None:
     fleet, clock = a_fleet()
     pi, clock.ms = Pi("pi-1"), NOW_MS + 10 * WINDOW_MS
 
@@ -131,7 +131,7 @@ def test_the_rate_is_of_the_time_between_two_reports() -> None:
     assert rate_after(5, 0) == 0.0
 
 
-def test_a_late_or_repeated_report_changes_no_figure() -> None:
+def test_a_late_or_repeated_report_does_not_change_the_figures() -> None:
     fleet, _ = a_fleet()
     pi = Pi("pi-1")
     first, second = metrics(pi, NOW_MS - WINDOW_MS, 10), metrics(pi, NOW_MS, 20)
@@ -180,7 +180,7 @@ def test_figures_that_a_window_leaves_out_are_unknown() -> None:
     assert ReportedModel().per_s is None
 
 
-def test_a_device_with_too_many_models_keeps_those_it_has() -> None:
+def test_a_device_with_too_many_models_keeps_its_known_models() -> None:
     fleet, _ = a_fleet()
     topic, payload = metrics(Pi("pi-1"), NOW_MS, 1)[0]
     for number in range(MODELS_PER_DEVICE_MAX + 1):

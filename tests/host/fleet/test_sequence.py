@@ -12,7 +12,7 @@ from edgert_deploy.fleet.sequence import SeqTracker, StreamTracker
 
 
 @given(st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=60))
-def test_a_tracker_counts_each_seq_once_and_knows_what_is_missing(arrivals: list[int]) -> None:
+def test_a_tracker_counts_each_sequence_number_once_and_counts_missing_numbers(arrivals: list[int]) -> None:
     tracker = SeqTracker()
     first = arrivals[0]
     new = [seq for seq in arrivals if tracker.is_new(seq)]

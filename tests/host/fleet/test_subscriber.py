@@ -93,7 +93,7 @@ def test_a_very_long_time_limit_is_not_taken_for_a_lost_broker(broker: Broker) -
     subscriber.close()
 
 
-def test_a_message_far_larger_than_a_report_is_not_read(broker: Broker) -> None:
+def test_a_message_that_is_far_larger_than_a_report_is_not_read(broker: Broker) -> None:
     state, pi = LivePercentiles(), Sender("pi-07")
     subscriber = FleetSubscriber(broker.settings, [state])
     subscriber.open()

@@ -48,7 +48,7 @@ def test_few_golden_samples_of_large_inputs_are_reported(
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("int8", 1), ("fp32", 0)])
-def test_calibration_of_a_narrower_range_is_reported_if_a_target_gets_int8(
+def test_a_calibration_with_a_narrower_range_is_reported_if_a_target_gets_int8(
     build_request: BuildRequest, precision: RequestedPrecision, expected: int
 ) -> None:
     narrow = CalibrationSet({"image": build_request.calibration.inputs["image"].clip(max=0.5)}, None)

@@ -19,7 +19,7 @@ from edgert_deploy.packager.request import BuildRequest
 from tests.support.packs import pack
 
 
-def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
+def test_a_bundle_has_the_requested_parts_and_the_golden_answers_of_its_artifacts(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = pack(build_request, signing_key, tmp_path / "digits.edgert")

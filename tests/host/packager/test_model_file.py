@@ -60,7 +60,7 @@ def test_paths_and_functions_are_relative_to_the_folder_of_the_file_and_names_st
         ("max_drop = ", "is not TOML"),
     ],
 )
-def test_a_fault_is_named_with_the_file_and_the_key(tmp_path: Path, text: str, words: str) -> None:
+def test_the_error_names_the_file_and_the_key_of_a_fault(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigInvalid, match=words) as caught:
         read_model_file(written(tmp_path, text))
     assert caught.value.message.startswith(str(tmp_path / "net.toml"))

@@ -46,7 +46,7 @@ def same(entries: Entries) -> Entries:
     return entries
 
 
-def test_each_change_raises_the_counter(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_each_change_of_a_channel_raises_the_counter(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
     channels = host(server, key, tmp_path / "seen")
     first = channels.change("first", one, key)
     assert (first.counter, first.entries) == (int(NOW_S), (ENTRY,))
@@ -57,7 +57,9 @@ def test_each_change_raises_the_counter(server: RegistryServer, key: SigningKey,
     assert channels.read("first") == later
 
 
-def test_keys_stay_revoked(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+def test_a_revoked_key_stays_revoked_in_later_statements(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
     channels = host(server, key, tmp_path / "seen")
     channels.change("revoking", one, key, lasts_s=3600, revoked=("0" * 16,))
     assert channels.change("revoking", same, key).revoked == ("0" * 16,)
@@ -138,13 +140,13 @@ def test_a_host_whose_clock_is_years_ahead_refuses_to_sign(
     assert (right.counter, right.issued < wrong.issued) == (wrong.counter + 1, True)
 
 
-def test_a_damaged_file_of_counters_is_named(tmp_path: Path, server: RegistryServer, key: SigningKey) -> None:
+def test_the_error_names_a_damaged_file_of_counters(tmp_path: Path, server: RegistryServer, key: SigningKey) -> None:
     (tmp_path / "seen").write_text("{")
     with pytest.raises(ConfigInvalid, match="seen cannot be read"):
         host(server, key, tmp_path / "seen").change("damaged", one, key)
 
 
-def test_commands_at_the_same_time_lose_no_counter(tmp_path: Path) -> None:
+def test_simultaneous_commands_lose_no_counter(tmp_path: Path) -> None:
     repository, counters, processes = parse_repository("oci://registry.example/models"), 20, 4
     children = []
     for number in range(processes):

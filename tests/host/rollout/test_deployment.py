@@ -86,7 +86,7 @@ def test_a_release_that_fails_on_trial_is_rolled_back(bundle: Path, key: Signing
     assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", SlotState.STEADY, "a")
 
 
-def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
+def test_a_first_release_that_fails_leaves_no_live_version(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, check=HealthCheckFailed("off"))
     outcome = roll_out(bundle, device)
     assert outcome.error is not None
@@ -108,7 +108,7 @@ def test_the_error_distinguishes_a_model_that_was_removed_from_a_damaged_model(b
     assert "the rollback failed, too [device.storage_failed]: its file is torn" in error.message
 
 
-def test_if_the_rollback_fails_too_the_error_does_not_claim_a_rollback(bundle: Path, key: SigningKey) -> None:
+def test_the_error_does_not_claim_a_rollback_that_also_failed(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1, check=HealthCheckFailed("off"), rollback=DeviceError("disk is gone"))
     error = roll_out(bundle, device).error
     assert error is not None

@@ -97,7 +97,7 @@ def test_requested_models_load_first_and_pinned_models_next(world: World) -> Non
     assert world.turns.due_s() is None
 
 
-def test_a_load_that_takes_long_holds_up_no_other(world: World) -> None:
+def test_a_load_that_takes_long_does_not_delay_others(world: World) -> None:
     assert world.turns.due_s() == world.now_s + TURN_S
     world.wait(TURN_S)
     assert len(world.started) == 4
@@ -142,7 +142,7 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     assert (second.state, world.turns.due_s()) == ("loading", None)
 
 
-def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) -> None:
+def test_a_model_that_is_removed_stops_waiting_for_memory(tmp_path: Path) -> None:
     world = World(tmp_path, limit_mb=15)
     world.add("first")
     second = world.add("second")
@@ -167,7 +167,7 @@ def with_a_next_version(tmp_path: Path) -> tuple[World, ModelService]:
     return world, first
 
 
-def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: Path) -> None:
+def test_a_crash_leads_to_a_pause_although_the_next_version_waits_for_memory(tmp_path: Path) -> None:
     world, first = with_a_next_version(tmp_path)
     first.sync()
     assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)

@@ -291,7 +291,7 @@ def test_a_worker_that_cannot_be_started_counts_as_a_crash(world: World) -> None
     assert world.service.state == "loading"
 
 
-def test_a_version_is_not_blamed_for_a_system_without_processes(world: World) -> None:
+def test_a_lack_of_processes_does_not_count_as_a_fault_of_the_version(world: World) -> None:
     """However long the shortage lasts, the live version stays live, and its worker starts again."""
     world.cannot_start = True
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))

@@ -42,7 +42,7 @@ def test_a_newer_change_replaces_the_pending_one_of_its_name() -> None:
     assert (old.calls, new.calls) == (1, 1)
 
 
-def test_any_other_error_is_final() -> None:
+def test_a_refused_change_is_not_tried_again() -> None:
     writer, refused = SlotWriter(lambda: 0.0), TransitionRefused("x")
     assert writer.attempt("it", Change(refused)) is refused
     assert writer.due_s() is None

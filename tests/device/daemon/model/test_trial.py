@@ -120,7 +120,7 @@ def test_a_watch_begins_once_the_slots_are_free(world: World) -> None:
     assert world.trial.status() is not None
 
 
-def test_a_watch_that_was_cut_off_rolls_back(world: World) -> None:
+def test_a_watch_that_was_cut_off_ends_in_a_rollback(world: World) -> None:
     world.activate(TrialLimits({}, 10.0))
     world.store.start_watch()
     world.trial.begin(world.worker)

@@ -140,7 +140,7 @@ def test_a_first_frame_that_is_not_a_hello_is_refused(world: World, data: bytes,
     assert world.routed == [HELLO]
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_hello_spoils_no_other(world: World) -> None:
+def test_a_client_that_leaves_in_the_middle_of_its_hello_does_not_affect_others(world: World) -> None:
     world.connect(hello()[:70]).close()
     world.turn()
     world.connect(hello())

@@ -40,7 +40,7 @@ class Days:
         return [path.exists() for path in (self.part, self.whole, self.bench)]
 
 
-def test_a_cut_transfer_can_be_gone_on_with_for_a_week_and_is_gone_then(tmp_path: Path) -> None:
+def test_an_interrupted_transfer_can_be_resumed_for_a_week_and_is_removed_then(tmp_path: Path) -> None:
     days = Days(tmp_path)
     days.passes(LEFT_S_MAX - CHECK_S)
     assert days.there == [True, True, True]
@@ -52,7 +52,7 @@ def test_a_cut_transfer_can_be_gone_on_with_for_a_week_and_is_gone_then(tmp_path
     assert not days.part.exists()
 
 
-def test_a_transfer_that_goes_on_begins_its_week_anew(tmp_path: Path) -> None:
+def test_a_transfer_that_continues_is_kept_for_another_week(tmp_path: Path) -> None:
     days = Days(tmp_path)
     days.passes(PARTIAL_S_MAX - 10 * CHECK_S)
     days.part.write_bytes(b"xx")

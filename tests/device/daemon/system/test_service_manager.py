@@ -43,7 +43,7 @@ def test_without_a_service_manager_a_message_is_ignored(monkeypatch: pytest.Monk
     ],
     ids=str,
 )
-def test_the_watchdog_is_fed_twice_in_its_period_and_only_by_its_process(
+def test_the_watchdog_is_notified_twice_in_its_period_and_only_by_its_process(
     monkeypatch: pytest.MonkeyPatch, period_us: str | None, pid: str | None, wanted_s: float | None
 ) -> None:
     """With a period of 0, the daemon's loop would never wait."""

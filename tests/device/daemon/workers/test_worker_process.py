@@ -99,7 +99,7 @@ def test_a_failure_becomes_an_edgert_error_whatever_the_worker_sends(worker: Fak
     assert (type(worker.failure), str(worker.failure)) == (EngineFailed, "no memory")
 
 
-def test_a_worker_is_asked_once_to_end_and_killed_if_it_cannot_be_asked(worker: FakeWorker) -> None:
+def test_a_worker_is_asked_once_to_end_and_is_killed_if_the_request_fails(worker: FakeWorker) -> None:
     for now_s in (100.0, 200.0):
         worker.stop(final=True, now_s=now_s)
     assert (worker.asked(), worker.stop_by_s, worker.killed) == (["stop"], 100.0 + STOP_S_MAX, False)

@@ -68,7 +68,7 @@ def test_the_end_of_an_abandoned_load_is_expected(world: World) -> None:
     assert (worker.killed, world.set.loading, world.set.remove(worker)) == (True, None, False)
 
 
-def test_a_worker_that_outlives_its_kill_is_stuck(world: World) -> None:
+def test_a_worker_that_outlives_its_kill_counts_as_stuck(world: World) -> None:
     worker = world.start()
     worker.kill(world.now_s)
     assert not world.set.stuck

@@ -37,7 +37,7 @@ def test_the_text_equals_the_text_of_rapidocr() -> None:
     assert probabilities == pytest.approx(made["means"].tolist(), abs=1e-6)
 
 
-def test_every_short_path_reads_as_the_definition_says() -> None:
+def test_every_short_path_is_decoded_as_in_the_definition() -> None:
     for path in itertools.product(range(3), repeat=6):
         merged = [c for c, _ in itertools.groupby(path)]
         want = "".join("-ab"[c] for c in merged if c)

@@ -131,7 +131,7 @@ def test_boxes_with_values_that_are_not_finite_are_dropped() -> None:
     assert found.scores[0, 0] == np.float32(0.8)
 
 
-def test_a_flood_of_candidates_is_bounded_to_the_best() -> None:
+def test_only_the_best_of_too_many_candidates_are_kept() -> None:
     count = 3 * CANDIDATES_MAX
     boxes = np.zeros((1, 5, count), np.float32)
     boxes[0, 0] = np.arange(count) % 90
@@ -159,7 +159,7 @@ def test_an_output_of_another_form_is_refused() -> None:
         detections(Detect("b", "s"), [np.zeros((1, 4, 10), np.float32), np.zeros((1, 2, 9), np.float32)], SIZE, None)
 
 
-def test_many_boxes_are_thinned_out_as_few_are() -> None:
+def test_many_boxes_are_suppressed_by_the_same_rule_as_few_boxes() -> None:
     random = np.random.default_rng(0)
     corners = random.integers(0, 60, (2 * TOGETHER_MAX, 4)).astype(np.float32)
     corners[:, 2:] += corners[:, :2]

@@ -26,7 +26,7 @@ def test_padding_changes_nothing() -> None:
     np.testing.assert_allclose(embeddings(rule, wide, mask), embeddings(rule, STATES, MASK), rtol=1e-5, atol=1e-6)
 
 
-def test_vectors_have_the_length_one() -> None:
+def test_vectors_are_scaled_to_the_length_1() -> None:
     for rule in (Embed("y", mask="mask"), Embed("y", "cls")):
         made = embeddings(rule, STATES.astype(np.float16), MASK)[:2]
         np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)

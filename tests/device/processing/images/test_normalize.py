@@ -30,7 +30,7 @@ def formula(values: NDArray[Any], rule: Preprocess, axis: int) -> NDArray[np.flo
 @pytest.mark.parametrize("model_layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "UINT8", "INT8"])
 @pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ((0.0,), (1.0,)), ((0.5,), STD), ((5.0, 1.0, 3.0), (0.02,))])
-def test_values_are_what_the_formula_gives(
+def test_normalized_values_equal_those_of_the_formula(
     layout: str, model_layout: str, datatype: str, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
     rule = Preprocess("x", 1 / 255, mean, std, layout=layout, model_layout=model_layout)

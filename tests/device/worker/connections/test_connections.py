@@ -109,7 +109,7 @@ def test_a_client_beyond_the_limit_is_refused(connections: Connections) -> None:
         assert read_frame(first).kind == read_frame(second).kind == wire.WELCOME
 
 
-def test_a_fault_in_the_greeting_ends_only_its_connection(connections: Connections) -> None:
+def test_an_error_in_the_greeting_ends_only_its_connection(connections: Connections) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         ours.settimeout(WAIT_S_MAX)

@@ -31,7 +31,7 @@ def test_a_thread_whose_job_ended_takes_the_next_job() -> None:
     assert ran_in(threads) == first
 
 
-def test_jobs_at_the_same_time_have_a_thread_each() -> None:
+def test_simultaneous_jobs_have_separate_threads() -> None:
     threads, both = SpareThreads(), threading.Barrier(3)
     for _ in range(2):
         threads.start(both.wait, WAIT_S_MAX)

@@ -124,7 +124,7 @@ def test_a_batch_size_without_a_gain_does_not_hide_the_next_size_with_a_gain() -
 
 @pytest.mark.parametrize("run_s", [20e-6, 5e-3, 0.1, 0.3])
 @pytest.mark.parametrize("load_s", [0.001, 0.3])
-def test_learning_ends_in_time(run_s: float, load_s: float) -> None:
+def test_learning_ends_within_its_time_limit(run_s: float, load_s: float) -> None:
     machine = Machine(0.9 * run_s, 0.1 * run_s, useful=4, load_s=load_s)
     before = machine.load(1)
     began = machine.now_s

@@ -21,7 +21,7 @@ def test_a_model_is_loaded_with_what_was_learned(tmp_path: Path) -> None:
     assert model.session.run([ITEM])[0].tolist() == ITEM.tolist()
 
 
-def test_a_preferred_artifact_that_does_not_load_is_named(tmp_path: Path) -> None:
+def test_a_loaded_model_lists_a_preferred_artifact_that_does_not_load(tmp_path: Path) -> None:
     model = loaded(tmp_path, first=("null", b"?"))
     assert model.degraded
     assert len(model.tried) == 1

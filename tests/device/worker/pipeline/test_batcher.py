@@ -312,7 +312,7 @@ def test_a_batch_that_filled_up_is_counted_as_closed_by_the_cap() -> None:
     assert closed_after_a_batch_of_two(joined=True) == {"cap": 1}
 
 
-def test_a_leader_short_of_time_does_not_wait_for_others() -> None:
+def test_a_leader_with_little_time_left_does_not_wait_for_others() -> None:
     assert closed_after_a_batch_of_two(time_out=True) == {"deadline": 1}
 
 
@@ -521,7 +521,7 @@ def test_after_large_runs_each_idle_engine_gives_back_their_memory_once() -> Non
     assert batcher.infer([item(3)], 1).outputs[0].tolist() == [[6, 6]]
 
 
-def test_an_engine_that_cannot_release_memory_serves_on() -> None:
+def test_an_engine_that_cannot_release_memory_continues_to_serve() -> None:
     now_s, session = 0.0, GatedSession(open_gate=True)
     batcher = Batcher(session, cap=8, clock=lambda: now_s)
     batcher.infer([item(1, 4)], 4)

@@ -62,7 +62,7 @@ def test_two_caches_give_the_same_input_different_keys() -> None:
     assert a_cache()[0].key(zeros, b"") != a_cache()[0].key(zeros, b"")
 
 
-def test_identical_inputs_in_flight_run_once() -> None:
+def test_simultaneous_identical_inputs_run_once() -> None:
     cache, _ = a_cache()
     begun, go_on = threading.Event(), threading.Event()
     count = [0]
@@ -84,7 +84,7 @@ def test_identical_inputs_in_flight_run_once() -> None:
     assert count[0] == 1
 
 
-def test_a_failure_is_not_kept_and_the_waiters_run_for_themselves() -> None:
+def test_a_failure_is_not_cached_and_the_waiting_requests_run_themselves() -> None:
     cache, _ = a_cache()
     begun, go_on = threading.Event(), threading.Event()
 
@@ -117,7 +117,7 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first() -> None:
     assert not cache.get_or_run(b"b", Runs())[1]
 
 
-def test_an_answer_larger_than_the_cache_is_given_and_not_kept() -> None:
+def test_an_answer_that_is_larger_than_the_cache_is_returned_and_not_kept() -> None:
     cache, _ = a_cache(max_bytes=1000)
     assert len(cache.get_or_run(b"big", Runs(size=5000))[0][0]) == 5000
     assert cache.size_bytes == 0

@@ -47,7 +47,7 @@ def test_the_memory_of_a_session_holds_state_and_the_rest_of_a_signal_and_scores
     assert [array.shape for array in found.first.arrays] == [(1, 8), (2,), (0, 8)]
 
 
-def test_only_tensors_of_the_memorys_form_fit(tmp_path: Path) -> None:
+def test_only_tensors_of_the_right_form_fit_a_session_memory(tmp_path: Path) -> None:
     rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
     found = form(tmp_path, op="add", state_id="", rules=rules)
     assert found.fits(tensors((1, 8), (8,), (2, 8)))

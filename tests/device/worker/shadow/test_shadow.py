@@ -57,7 +57,7 @@ def a_shadow(share: float = 1.0, alarm: float = 0.9) -> tuple[Shadow, FixedRefer
     return Shadow(reference.open, share, alarm, notify, choose=lambda: 0.5, clock=lambda: now[0]), reference, said, now
 
 
-def test_only_sampled_requests_are_compared() -> None:
+def test_only_sampled_requests_are_compared_with_the_reference() -> None:
     for share, drawn in ((0.4, 0), (0.6, 1)):
         shadow, reference, _, _ = a_shadow(share)
         shadow.start()

@@ -27,7 +27,7 @@ def drawn_on(ours: int) -> bytes:
     return drawn
 
 
-def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> None:
+def test_the_progress_bars_erase_neither_the_table_nor_the_lines_above_it(shell: Shell) -> None:
     words = shell.build_words("--target", "jetson-orin-nano")
     terminal = Terminal([*EDGERT, *words], shell.folder, shell.env)
     code, lines = terminal.end()

@@ -55,7 +55,7 @@ def a_receipt(seven: float, **changes: Any) -> dict[str, Any]:
     return {**value, "candidates": [{**candidate, **changes}]}
 
 
-def test_the_main_changes_of_receipts_are_shown_and_the_others_counted(
+def test_the_main_changes_of_receipts_are_shown_and_the_other_changes_are_counted(
     signing_key: SigningKey, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     after = a_receipt(0.91, float_layers=["conv1"], tools={"a": "2"}) | {"gate": {"max_drop": 0.02}}

@@ -99,7 +99,7 @@ def test_the_real_command_leaves_the_screen_unchanged_and_groups_failures_by_cau
     assert "edgert rollback" not in text, "nothing took the release"
 
 
-def test_ctrl_c_is_reported_in_the_table(tmp_path: Path) -> None:
+def test_the_table_reports_a_ctrl_c(tmp_path: Path) -> None:
     terminal = Terminal([sys.executable, "-c", TABLE], tmp_path, environment())
     terminal.read_until(lambda lines: any("38 in progress" in line for line in lines))
     terminal.process.send_signal(signal.SIGINT)

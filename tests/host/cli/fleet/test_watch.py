@@ -109,7 +109,7 @@ def test_json_lines_contain_merged_percentiles(broker: Broker) -> None:
     assert len([row for row in rows if row["device"] == "pi-07"]) <= 2
 
 
-def test_one_site_can_be_watched(broker: Broker) -> None:
+def test_the_command_can_watch_a_single_site(broker: Broker) -> None:
     here, there = Sender("pi-07"), Sender("pi-09", site="plant-b")
     publish(broker, [(here.topics.status, b"online"), (there.topics.status, b"online")], retain=True)
     result = watch_until(["pi-09"], broker, "--site", "plant-b", "--json", "--once")
@@ -134,7 +134,7 @@ def test_a_device_without_a_report_is_marked_and_shows_no_version(broker: Broker
     assert "9.8.7" not in result.output
 
 
-def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
+def test_ctrl_c_ends_the_command_with_0_and_without_a_message(broker: Broker) -> None:
     words = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "watch", "--broker", broker.settings.address]
     words += ["--interval", "0.2s"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -158,7 +158,7 @@ def test_options_that_match_no_line_give_a_message(broker: Broker) -> None:
     assert "no line fits the options" in result.output
 
 
-def test_the_command_itself_works_over_tls_with_a_password(secured: Broker) -> None:
+def test_the_command_works_over_tls_with_a_password(secured: Broker) -> None:
     program = "from edgert_deploy.cli.fleet.watch import watch; watch()"
     ended = subprocess.run(
         [sys.executable, "-c", program, *login(secured), "--once", "--for", "0.3s"], capture_output=True, text=True

@@ -96,7 +96,7 @@ def test_every_option_reaches_the_settings_and_the_site_reaches_the_command() ->
     assert CliRunner().invoke(without_site, ["--broker", "b", "--site", "a"]).exit_code == 2
 
 
-def test_without_a_broker_the_message_names_the_projects_key() -> None:
+def test_without_a_broker_the_message_names_the_key_of_the_project_file() -> None:
     done = invoked()
     assert done.exit_code == 2
     assert "below [broker] in the project's edgert.toml" in " ".join(done.stderr.split())

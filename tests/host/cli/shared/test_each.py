@@ -78,7 +78,7 @@ def test_results_are_shown_as_a_table_with_errors_and_notes_or_as_one_object(
     assert value["devices"][1]["error"]["code"] == "device.unreachable"
 
 
-def test_the_exit_code_is_the_first_error_s_or_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_is_that_of_the_first_error_or_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(Results([("d0", {}), ("d1", {})]), code=12) == 12
     assert shown(Results([("d0", {}), ("d1", RolledBack("no"))]), code=12) == 9
     assert shown(Results([("d0", RolledBack("no")), ("d1", Interrupted("stop"))])) == 130

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgert_deploy.cli.shared.output import errors_by_cause
 
 
-def test_messages_that_differ_in_name_address_and_numbers_have_one_cause() -> None:
+def test_messages_that_differ_only_in_names_and_addresses_and_numbers_have_one_cause() -> None:
     errors = [
         *(
             (f"nuc-{n}", "device.unreachable", f"nuc-{n} (pi@10.0.0.{n}:22) cannot be reached: timed out")

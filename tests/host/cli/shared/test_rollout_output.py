@@ -46,7 +46,7 @@ def a_fleet(size: int) -> tuple[str, ...]:
 # --- rollouts
 
 
-def test_each_device_has_a_row_and_each_error_a_line() -> None:
+def test_each_device_has_a_row_and_each_error_has_a_line() -> None:
     shown = rollout_table(ended(live("a"), failed("b"), reason="1 of 3 devices failed"))
     assert shown.splitlines() == [
         "DEVICE  RESULT     LIVE    SECONDS",

@@ -177,7 +177,9 @@ def test_a_host_asks_before_it_takes_over_a_rollout_that_may_still_run_on_anothe
     assert not any(model["live"] for model in a("status", "here")[1]["devices"][0]["models"])
 
 
-def test_with_a_store_the_other_host_sees_a_rollout_at_once(hosts: tuple[Host, Host], store_url: str) -> None:
+def test_hosts_that_share_a_store_see_the_rollouts_of_each_other_at_once(
+    hosts: tuple[Host, Host], store_url: str
+) -> None:
     a, b = hosts
     for host in hosts:
         store = store_url.removeprefix("sqlite:///")

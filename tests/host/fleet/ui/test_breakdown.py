@@ -54,7 +54,7 @@ def test_each_group_is_compared_with_the_rest_of_its_model_and_the_slowest_comes
     query.close()
 
 
-def test_a_large_fleet_is_compared_by_whole_hours_and_a_larger_one_is_refused(store_url: str) -> None:
+def test_a_large_fleet_is_compared_by_whole_hours_and_a_larger_fleet_is_refused(store_url: str) -> None:
     pi = Pi("pi-1")
     sent: Sent = [message for n in range(50) for message in pi.window(NOW_MS - n * MINUTE_MS, [1.0])]
     record(store_url, pi.info() + sent)

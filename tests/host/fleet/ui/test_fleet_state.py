@@ -84,7 +84,7 @@ def test_an_alarm_of_the_device_itself_makes_the_device_alarmed() -> None:
     assert state_of(fleet_state, "pi-1") == ("alarmed", "channel_stale", NOW_MS)
 
 
-def test_the_store_states_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
+def test_the_store_has_the_times_since_which_a_device_is_silent_and_alarmed(store_url: str) -> None:
     url, pi = store_url, Pi("pi-1")
     hour_ago = NOW_MS - 60 * MINUTE_MS
     record(url, pi.info() + pi.window(hour_ago, [1.0]) + pi.deploy(hour_ago, "p99_ms"), hour_ago)
@@ -96,7 +96,7 @@ def test_the_store_states_since_when_a_device_is_silent_and_alarmed(store_url: s
     query.close()
 
 
-def test_late_viewers_of_500_devices_see_every_alarm_that_stands() -> None:
+def test_a_page_that_opens_late_shows_every_active_alarm_of_500_devices() -> None:
     """A page that opens later, and `watch --once`, receive only retained messages."""
     fleet = [Pi(f"pi-{number:03}") for number in range(500)]
     retained = [message for n, pi in enumerate(fleet) for message in pi.info() + pi.deploy(NOW_MS - 7000, *(["temp_c"] if n % 125 == 0 else []))]  # fmt: skip

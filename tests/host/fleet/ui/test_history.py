@@ -46,7 +46,7 @@ def test_curves_are_percentiles_of_merged_histograms_and_mark_the_begin_of_a_ver
     query.close()
 
 
-def test_an_incident_of_last_week_is_drawn_by_the_minute_while_minutes_are_kept(store_url: str) -> None:
+def test_an_incident_of_last_week_is_drawn_by_the_minute_while_the_store_keeps_minutes(store_url: str) -> None:
     pi, week_ms = Pi("pi-1"), 7 * 24 * 60 * MINUTE_MS
     hour_ms = NOW_MS // (60 * MINUTE_MS) * 60 * MINUTE_MS
     sent = [message for n in range(50) for message in pi.window(hour_ms + n * MINUTE_MS, [1.0 + n])]

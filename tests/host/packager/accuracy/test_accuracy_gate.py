@@ -26,7 +26,7 @@ def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto
     return gate.warnings(metric_for(metric, given), given, Limits(max_drop))
 
 
-def test_a_source_no_better_than_chance_is_a_warning() -> None:
+def test_a_source_that_is_no_better_than_chance_gives_a_warning() -> None:
     assert warnings([EYE], [0, 1, 2]) == []
     (warning,) = warnings([EYE[[1, 2, 0]]], [0, 1, 2])
     assert "top-1 is 0.0000" in warning
@@ -52,14 +52,14 @@ def test_a_gate_that_compares_only_similarity_gives_a_warning() -> None:
         (np.full((20, 84, 1000), 0.01, np.float32) * np.array([[3000]] * 4 + [[1]] * 80, np.float32), "anchors"),
     ],
 )
-def test_a_hold_out_whose_answers_are_all_alike_is_a_warning(reference: Any, named: str) -> None:
+def test_a_hold_out_with_equal_answers_gives_a_warning(reference: Any, named: str) -> None:
     """A broken artifact with one constant answer would pass, such as a detector that finds no object."""
     found = [text for text in warnings([reference], None, max_drop=0.01) if "so alike that an artifact which" in text]
     assert len(found) == int(named != "values" or not reference.any()), found
     assert all(named in text for text in found)
 
 
-def test_too_few_samples_for_the_limit_are_a_warning_with_the_number_needed() -> None:
+def test_too_few_samples_for_the_limit_give_a_warning_with_the_needed_number() -> None:
     labels = np.tile([0, 1, 2], 99).tolist()
     (warning,) = warnings([EYE[labels]], labels, max_drop=0.01)
     assert warning.startswith("297 hold-out samples: too few for --max-drop 0.01")
@@ -71,7 +71,7 @@ def test_too_few_samples_for_the_limit_are_a_warning_with_the_number_needed() ->
     assert warnings([EYE[labels]], labels, "cosine", max_drop=0.01) == []
 
 
-def test_the_drop_has_an_interval_where_the_metric_counts_samples() -> None:
+def test_the_drop_has_an_interval_if_the_metric_counts_samples() -> None:
     labels = np.repeat([0, 1, 2], 40)
     answers = EYE[labels].copy()
     answers[:6] = EYE[2]

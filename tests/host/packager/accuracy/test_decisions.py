@@ -254,7 +254,7 @@ def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
     assert judgement.score([silent], [reference]) == 0.0
 
 
-def test_every_output_is_judged() -> None:
+def test_every_output_of_a_model_is_judged() -> None:
     found = judged(OUTPUTS["thresholds"], OUTPUTS["values"])
     assert [(one.name, one.outputs) for one in found] == [("thresholds", ("out0",)), ("values", ("out1",))]
 
@@ -320,7 +320,7 @@ def test_classes_of_each_step_of_an_input_are_not_taken_for_text() -> None:
     assert one.score([np.full_like(scores, np.nan)], [scores]) == 0.0
 
 
-def test_steps_of_the_background_do_not_hide_what_is_lost() -> None:
+def test_steps_of_the_background_do_not_hide_losses_in_other_steps() -> None:
     """Half of the few steps outside the background are lost, although nearly all steps agree."""
     classes = np.zeros((8, 100), int)
     classes[:, 10:14] = 1

@@ -65,7 +65,7 @@ def test_whole_numbers_are_compared_for_equality() -> None:
     assert accuracy.artifact == 0.75
 
 
-def test_nan_never_passes_for_an_answer() -> None:
+def test_an_answer_that_is_nan_does_not_pass() -> None:
     nan = np.full((3, 3), np.nan, np.float32)
     assert judge((SCORES,), [EYE], [nan], np.zeros(3, np.int64), 0.0).artifact == 0.0
     assert judge((SCORES,), [EYE], [nan], None, 0.0).artifact == 0.0

@@ -80,7 +80,7 @@ def test_an_output_with_one_vector_for_each_sample_is_only_normalized() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, 1, 3])
-def test_all_rows_are_the_rows_of_the_hold_out(samples: int) -> None:
+def test_the_list_of_all_rows_has_each_row_of_the_hold_out(samples: int) -> None:
     rows = reference_to((SCORES,), [EYE[:samples]]).all_rows
     assert rows.tolist() == list(range(samples))
     assert len(EYE[rows]) == samples

@@ -31,7 +31,7 @@ def test_every_layer_of_the_example_does_some_harm_and_a_second_measurement_is_e
     assert sensitivity.of(layers[0]) == harms[0]
 
 
-def test_a_model_that_the_tools_cannot_run_is_a_build_failure(digits_source: Any, digits_calibration: Any) -> None:
+def test_a_model_that_the_tools_cannot_run_fails_the_build(digits_source: Any, digits_calibration: Any) -> None:
     proto = prepared(digits_source)
     recipe = builder_for("onnxruntime").recipe(digits_source, load_profile("this-machine"))
     layer = layers_of(proto)[0]

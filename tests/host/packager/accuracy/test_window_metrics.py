@@ -69,7 +69,7 @@ def test_an_event_may_be_late_by_the_length_of_the_smoothing() -> None:
 
 
 @given(CLASSES)
-def test_events_are_the_runs_of_a_class(classes: list[int]) -> None:
+def test_an_event_is_a_run_of_one_class(classes: list[int]) -> None:
     found = events(np.array(classes) - 1)
     again = np.full(len(classes), -1)
     for event in found:

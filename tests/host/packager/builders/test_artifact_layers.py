@@ -32,7 +32,7 @@ def test_an_open_axis_has_the_length_1() -> None:
 @pytest.mark.parametrize(
     ("share", "kind"), [(1.0, "int8"), (0.9, "int8"), (0.899, "mixed"), (0.0, "mixed"), (None, "int8")]
 )
-def test_an_artifact_is_called_int8_from_nine_tenths(share: float | None, kind: str) -> None:
+def test_an_artifact_is_called_int8_from_nine_tenths_of_the_work_in_int8(share: float | None, kind: str) -> None:
     artifact = Artifact("tflite", "int8", Path("model.tflite"), (), "tflite", {}, int8_share=share)
     assert artifact.kind == kind
     assert dataclasses.replace(artifact, float_layers=("a",)).kind == "mixed"

@@ -70,7 +70,7 @@ def test_fp32_gives_the_answers_of_the_source(
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("make", [models.transformer, models.two_by_two, models.cnn], ids=lambda make: make.__name__)
-def test_other_kinds_of_model_keep_their_answers(engine: str, make: Callable[[], Any], tmp_path: Path) -> None:
+def test_other_kinds_of_models_keep_their_answers(engine: str, make: Callable[[], Any], tmp_path: Path) -> None:
     source = load_source(models.write(make(), tmp_path / "m.onnx"))
     samples = samples_for(source)
     artifact = build(engine, source, samples, "int8", tmp_path / "out")

@@ -32,7 +32,7 @@ def test_transformers_are_distinguished_from_other_models() -> None:
     assert not qdq.is_transformer(classifier)
 
 
-def test_samples_are_fed_one_at_a_time_up_to_a_limit() -> None:
+def test_samples_are_given_to_the_quantizer_one_at_a_time_up_to_a_limit() -> None:
     calibration = CalibrationSet({"x": np.zeros((qdq.CALIBRATION_SAMPLES_MAX + 5, 4), np.float32)}, None)
     feeds = list(qdq.calibration_feeds(calibration))
     assert len(feeds) == qdq.CALIBRATION_SAMPLES_MAX
@@ -45,7 +45,7 @@ def test_a_model_is_raised_to_an_opset_but_never_lowered() -> None:
     assert qdq.raised(proto, 13) is proto
 
 
-def test_fp16_keeps_inputs_and_outputs(tmp_path: Path) -> None:
+def test_a_model_in_fp16_keeps_the_datatypes_of_inputs_and_outputs(tmp_path: Path) -> None:
     source: SourceModel = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     half: Any = qdq.to_fp16(source.proto, source)
     types = {value.type.tensor_type.elem_type for value in (*half.graph.input, *half.graph.output)}
@@ -57,7 +57,7 @@ def test_fp16_keeps_inputs_and_outputs(tmp_path: Path) -> None:
     assert {layer[:2] for layer in onnx_layers(tmp_path / "full.onnx")} == {("Gemm", "fp32"), ("Relu", "fp32")}
 
 
-def test_preparing_a_model_leaves_nothing_in_the_working_folder(
+def test_the_preparation_of_a_model_leaves_no_file_in_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If ONNX Runtime's symbolic shape inference does not know an operator, it writes the model to a file."""

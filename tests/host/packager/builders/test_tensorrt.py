@@ -50,7 +50,7 @@ def first(graph: Any, op_type: str) -> Any:
     return next(node for node in graph.graph.node if node.op_type == op_type)
 
 
-def test_the_builders_graph_passes_the_audit_and_holds_int8_weights(jetson_graph: Any) -> None:
+def test_the_graph_of_the_builder_passes_the_audit_and_has_int8_weights(jetson_graph: Any) -> None:
     audit(jetson_graph)
     int8 = [tensor for tensor in weights(jetson_graph).values() if tensor.data_type == 3 and len(tensor.dims) > 1]
     assert len(int8) == 3  # two convolutions and the classifier

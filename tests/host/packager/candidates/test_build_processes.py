@@ -112,7 +112,7 @@ def test_ranges_are_measured_in_a_child_and_a_crash_gives_no_ranges(
         shutil.rmtree(folder)
 
 
-def test_a_builders_error_is_raised_here(digits_calibration: Any, tmp_path: Path) -> None:
+def test_an_error_of_a_builder_in_a_child_is_raised_in_the_parent(digits_calibration: Any, tmp_path: Path) -> None:
     source = load_source(
         models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Tan(x)"), tmp_path / "m.onnx")
     )

@@ -24,7 +24,7 @@ from tests.support import models
 from tests.support.profiles import profile
 
 
-def test_targets_that_share_an_artifact_have_it_built_once(
+def test_an_artifact_that_several_targets_share_is_built_once(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     lines: list[str] = []

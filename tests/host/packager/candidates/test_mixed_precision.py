@@ -122,7 +122,7 @@ def test_a_search_that_ended_with_its_budget_continues_where_it_stopped(
     assert again.attempts == result.attempts
 
 
-def test_a_search_that_fails_is_reported_and_int8_counts_as_built(
+def test_a_search_that_fails_is_reported_and_the_int8_artifact_stays(
     build_request: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []

@@ -90,7 +90,7 @@ def test_a_repeated_value_is_written_once_and_few_files_are_kept(
         (signal.SIGKILL, "ran out of memory"),
     ],
 )
-def test_a_crash_is_an_error_that_leaves_no_file_and_the_next_request_is_answered(
+def test_a_crash_is_an_error_without_a_remaining_file_and_the_next_request_is_answered(
     number: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -107,7 +107,7 @@ def test_an_edgert_error_keeps_its_class() -> None:
         arrays_of(f"{HERE}:refuses", None)
 
 
-def test_an_engine_that_crashes_on_a_sample_ends_its_child_alone(tmp_path: Path) -> None:
+def test_an_engine_that_crashes_on_a_sample_ends_only_its_child(tmp_path: Path) -> None:
     """The crash is real: ONNX Runtime divides the lowest INT64 by -1."""
     path = models.write(models.dividing(), tmp_path / "m.onnx")
     source, artifact = load_source(path), Artifact("onnxruntime", "fp32", path, (), "onnxruntime", {})

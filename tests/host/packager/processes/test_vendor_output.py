@@ -24,7 +24,7 @@ def test_output_is_dropped_inside_the_block_and_printed_after_it(capfd: pytest.C
     assert capfd.readouterr() == ("result\n", "progress")
 
 
-def test_an_error_restores_the_output(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_output_is_restored_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         with quiet():
             print("banner")

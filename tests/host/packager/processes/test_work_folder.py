@@ -30,7 +30,7 @@ def test_the_folder_is_removed_afterwards(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_temporary_files_of_the_build_and_of_its_tools_lie_in_the_folder(
+def test_temporary_files_of_the_build_and_of_its_tools_are_in_the_work_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
@@ -92,7 +92,7 @@ def test_too_little_space_is_refused_before_the_build_begins(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "full"), BuildFailed("onnxruntime's quantizer failed: No space left on device")]
 )
-def test_a_disk_that_becomes_full_is_named(error: Exception, tmp_path: Path) -> None:
+def test_the_error_about_a_disk_that_becomes_full_names_the_folder(error: Exception, tmp_path: Path) -> None:
     free = iter([90 * MB, 1 * MB])
     with pytest.raises(BuildFailed, match=r"TMPDIR=") as caught, work_folder(80 * MB, lambda _: next(free)):
         raise error

@@ -21,7 +21,7 @@ def pair(signing_key: SigningKey, tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
-def test_the_fields_that_changed_are_named_by_what_they_belong_to(pair: tuple[Path, Path]) -> None:
+def test_each_changed_field_is_named_with_the_part_that_it_belongs_to(pair: tuple[Path, Path]) -> None:
     with open_bundle(pair[0], None) as before, open_bundle(pair[1], None) as after:
         changes = {change.field: (change.before, change.after) for change in compare(before, after).changes}
     assert changes["release"] == (1, 2)

@@ -127,7 +127,7 @@ def test_text_from_a_bundle_is_shown_and_never_executed(opened_page: Any) -> Non
     assert narrow / wide == pytest.approx(0.75 / 0.9, abs=0.01)
 
 
-def test_the_keyboard_reaches_everything(opened_page: Any) -> None:
+def test_every_control_can_be_reached_by_keyboard(opened_page: Any) -> None:
     seen = opened_page(1280, "light")
     seen.tab.keyboard.press("Tab")
     assert seen.evaluate("document.activeElement.textContent") == "To the content"
@@ -137,7 +137,7 @@ def test_the_keyboard_reaches_everything(opened_page: Any) -> None:
     assert seen.evaluate("document.querySelector('#harm details').open")
 
 
-def test_a_printed_page_folds_nothing(opened_page: Any) -> None:
+def test_a_printed_page_shows_the_folded_parts(opened_page: Any) -> None:
     seen = opened_page(800, "light", media="print")
     assert seen.evaluate("document.querySelector('#harm details tbody tr').checkVisibility()")
     assert seen.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
@@ -192,7 +192,7 @@ def test_inspect_shows_the_same_values_as_text_and_as_json(bundle: Path, capsys:
     ],
 )
 @pytest.mark.parametrize("command", ["inspect", "report"])
-def test_a_receipt_of_another_shape_is_refused_with_its_place(
+def test_the_refusal_of_a_receipt_with_another_shape_names_the_place(
     command: str,
     part: dict[str, Any],
     problem: str,

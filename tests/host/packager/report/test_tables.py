@@ -20,7 +20,7 @@ def test_a_table_without_headings_and_caption_still_has_a_label() -> None:
     assert "<caption>" not in text
 
 
-def test_the_rest_of_a_long_table_is_folded_and_what_is_left_out_is_counted() -> None:
+def test_a_long_table_is_folded_and_the_rows_that_are_left_out_are_counted() -> None:
     def rows(count: int) -> str:
         return table("t", "N", [[str(i)] for i in range(count)])
 

@@ -81,7 +81,9 @@ def test_stacked_arrays_with_lengths_get_the_stated_padding_whatever_they_held(
     check(load_samples(path, source, at_least=10))
 
 
-def test_stacked_arrays_without_lengths_are_all_of_their_own_length(source: SourceModel, tmp_path: Path) -> None:
+def test_samples_of_stacked_arrays_without_lengths_have_the_length_of_the_array(
+    source: SourceModel, tmp_path: Path
+) -> None:
     ids = np.arange(120).reshape(12, 10) % 40
     samples = load_samples(
         models.write_samples(tmp_path / "s.npz", ids=ids, mask=np.ones_like(ids)), source, at_least=10

@@ -49,7 +49,7 @@ def test_infer_ignores_the_arrays_that_only_a_build_needs() -> None:
     assert set(BUILD_ONLY) == set(NAMES)
 
 
-def test_samples_in_narrower_numbers_of_the_same_kind_are_read(tmp_path: Path) -> None:
+def test_samples_with_a_narrower_type_of_the_same_kind_are_read(tmp_path: Path) -> None:
     """A model in FP16 is built in FP32, but its samples may be in FP16."""
     samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD.astype(np.float16)), SOURCE, at_least=10)
     assert samples.inputs["x"].dtype == np.float32
@@ -62,7 +62,7 @@ def test_the_number_of_samples_that_run_at_once_falls_with_the_size_of_the_input
     assert runs == {(901, 161): 3, (3, 2048, 2048): 1, (64,): 8192}
 
 
-def test_labels_are_optional_and_other_arrays_are_refused_by_name(tmp_path: Path) -> None:
+def test_labels_are_optional_and_unknown_arrays_are_refused_by_name(tmp_path: Path) -> None:
     samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD), SOURCE, at_least=10)
     assert samples.labels is None
     assert list(samples.inputs) == ["x"]
@@ -157,7 +157,7 @@ def test_a_single_npy_file_gives_the_samples_of_a_model_with_one_input(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["s.npz", "s.npy", "d/x.npy", "d/000.npy", "d/cat/a.jpg", "d/labels.csv"])
-def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
+def test_the_error_names_a_git_lfs_pointer_in_place_of_samples(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith(".csv"):
@@ -212,7 +212,7 @@ def test_npy_files_with_one_sample_each_are_read_in_the_order_of_their_names(tmp
         load_samples(tmp_path / "two", two, at_least=10)
 
 
-def test_npy_files_with_objects_or_cut_short_are_refused(tmp_path: Path) -> None:
+def test_npy_files_that_contain_objects_or_are_cut_short_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
     with pytest.raises(CalibrationInvalid, match=r"no \.npy"):
         load_samples(tmp_path, SOURCE, at_least=1)

@@ -136,7 +136,7 @@ def test_larger_files_get_higher_limits() -> None:
     assert small.time_s < large.time_s
 
 
-def test_a_wait_is_blamed_on_the_machine_and_not_on_the_model() -> None:
+def test_a_probe_that_waited_is_reported_as_a_busy_machine_and_not_as_a_bad_model() -> None:
     message = refusal(ChildFailed("wait", ""), Limits(GIB, 60)).message
     assert "1200 s" in message
     assert "overloaded" in message

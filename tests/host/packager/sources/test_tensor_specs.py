@@ -36,7 +36,7 @@ def test_inputs_of_which_only_some_leave_the_batch_open_are_refused() -> None:
         (FIXED, [(3,)], None),
     ],
 )
-def test_axis_0_of_an_output_counts_the_samples(
+def test_the_first_axis_of_an_output_counts_the_samples(
     source: TensorSpec, shapes: list[tuple[int, ...]], spec: tuple[int, ...] | None
 ) -> None:
     if spec is not None:

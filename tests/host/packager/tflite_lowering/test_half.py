@@ -19,7 +19,7 @@ from edgert_deploy.packager.tflite_lowering.writer import operator_code
 from tests.support.models.tflite_cases import Case, inputs_of, model_of, random, run_tflite
 
 
-def test_large_weights_become_fp16() -> None:
+def test_large_weights_are_stored_in_fp16() -> None:
     weights = random(64, 256)
     weights[0, 0] = 1e6  # outside of the range of FP16, so it is clipped
     case = Case("half", "y = MatMul(x, w)", {"x": (64,)}, {"w": weights})

@@ -58,18 +58,18 @@ def test_the_int8_form_of_a_small_cnn_stays_accurate_and_small() -> None:
     assert sqnr_db(wanted, got) >= SQNR_DB_MIN
 
 
-def test_int8_is_deterministic() -> None:
+def test_int8_quantization_is_deterministic() -> None:
     assert quantized(SMALL_CNN, 20) == quantized(SMALL_CNN, 20)
 
 
-def test_int8_keeps_names_and_the_open_batch() -> None:
+def test_int8_quantization_keeps_names_and_the_open_batch() -> None:
     interpreter = Interpreter(model_content=quantized(SMALL_CNN, 20))
     (source,), (answer,) = interpreter.get_input_details(), interpreter.get_output_details()
     assert (source["name"], list(source["shape_signature"])) == ("x", [-1, 1, 8, 8])
     assert (answer["name"], list(answer["shape_signature"])) == ("y", [-1, 10])
 
 
-def test_int8_leaves_token_ids_alone() -> None:
+def test_int8_quantization_does_not_change_token_ids() -> None:
     body = "e = Gather(t, x) n = MatMul(e, w) y = ReduceMean<axes=[1], keepdims=0>(n)"
     constants = {"t": random(7, 16), "w": random(16, 6)}
     case = Case("tokens", body, {"x": (5,)}, constants, types={"x": "int64"})
@@ -78,7 +78,7 @@ def test_int8_leaves_token_ids_alone() -> None:
     assert sqnr_db(wanted, got) >= SQNR_DB_MIN
 
 
-def test_int8_of_a_branch_that_is_always_zero_runs() -> None:
+def test_a_branch_that_is_always_zero_runs_in_int8() -> None:
     body = "r = Relu(x) n = Neg(r) z = Add(r, n) c = Conv(x, w, low) d = Relu(c) e = Conv(d, w, b) f = Add(e, z) y = Add(f, x)"
     case = Case("dead", body, IMAGE, {"w": random(4, 4, 1, 1), "low": np.full(4, -100, np.float32), "b": random(4)})
     inputs = inputs_of(case, 4, seed=1000)

@@ -154,7 +154,7 @@ def test_weights_are_applied_along_the_last_axis_of_any_rank(item: tuple[int, ..
     )
 
 
-def test_an_operator_with_several_results_gives_each_its_shape() -> None:
+def test_each_result_of_an_operator_has_its_own_shape() -> None:
     def formula(x: Value) -> Value:
         half = BatchShape((1, 3, 2), (-1, 3, 2))
         first, second = x.indices(2).op_of_many("SPLIT", [(half, FLOAT32)] * 2, x, numSplits=2)
@@ -170,7 +170,7 @@ def test_no_operator_is_written_for_a_movement_without_effect() -> None:
     assert x.copied(x.shape).tensor != x.tensor, "a copy is one"
 
 
-def test_a_batch_in_two_axes_is_refused_with_a_way_round() -> None:
+def test_a_batch_in_two_axes_is_refused_with_a_workaround() -> None:
     _, x = an_input(*ITEM)
     with pytest.raises(Unsupported, match=r"\[-1, -1, 12\]; export the model with its batch fixed to 1"):
         x.reshaped(BatchShape((1, 1, 12), (-1, -1, 12)))

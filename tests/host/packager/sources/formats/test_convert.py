@@ -63,7 +63,7 @@ def test_the_framework_is_recognized_by_the_content_of_a_file(tmp_path: Path) ->
 @pytest.mark.skipif(
     any(map(importlib.util.find_spec, ("torch", "tensorflow"))), reason="a framework is installed in this Python"
 )
-def test_a_missing_framework_is_named_with_the_extra(framework: str, tmp_path: Path) -> None:
+def test_the_error_about_a_missing_framework_names_the_extra(framework: str, tmp_path: Path) -> None:
     names = {"keras": ("config.json", "model.weights.h5"), "torch": ("m/constants.pkl", "m/code/x.py")}[framework]
     path = archive(tmp_path / "model.bin", *names)
     with pytest.raises(ConfigInvalid, match=rf"pip install 'edgert\[{framework}\]'.*--convert-with"):
@@ -81,7 +81,7 @@ def test_the_general_next_step_does_not_follow_a_special_one(code: int, is_advis
     assert ("Export the model as ONNX yourself" in raised.value.message) != is_advised
 
 
-def test_a_python_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_python_that_cannot_run(tmp_path: Path) -> None:
     path = archive(tmp_path / "model.bin", "config.json", "model.weights.h5")
     with pytest.raises(ConfigInvalid, match="cannot run /nowhere/python"):
         load_source(path, Conversion("/nowhere/python"))

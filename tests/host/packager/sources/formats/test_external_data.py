@@ -37,7 +37,7 @@ def relocate(path: Path, **entries: str) -> None:
     path.write_bytes(proto.SerializeToString())
 
 
-def test_the_weights_are_in_the_model_afterwards(tmp_path: Path) -> None:
+def test_weights_in_separate_files_are_read_into_the_model(tmp_path: Path) -> None:
     source = load_source(write_model(tmp_path / "a"))
     artifact = reference_artifact(source, tmp_path)
     (weight,) = onnx.load(artifact.path, load_external_data=False).graph.initializer
@@ -93,7 +93,7 @@ def test_a_pipe_in_place_of_the_weights_is_refused_and_never_waited_for(tmp_path
 
 
 @pytest.mark.parametrize("entries", [{"offset": "200"}, {"length": "100000"}, {"offset": "-1"}, {"length": "many"}])
-def test_a_range_beyond_the_file_is_refused(tmp_path: Path, entries: dict[str, str]) -> None:
+def test_a_range_of_weights_beyond_the_end_of_the_file_is_refused(tmp_path: Path, entries: dict[str, str]) -> None:
     path = write_model(tmp_path / "a")
     relocate(path, **entries)
     with pytest.raises(SourceInvalid, match=r"beyond the end|is not valid ONNX"):

@@ -88,7 +88,7 @@ def test_the_folder_of_a_core_ml_model_is_named(tmp_path: Path) -> None:
         load_source(folder)
 
 
-def test_no_message_is_given_for_a_file_that_can_be_built(tmp_path: Path) -> None:
+def test_a_file_that_can_be_built_gets_no_message(tmp_path: Path) -> None:
     """This includes a model with the suffix of another format, such as .pb in the early days of ONNX."""
     assert other_format(models.write(models.mlp(), tmp_path / "model.pb")) == ""
     for name, data in {

@@ -113,7 +113,7 @@ def test_lengths_that_the_export_fixed_are_replaced_and_the_build_reports_this()
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
 
 
-def test_a_layer_that_does_not_take_the_new_length_is_named() -> None:
+def test_the_error_names_a_layer_that_does_not_accept_the_new_length() -> None:
     with pytest.raises(SourceInvalid, match=r"'image' \[10, 1, 8, 8\] is taken as \[1, 4, 8, 8\]"):
         examine({"name": "m.onnx", "shapes": {"image": [1, 4, 8, 8]}}, fixed_at_export(SMALL), lambda *words: None)
 

@@ -82,7 +82,7 @@ def with_words(outputs: str) -> Any:
     return proto
 
 
-def test_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: Path) -> None:
+def test_outputs_with_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: Path) -> None:
     proto = with_words("string[N] label, float[N,3] scores")
     proto.graph.node.append(helper.make_node("Identity", ["label"], ["shown"]))
     proto.graph.output[0].name = "shown"

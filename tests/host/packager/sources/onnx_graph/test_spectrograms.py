@@ -59,7 +59,7 @@ def test_each_engine_computes_a_spectrogram(tmp_path: Path, engine: str, form: d
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="ONNX Runtime 1.23, the last for Python 3.10, may crash on it")
-def test_a_complex_signal_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+def test_a_spectrogram_of_a_complex_signal_stays_for_onnx_runtime(tmp_path: Path) -> None:
     source = load_source(models.write(spectrogram(one_sided=0, channels=2), tmp_path / "m.onnx"))
     assert [node.op_type for node in source.proto.graph.node] == ["STFT"]
 

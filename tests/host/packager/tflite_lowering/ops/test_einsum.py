@@ -13,7 +13,7 @@ from edgert_deploy.packager.tflite_lowering import lower
 from tests.support.models.tflite_cases import Case, model_of
 
 
-def test_integers_are_refused() -> None:
+def test_an_einsum_of_integers_is_refused() -> None:
     case = Case(
         "integers", 'y = Einsum<equation="bi,bj->bij">(x, x)', {"x": (3,)}, types={"x": "int64"}, outputs="int64 y"
     )

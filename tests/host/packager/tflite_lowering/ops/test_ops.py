@@ -53,7 +53,7 @@ INT8_CASES = [case for case in RUNNABLE_CASES if case in elements.CASES and case
 
 
 @pytest.mark.parametrize("case", INT8_CASES, ids=lambda case: case.name)
-def test_each_operator_survives_int8(case: Case) -> None:
+def test_each_operator_stays_accurate_in_int8(case: Case) -> None:
     """The operator runs in INT8, or in float between a DEQUANTIZE and a QUANTIZE."""
     inputs = inputs_of(case, 1, seed=3)
     (wanted,), (got,) = run_tflite(lower(model_of(case)), inputs), run_tflite(quantized(case, SAMPLES), inputs)
