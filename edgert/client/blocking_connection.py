@@ -111,7 +111,7 @@ class Connection:
 
         When the daemon reads the request, the kernel wakes a thread that sleeps in `recv`, but not a thread that sleeps
         in `poll`. So a poll is faster if the client would otherwise take processor time from the daemon or from other
-        clients (decision 27).
+        clients (decision 27). If a periodic signal interrupts the process, only a poll ends at the time-out.
         """
         frames = self.conversation.frames
         while True:

@@ -118,7 +118,10 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the start, of the current window, and of the last window."""
+    """Figures for `edgertd status`: since the start, and of two windows.
+
+    `last_window` is None until the first window has ended.
+    """
 
     uptime_s: float
     requests: int

@@ -88,7 +88,8 @@ class WorkerProcess:
     def handle_message(self, message: dict[str, Any], now_s: float) -> None:
         """Handle the worker's message about itself.
 
-        Raises ValueError, KeyError or TypeError for a malformed message, and OSError if the process has ended.
+        Raises ValueError, KeyError, TypeError or OverflowError for a malformed message, and OSError if the process has
+        ended.
         """
         op = message["op"]
         if op == "ready":
