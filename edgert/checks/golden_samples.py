@@ -74,7 +74,7 @@ def check(
         ]
         worst.append(float(np.max(differences, initial=0.0)))
         if not worst[-1] <= atol:  # written so that NaN fails
-            for path in (*manifest.golden_inputs, *artifact.golden_outputs):
+            for path in filter(None, (*manifest.golden_inputs, manifest.golden_raw, *artifact.golden_outputs)):
                 read_file(version, path)  # raises BundleCorrupt if the disk changed the golden values
             raise HealthCheckFailed(
                 f"output {spec.name!r} of {artifact.id} differs from its golden values by {worst[-1]:.6g}, "

@@ -28,10 +28,10 @@ class HttpRequest(NamedTuple):
 
     @property
     def path(self) -> str:
-        target = self.target
+        target = self.target.partition("?")[0]
         if target[:7].lower() == "http://":  # the absolute form, which a server must accept (RFC 9112, 3.2.2)
             target = "/" + target[7:].partition("/")[2]
-        return unquote(target.partition("?")[0])
+        return unquote(target)
 
 
 class HttpResponse(NamedTuple):

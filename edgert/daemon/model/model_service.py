@@ -337,7 +337,7 @@ class ModelService:
             if not worker.runs(slots.live):
                 return False
             if self.trial.watches(worker):
-                message = f"the worker used {mb:.0f} MB on trial, more than its limit of {limit_mb:g} MB ([serving] worker_mb_max)"
+                message = f"the worker used {mb:.0f} MB on trial, more than its limit of {limit_mb:g} MB: raise [serving] worker_mb_max, or deploy a smaller model"
                 self._roll_back(worker.version, HealthCheckFailed(message))
                 return False
             if not self._admit(self, slots):
