@@ -267,7 +267,8 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
-    for i in left:
+    # The logits of fewer than ANCHORS_MIN classes look like boxes, so outputs of four values are tried as boxes first.
+    for i in sorted(left, key=lambda i: reference[i].shape[-1:] != (4,)):
         for j in left:
             boxes, scores = reference[i], reference[j]
             pair = i != j and boxes.ndim == scores.ndim == 3 and boxes.shape[1] == scores.shape[1] >= ANCHORS_MIN
