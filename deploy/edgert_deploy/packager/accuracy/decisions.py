@@ -173,10 +173,11 @@ def _grid(reference: Array) -> tuple[int, int] | None:
         cells = np.moveaxis(reference, axis, -1).reshape(len(reference), -1, reference.shape[axis])
         if cells.shape[1] < ANCHORS_MIN or not 6 <= cells.shape[2] <= CLASSES_MAX:
             continue
+        if not (_within(cells[..., objectness]) and _within(cells[..., 5:])):
+            continue  # before the product, because maps may be large
         boxes, scores = _boxes_and_scores(cells, objectness)
-        are_scores = _within(cells[..., objectness]) and _within(cells[..., 5:])
         confident = float((scores.max(axis=2) >= SCORE_MIN).mean())
-        if are_scores and not _within(boxes) and 0 < confident <= CONFIDENT_CELLS_MAX:
+        if not _within(boxes) and 0 < confident <= CONFIDENT_CELLS_MAX:
             return axis, objectness
     return None
 

@@ -208,6 +208,13 @@ def test_boxes_are_recognized_by_their_four_values_after_or_before_the_logits(si
         assert judgement.score(answers, outputs) == 0.0
 
 
+def test_answers_of_nan_do_not_pass_if_fp32_finds_no_object() -> None:
+    boxes, logits = RANDOM.normal(0, 1, (8, 300, 4)).astype(np.float32), np.full((8, 300, 80), -6, np.float32)
+    (judgement,) = judged(boxes, logits)
+    assert judgement.score([boxes, logits], [boxes, logits]) == 1.0
+    assert judgement.score([boxes, np.full_like(logits, np.nan)], [boxes, logits]) == 0.0
+
+
 def grid(objectness: int = 0, classes: int = 8, images: int = 6, side: int = 16) -> Array:
     """A detector's grid `[N, 5 + C, side, side]`: an objectness, four box values and classes, with five objects."""
     boxes = RANDOM.normal(0, 1, (images, 4, side, side))
