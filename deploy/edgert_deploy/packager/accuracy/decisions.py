@@ -173,10 +173,11 @@ def _grid(reference: Array) -> tuple[int, int] | None:
         cells = np.moveaxis(reference, axis, -1).reshape(len(reference), -1, reference.shape[axis])
         if cells.shape[1] < ANCHORS_MIN or not 6 <= cells.shape[2] <= CLASSES_MAX:
             continue
+        if not (_within(cells[..., objectness]) and _within(cells[..., 5:])):
+            continue  # before the product, because maps may be large
         boxes, scores = _boxes_and_scores(cells, objectness)
-        are_scores = _within(cells[..., objectness]) and _within(cells[..., 5:])
         confident = float((scores.max(axis=2) >= SCORE_MIN).mean())
-        if are_scores and not _within(boxes) and 0 < confident <= CONFIDENT_CELLS_MAX:
+        if not _within(boxes) and 0 < confident <= CONFIDENT_CELLS_MAX:
             return axis, objectness
     return None
 
@@ -267,7 +268,8 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
-    for i in left:
+    # The logits of fewer than ANCHORS_MIN classes look like boxes, so outputs of four values are tried as boxes first.
+    for i in sorted(left, key=lambda i: reference[i].shape[-1:] != (4,)):
         for j in left:
             boxes, scores = reference[i], reference[j]
             pair = i != j and boxes.ndim == scores.ndim == 3 and boxes.shape[1] == scores.shape[1] >= ANCHORS_MIN

@@ -111,7 +111,7 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
     """
     got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
     if not want.any():
-        return 1.0 if not got.any() else 0.0
+        return float(not got.any() and np.isfinite(scores).all())
     both = got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))
     sides = true_boxes[want][:, 2:4]
     same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
@@ -127,7 +127,7 @@ def cell_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: 
     """
     got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
     if not want.any():
-        return 1.0 if not got.any() else 0.0
+        return float(not got.any() and np.isfinite(scores).all())
     hits = int((got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))).sum())
     return min(2 * hits / int(got.sum() + want.sum()), value_agreement(boxes[want], true_boxes[want]))
 

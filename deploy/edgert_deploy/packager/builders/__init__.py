@@ -136,8 +136,8 @@ class Builder(Protocol):
     # Precisions that are built in addition to "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
-    # The configurations in which the engine may compute the same model, as (threads, options). 0 threads means one
-    # thread for each processor.
+    # The configurations in which the engine may compute the same model, as (threads, options). With 0 threads, the
+    # engine chooses the number.
     ways: ClassVar[tuple[tuple[int, dict[str, Any]], ...]] = ()
     # The tolerance of the golden samples is multiplied by this factor.
     tolerance_times: ClassVar[float] = 1.0

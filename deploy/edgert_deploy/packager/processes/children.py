@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def call(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
-    """Return the answer of `function` ("module:name") in a child. Raises ChildFailed or the child's error."""
+    """Return the answer of `function` ("module:name") in a child. Raises ChildFailed or its EdgeRTError."""
     with _idle_or_new_child() as child:
         return child.call(function, request, payload, LIMITS, progress)
 

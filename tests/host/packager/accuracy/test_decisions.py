@@ -195,6 +195,26 @@ def test_anchors_of_the_background_do_not_hide_lost_objects(form: str) -> None:
             assert judgement.score(answers, outputs) == pytest.approx(score), (at, seen)
 
 
+@pytest.mark.parametrize("size", [1, 300], ids=["shares of the image", "pixels"])
+def test_boxes_are_recognized_by_their_four_values_after_or_before_the_logits(size: int) -> None:
+    """RT-DETR and DETR, as Hugging Face exports them, write the logits first."""
+    boxes = RANDOM.uniform(0, size, (8, 300, 4)).astype(np.float32)
+    logits = np.full((8, 300, 80), -6, np.float32)
+    logits[:, 10:14, 3] = 3
+    lost = np.full_like(logits, -6)
+    for outputs, answers in (([boxes, logits], [boxes, lost]), ([logits, boxes], [lost, boxes])):
+        (judgement,) = judged(*outputs)
+        assert (judgement.name, judgement.score(outputs, outputs)) == ("anchors", 1.0)
+        assert judgement.score(answers, outputs) == 0.0
+
+
+def test_answers_of_nan_do_not_pass_if_fp32_finds_no_object() -> None:
+    boxes, logits = RANDOM.normal(0, 1, (8, 300, 4)).astype(np.float32), np.full((8, 300, 80), -6, np.float32)
+    (judgement,) = judged(boxes, logits)
+    assert judgement.score([boxes, logits], [boxes, logits]) == 1.0
+    assert judgement.score([boxes, np.full_like(logits, np.nan)], [boxes, logits]) == 0.0
+
+
 def grid(objectness: int = 0, classes: int = 8, images: int = 6, side: int = 16) -> Array:
     """A detector's grid `[N, 5 + C, side, side]`: an objectness, four box values and classes, with five objects."""
     boxes = RANDOM.normal(0, 1, (images, 4, side, side))

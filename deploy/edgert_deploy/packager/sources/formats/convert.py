@@ -181,7 +181,7 @@ def _failure(
     if done.returncode == EXIT_MISSING:
         return ConfigInvalid(
             f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {reason.removeprefix('missing: ')}: "
-            f"pip install 'edgert[{framework}]', or name another Python, which has it, with --convert-with"
+            f"pip install 'edgert[{framework}]', or use --convert-with to name a Python that has it"
         )
     died = f"; signal {-done.returncode} ended it" if done.returncode < 0 else ""
     advice = "" if done.returncode == EXIT_ADVISED else ". Export the model as ONNX yourself, and give the ONNX file"

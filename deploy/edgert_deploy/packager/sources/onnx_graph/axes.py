@@ -205,6 +205,7 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 
 def drop_weight_inputs(proto: Any) -> bool:
     """Remove the weights that models in IR 3 list as inputs; return whether there were any.
+
     A tool treats a weight among the inputs as a default that a caller may replace. So the tool would fold nothing, or
     would make a folded value an input.
     """

@@ -61,6 +61,7 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
 
 def _coordinate_rule(node: Node) -> str:
     """Return the name of ONNX's rule for coordinates.
+
     Upsample, and Resize of opset 10, are asymmetric and have no attribute for the rule.
     """
     if "coordinate_transformation_mode" in node.attributes:
