@@ -84,8 +84,8 @@ class ServingConfig(Closed):
     """`[serving]`.
 
     Attributes:
-        optimize_for: The aim of measured threads and instances: "latency" for the fastest answer, "throughput" for
-            the highest rate of answers.
+        optimize_for: What the measured threads and instances are chosen for: "latency" for the fastest answer,
+            "throughput" for the highest rate of answers.
         threads: The number of engine threads; 0 to measure the best number.
         instances: The number of parallel engine runs; 0 to measure the best number. If threads cannot share an engine's
             session, each run has its own weights.

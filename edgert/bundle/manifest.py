@@ -232,7 +232,9 @@ def _check_processing(manifest: Manifest, paths: set[str]) -> None:
     """Raise BundleError unless the rules fit the model's inputs and outputs, and each other."""
     rules = (manifest.preprocess, manifest.sound, manifest.series, manifest.text)
     if manifest.golden_raw and (manifest.golden_raw not in paths or not any(rules[1:])):
-        raise BundleError("golden_raw must be a file of the bundle, with a rule for signals or text in the manifest")
+        raise BundleError(
+            "golden_raw must name a file of the bundle, and the manifest must have a rule for sound, series or text"
+        )
     if sum(rule is not None for rule in rules) > 1:
         raise BundleError("a manifest has one rule for an input: preprocess, sound, series or text")
     if manifest.sound is not None:

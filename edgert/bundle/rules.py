@@ -246,8 +246,10 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
         spec.item_shape if pre.model_layout == "nchw" else (spec.shape[3], spec.shape[1], spec.shape[2])
     )
     if pre.resize is not None and not (height in (-1, pre.resize.height) and width in (-1, pre.resize.width)):
+        needed = " x ".join("any" if length == -1 else str(length) for length in (height, width))
         raise BundleError(
-            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {height} x {width}: set height and width to these sizes"
+            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {needed} (height x width): change "
+            "[resize] to fit"
         )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
         raise BundleError(

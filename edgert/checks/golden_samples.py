@@ -131,7 +131,9 @@ def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
     """
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
-        raise BundleCorrupt(f"the manifest has {len(lengths)} lengths for {count} golden samples: build it again")
+        raise BundleCorrupt(
+            f"the manifest has {len(lengths)} lengths for {count} golden samples: build the bundle again"
+        )
     return lengths
 
 

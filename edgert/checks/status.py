@@ -231,7 +231,8 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
     except Mistyped as error:
         raise DeviceError(
             f"the daemon's status cannot be read: {error}. The daemon has another version than this command: "
-            "restart it with: systemctl restart edgertd; or, if no systemd runs it: edgertd stop && edgertd start"
+            "restart it with: systemctl restart edgertd (systemctl --user for a unit of your user); or, if no systemd runs "
+            "it: edgertd stop && edgertd start"
         ) from error
 
 

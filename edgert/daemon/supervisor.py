@@ -153,7 +153,7 @@ class Supervisor:
         return max(0.0, due_s - self._clock()) + 0.001
 
     def _timed_parts(self) -> list[Timed]:
-        """Return the parts that act at their own times, without the acceptor."""
+        """Return each part that has a `tick` and a due time, except the acceptor."""
         sockets = (self._control_server, self._status_rounds)
         return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]
 

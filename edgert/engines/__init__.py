@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class EngineKind:
     """The traits of one engine, known before its module is imported.
 
-    `implementation` is "module:Class"; the module imports its vendor's SDK only when an artifact is prepared or loaded.
+    `implementation` is "module:Class". The import of this module does not import the vendor's SDK: the methods of the
+    engine import the SDK when they need it.
     """
 
     implementation: str

@@ -133,7 +133,7 @@ class Registry:
             self._expect(response, what, 200)
             data = self._read_all(response, what, blob.size_bytes)
         if digest_of(data) != blob.digest:
-            raise RegistryCorrupt(f"{self.repository} gives other bytes for {what}: they have {digest_of(data)}")
+            raise RegistryCorrupt(f"{self.repository} gives other bytes for {what}: their digest is {digest_of(data)}")
         return data
 
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:

@@ -4,7 +4,8 @@ Theory of operation: the spool is one SQLite file in WAL mode. Every worker proc
 reads the oldest messages first, and deletes acknowledged messages. Each append is one transaction, which uses the
 stream's next `seq` and writes the message. If the spool exceeds its limits, the transaction also deletes the oldest
 messages of the least important kind. With `synchronous = NORMAL` a commit survives the death of any process. A power
-cut may lose the last commits, so subscribers distinguish boots.
+cut may lose the last commits, and their `seq` numbers are then used again. So subscribers identify a message by its
+boot and its `seq`.
 
 A process that finds the database unreadable renames it to `NAME.corrupt-N`, and creates a new database. The other
 processes notice the new inode and use the new file. In every new file, `seq` starts at a random number above 2**32. So

@@ -91,7 +91,7 @@ def test_every_module_with_logic_has_a_test_of_its_name(side: str) -> None:
     assert without == {name for name in PROVEN_ELSEWHERE if name.startswith(f"{package}/")}
 
 
-def test_each_file_in_proven_elsewhere_is_a_test_file() -> None:
+def test_each_value_of_PROVEN_ELSEWHERE_is_a_test_file() -> None:
     assert [name for name in PROVEN_ELSEWHERE.values() if ROOT / name not in all_test_files()] == []
 
 

@@ -1,8 +1,8 @@
 """Keys: this user's signing keys, and the public keys that the project shares.
 
-Both halves of a key are in the user's configuration folder, or in the folder `keys` of `edgert.toml`. They are never in
-a project that a team commits. The project has only the public half, so that any host of the team can make devices trust
-the key.
+Both halves of a key are in the user's configuration folder, or in the folder `keys` of `edgert.toml`. A project that a
+team commits never has the private half. It has a copy of the public half, so that any host of the team can make devices
+trust the key.
 """
 
 from __future__ import annotations

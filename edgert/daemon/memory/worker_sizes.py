@@ -23,7 +23,7 @@ class LearnedSizes:
         self._known: dict[str, float] = {}
 
     def of(self, digest: str) -> float | None:
-        """Return the size of a worker with the version `digest`; None if this version never served here."""
+        """Return the size of a worker with the version `digest`; None if no size is stored."""
         if digest not in self._known:
             try:
                 self._known[digest] = float(json.loads(self._path(digest).read_bytes())["worker_mb"])

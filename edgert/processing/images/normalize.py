@@ -41,7 +41,7 @@ class Normalizer:
             return
         trailing = (1,) * (len(spec.shape) - 1 - axis)
         factor, shift = rule.scale / std, -mean / std
-        # Use FP32 for every dtype of a model, because an FP16 product of 255 has only 11 bits.
+        # Use FP32 for every dtype of a model: in FP16, the product of a pixel and the factor has only 11 bits.
         self._factor = factor.astype(np.float32).reshape(channels, *trailing) if channels > 1 else np.float32(factor[0])
         self._shift = shift.astype(np.float32).reshape(channels, *trailing) if channels > 1 else np.float32(shift[0])
         self._shifts = bool(shift.any())

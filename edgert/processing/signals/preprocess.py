@@ -127,7 +127,10 @@ class SignalPreprocessor:
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
-        """Return `windows` in their own memory. Raises RequestError if they need too much memory."""
+        """Return `windows` in their own memory.
+
+        Raises RequestError if several windows need more than EXPANDED_BYTES_MAX.
+        """
         rule = self._rule
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:

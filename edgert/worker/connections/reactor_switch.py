@@ -15,8 +15,8 @@ REACTOR_REQUESTS_MIN = 16
 class ReactorSwitch:
     """Tells when connections should move to the reactor: there are `many`, and they take turns.
 
-    A connection takes turns if another connection got the `last` answer before the connection's request. Connections
-    that ended after a few requests are ignored.
+    A connection takes turns if another connection got the `last` answer before the connection's request. Only the
+    requests from the REACTOR_REQUESTS_MIN-th on count, because some apps connect for each request.
     """
 
     __slots__ = ("last", "many")

@@ -1,4 +1,4 @@
-"""A channel in a real registry, and other manifests under its tag."""
+"""A channel is read from a real registry; a manifest of another form under its tag is refused."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_failed_trial_rolls_back_to_the_good_version_and_drops_the_bad_version
     assert (after.rolled_back.release, after.limits) == (2, None)
 
 
-def test_rolling_back_twice_leads_to_the_first_version_again() -> None:
+def test_a_second_rollback_undoes_the_first() -> None:
     steady_two = list(reachable())[6]
     back = step(steady_two, SlotEvent.ROLLBACK)
     assert back.live == Version(1, "digest-1", good=True)

@@ -37,7 +37,7 @@ def edgert(capfd: pytest.CaptureFixture[str], edgertd_is_forked: None) -> Edgert
 
 @pytest.fixture
 def here(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> Iterator[Path]:
-    """A local device `here`, not bootstrapped yet, and a folder for bundles that contains the key."""
+    """Add a local device `here`, not bootstrapped yet. Return a folder with three bundles of the user's key."""
     key = new_key()
     write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
     assert edgert("device", "add", "here", "--local", "dev")[0] == 0

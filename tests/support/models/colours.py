@@ -15,7 +15,7 @@ MEAN, STD = (0.4, 0.45, 0.5), (0.2, 0.25, 0.3)  # per channel of the model: blue
 
 
 def bgr_model() -> Any:
-    """Return [N, 3, 24, 32], normalized BGR -> the amount of red, green and blue."""
+    """Return a model that takes normalized BGR images [N, 3, 24, 32] and answers the amounts of red, green and blue."""
     body = """
         c = Conv <kernel_shape = [1, 1]> (image, w, b)
         g = GlobalAveragePool (c) f = Flatten (g) scores = Gemm (f, swap)

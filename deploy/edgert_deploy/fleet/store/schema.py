@@ -117,7 +117,7 @@ STAGES = {table.name: _stages(f"{table.name}_stages") for table in (group_minute
 def _last_heard(name: str, owner: str) -> sa.Table:
     """Return a table of last hours.
 
-    `hour` counts from 1970; it is not before the hour of the owner's newest row.
+    `hour` is in hours since 1970. It is the hour of the owner's newest row, or a later hour.
     """
     return sa.Table(
         name,

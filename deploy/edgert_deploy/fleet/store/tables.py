@@ -82,7 +82,7 @@ DEFAULT_SHARES = shares_of(PERCENTILES_DEFAULT)
 
 
 def dimensions_of(by: str) -> tuple[str, ...]:
-    """Return each dimension in a text such as `model,version` once."""
+    """Return the dimensions that a text such as `model,version` names, without repetitions."""
     return tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
 
 

@@ -23,7 +23,8 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that scrolls in its own box. The rows after ROWS_SHOWN_MAX are folded.
+    """Return a table that scrolls in its own box. The rows after ROWS_SHOWN_MAX are folded; the
+    rows after ROWS_MAX are only counted.
 
     Args:
         caption: The text above the table.

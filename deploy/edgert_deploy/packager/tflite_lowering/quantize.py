@@ -42,7 +42,7 @@ COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 )
-# The quantizer has no INT8 form of this operator, so it leaves every operator with this code in float.
+# The quantizer has no INT8 form of this operator. `_hidden` gives its code to each operator that must stay in float.
 LEFT_ALONE = "CEIL"
 
 

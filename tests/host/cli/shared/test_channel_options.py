@@ -209,7 +209,7 @@ def test_a_bundle_may_be_published_without_being_offered(edgert: Edgert, project
     assert (code, "connection refused" in answer["error"]["message"]) == (6, True), "the registry was asked"
 
 
-def test_a_runtime_for_profiles_may_be_published_without_being_offered(edgert: Edgert, project: Path) -> None:
+def test_a_runtime_for_profiles_needs_no_channel_but_a_share_needs_one(edgert: Edgert, project: Path) -> None:
     code, answer = edgert("publish-runtime", 4, "--profile", "none-such", "--python", "3.11")
     assert (code, "none-such" in answer["error"]["message"]) == (4, True), answer
     code, answer = edgert("publish-runtime", 4, "--profile", "none-such", "--python", "3.11", "--share", "5%")

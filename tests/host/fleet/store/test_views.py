@@ -23,7 +23,7 @@ _BLOCKS = re.findall(r"^```sql\n(.*?)^```", (ROOT / "docs" / "sql.md").read_text
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store of devices with requests of 0 ms, of many versions, and a group of one request; tests only read it."""
+    """Return a store that tests only read: requests of 0 ms, many versions, and one group with a single request."""
     if request.param == "sqlite":
         store_url = f"sqlite:///{tmp_path_factory.mktemp('views')}/fleet.db"
     else:

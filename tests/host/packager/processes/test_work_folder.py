@@ -99,7 +99,7 @@ def test_the_error_about_a_disk_that_becomes_full_names_the_folder(error: Except
     assert str(tmp_path) in caught.value.message
 
 
-def test_neither_other_errors_nor_other_full_disks_are_taken_for_a_full_folder() -> None:
+def test_only_a_full_work_folder_is_reported_as_full() -> None:
     for error in (OSError(errno.EIO, "broken"), OSError(errno.ENOSPC, "the bundle's disk is full")):
         with pytest.raises(OSError, match=str(error.strerror)), work_folder(80 * MB, lambda _: 90 * MB):
             raise error

@@ -183,8 +183,8 @@ def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> It
     zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
     if scale.size > 1:
         raise BuildFailed(
-            f"{DEQUANTIZE} node {(node.name or name)!r} has a scale for each channel of a value that is not a constant; export "
-            "the model with a scale per tensor, or in float"
+            f"{DEQUANTIZE} node {(node.name or name)!r} has a scale for each channel, but its input is not a constant; export "
+            "the model with a scale for each tensor, or in float"
         )
     unpacked[f"{name}/zero"] = zero_point.reshape(()).astype(np.float32)
     unpacked[f"{name}/scale"] = scale.reshape(()).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Nodes, graphs and constants are found at every level of a model. A name means at most one constant."""
+"""Nodes, graphs and constants are found at every level of a model. A name with two values is no constant."""
 
 from __future__ import annotations
 
