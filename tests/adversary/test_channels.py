@@ -178,7 +178,7 @@ def test_a_revoked_key_signs_neither_a_statement_nor_a_bundle(device: Device, re
     assert release(device) is None
 
 
-def test_a_statement_whose_own_key_it_revokes_is_refused(device: Device, registry: HostileRegistry) -> None:
+def test_a_statement_that_revokes_its_own_key_is_refused(device: Device, registry: HostileRegistry) -> None:
     statement = replace(STATEMENT, revoked=(device.key.public.key_id,))
     registry.put_envelope(sign(statement.to_bytes(), device.key, CHANNEL_PAYLOAD_TYPE))
     assert isinstance(failure_of(following(device, registry.address)), SignatureInvalid)

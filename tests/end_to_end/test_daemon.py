@@ -59,7 +59,7 @@ def test_a_client_gets_its_own_answer(serving: Device) -> None:
         assert client.metadata("echo")["release"] == 1
 
 
-def test_a_response_has_the_time_of_each_stage(serving: Device) -> None:
+def test_a_traced_response_tells_whether_a_batch_or_the_cache_answered(serving: Device) -> None:
     with serving.client() as client:
         first = client.infer("echo", ITEM + 1, trace=True)
         again = client.infer("echo", ITEM + 1, trace=True)

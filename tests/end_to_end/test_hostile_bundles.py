@@ -109,7 +109,7 @@ def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path
         bundle.verify_files()
 
 
-def test_a_bundle_with_a_flipped_bit_in_its_manifest_leaves_no_file(device: Device, tmp_path: Path) -> None:
+def test_a_bundle_with_a_flipped_bit_leaves_no_file(device: Device, tmp_path: Path) -> None:
     """The test flips bits in the envelope's header, the envelope, its padding, and some of the payload."""
     new = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096)
     whole, chance = new.read_bytes(), random.Random(SEED)

@@ -153,7 +153,7 @@ def test_an_image_file_is_answered_with_its_label(client: Client, label: str, fo
     assert 0.33 < float(answer["scores_probabilities"][0]) <= 1.0
 
 
-def test_a_file_and_a_frame_and_a_tensor_of_one_image_give_the_same_answer(client: Client) -> None:
+def test_a_file_and_a_frame_of_one_image_agree_and_a_tensor_of_the_model_is_accepted(client: Client) -> None:
     picture = tinted("green", 200, 300)
     by_file = client.infer("colour", encoded(picture, "PNG"))["scores"]
     by_frame = client.infer("colour", picture)["scores"]

@@ -36,7 +36,7 @@ PROJECT = """\
 # [registry]                           # of publish, publish-runtime, promote and channel
 # address = "oci://registry.example.org/plant/models"
 
-# [trial]                              # limits of a version on trial; a device rolls back a version that exceeds one
+# [trial]                              # limits of a version on trial; a device rolls back a version that breaks one
 # watch = "10m"
 # error_share = "0.1%"
 

@@ -42,7 +42,7 @@ def watch_trial(
 ) -> Watched:
     """Wait for the device's decision on its trial; return the readings if all limits held.
 
-    Raises RolledBack if a value exceeded its limit, DeviceUnreachable if the device does not answer at the end of the
+    Raises RolledBack if the version broke a limit, DeviceUnreachable if the device does not answer at the end of the
     trial, DaemonBusy if the device has not decided GRACE_S after that end, DeviceError for an answer that cannot be
     read, and Interrupted if the user stops.
     """

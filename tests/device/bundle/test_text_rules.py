@@ -24,7 +24,7 @@ def buckets(*names: str, pad: float = 0) -> Buckets:
     return Buckets("tokens", (8, 16), tuple(PaddedInput(name, 1, pad if name == "ids" else 0) for name in names))
 
 
-def test_a_text_is_converted_to_inputs_of_a_fixed_or_of_an_open_length() -> None:
+def test_a_rule_for_text_may_have_inputs_of_a_fixed_or_of_an_open_length() -> None:
     check_text(TEXT, inputs(16), None)
     check_text(TEXT, inputs(32, "INT32"), None)
     check_text(TEXT, inputs(-1), buckets("ids", "mask"))

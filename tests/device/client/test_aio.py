@@ -81,7 +81,7 @@ def test_a_client_gets_its_own_answer(serving: Device) -> None:
     run(test())
 
 
-def test_a_response_has_the_time_of_each_stage(serving: Device) -> None:
+def test_a_traced_response_tells_whether_a_batch_or_the_cache_answered(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             first = await asking.infer("echo", ITEM + 1, trace=True)

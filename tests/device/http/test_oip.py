@@ -91,7 +91,7 @@ def of_json(shape: list[int], data: object) -> oip.InputValues:
     return oip.read_request(memoryview(json.dumps({"inputs": [entry]}).encode()), None).inputs["t"]
 
 
-def test_texts_are_answered_as_strings_in_json() -> None:
+def test_strings_in_json_are_read_as_texts() -> None:
     assert of_json([2], ["grün", ""]) == ["grün".encode(), b""]
 
 

@@ -114,7 +114,7 @@ def test_the_advised_next_step_works(
     assert edgert("uninstall", "here", "--yes")[0] == 4, "no device of that name"
 
 
-def test_a_device_that_does_not_answer_is_kept_and_the_others_are_removed(
+def test_an_uninstall_reports_a_device_that_does_not_answer_and_continues_with_the_others(
     edgert: Edgert, inventory: Inventory, state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inventory.add(Device("gone", "ssh", f"root@127.0.0.1:{free_port()}", "this-machine", "/s", "/h", HOST_KEY))

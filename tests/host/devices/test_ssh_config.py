@@ -209,7 +209,7 @@ def test_configuration_files_of_fabric_are_ignored(board: SshDevice, config: Pat
         assert says(replace(board.device(), address="board")) == "in\n"
 
 
-def test_lines_that_openssh_reads_in_another_way_affect_only_their_hosts(board: SshDevice, config: Path) -> None:
+def test_lines_that_paramiko_reads_in_another_way_are_ignored_or_refused(board: SshDevice, config: Path) -> None:
     config.write_text("Host *\n ForwardAgent /run/agent.sock\n")
     assert says(board.device()) == "in\n"
     config.write_text("Host *\n CanonicalizeHostname yes\n")

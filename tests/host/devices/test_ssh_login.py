@@ -279,6 +279,10 @@ def test_an_identity_that_is_not_a_private_key_is_refused_with_the_next_step(
     (tmp_path / "half").write_text(board.client_key.read_text()[:200])
     with pytest.raises(ConfigInvalid, match="half is damaged"):
         says(replace(board.device(), identity=str(tmp_path / "half")))
+    new_ssh_key(tmp_path / "pkcs8", "rsa")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "", "-m", "PKCS8", "-f", tmp_path / "pkcs8"], check=True)
+    with pytest.raises(ConfigInvalid, match=rf"convert it: ssh-keygen -p -f {tmp_path}/pkcs8$"):
+        says(replace(board.device(), identity=str(tmp_path / "pkcs8")))
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa"])

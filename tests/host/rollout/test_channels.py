@@ -123,7 +123,7 @@ def test_a_host_whose_clock_is_behind_refuses_to_sign(server: RegistryServer, ke
         host(server, key, tmp_path / "seen", NOW_S - 1000).change("clock", same, key)
 
 
-def test_a_host_whose_clock_is_years_ahead_refuses_to_sign(
+def test_a_host_whose_clock_is_years_ahead_refuses_to_sign_and_a_future_time_is_corrected(
     server: RegistryServer, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a host signed with a future time, devices would store that time.

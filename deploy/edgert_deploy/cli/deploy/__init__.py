@@ -68,7 +68,7 @@ def deploy(
     of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the devices of the
     project's `selector`.
 
-    With --limit and --watch, the device measures the version on trial. If the version exceeds a limit, or if this host
+    With --limit and --watch, the device measures the version on trial. If the version breaks a limit, or if this host
     does not confirm the version, the device rolls it back by itself and reports the reason. Limits may also be in
     edgert.toml, table [trial].
 

@@ -23,7 +23,7 @@ BYTES_PER_S_MIN = 1000.0
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """The length of a trial, and the limits that the version must not exceed."""
+    """The length of a trial, and the limits that the version must not break."""
 
     trial_s: float
     limits: tuple[str, ...]
@@ -83,7 +83,7 @@ trial_options = gathered(
         click.option(
             "--unattended/--attended",
             default=None,
-            help="Let the device mark the version good without this host if the version exceeds no limit [default: only this host does].",
+            help="Let the device mark the version good without this host if the version breaks no limit [default: only this host does].",
         ),
     ),
 )

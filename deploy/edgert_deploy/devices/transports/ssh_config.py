@@ -133,8 +133,12 @@ def _check_identity(path: Path) -> None:
         with contextlib.suppress(TypeError, UnsupportedAlgorithm, UnknownKeyType):
             try:
                 paramiko.PKey.from_path(path)
-            except (ValueError, OSError, paramiko.SSHException) as error:
+            except (ValueError, OSError) as error:
                 raise ConfigInvalid(f"identity {path} is damaged: copy or make the key again") from error
+            except paramiko.SSHException as error:  # the key is valid, but in the format PKCS#8
+                raise ConfigInvalid(
+                    f"identity {path} has a format that EdgeRT cannot read; convert it: ssh-keygen -p -f {path}"
+                ) from error
         return
     private = path.with_suffix("")
     hint = f": give {private}" if path.suffix == ".pub" and private.is_file() else ": give the private key's path"

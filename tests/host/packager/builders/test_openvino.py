@@ -85,7 +85,7 @@ def test_the_error_names_a_node_that_openvino_does_not_know_and_not_the_next_nod
     assert "conv" not in raised.value.message
 
 
-def test_the_error_about_a_branch_that_openvino_cannot_read_does_not_advise_float(tmp_path: Path) -> None:
+def test_the_error_about_a_branch_that_openvino_cannot_read_gives_the_reason(tmp_path: Path) -> None:
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
     branches = [
         helper.make_graph([helper.make_node(op, ["y"], [op])], op, [], [value(op, 1, None)]) for op in ("Relu", "Neg")

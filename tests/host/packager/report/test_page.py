@@ -127,7 +127,7 @@ def test_text_from_a_bundle_is_shown_and_never_executed(opened_page: Any) -> Non
     assert narrow / wide == pytest.approx(0.75 / 0.9, abs=0.01)
 
 
-def test_every_control_can_be_reached_by_keyboard(opened_page: Any) -> None:
+def test_the_link_to_the_content_and_the_folded_parts_work_by_keyboard(opened_page: Any) -> None:
     seen = opened_page(1280, "light")
     seen.tab.keyboard.press("Tab")
     assert seen.evaluate("document.activeElement.textContent") == "To the content"
