@@ -111,7 +111,9 @@ def translated(engine: sa.Engine) -> Iterator[None]:
 
 
 def new_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Return the engine of a store. Unless it `writes`, the file of a SQLite store must exist. Raises ConfigInvalid.
+    """Return the engine of a store. Raises ConfigInvalid.
+
+    Unless it `writes`, the file of a SQLite store must exist.
 
     `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. `ps` shows a
     password in the URL to every user, so users should write their password into ~/.pgpass.

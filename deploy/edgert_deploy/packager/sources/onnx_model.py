@@ -189,7 +189,7 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
 def _in_single_precision(
     proto: Any, inputs: tuple[TensorSpec, ...], buckets: Buckets | None
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
-    """Convert a model from FP64 to FP32 if its answers stay nearly the same; return its inputs and remarks.
+    """Convert an FP64 model to FP32 if its answers stay nearly the same; return its inputs and remarks.
 
     Classical models stay in FP64, because their thresholds and distances need this precision.
     """
