@@ -382,7 +382,7 @@ def test_a_device_whose_link_is_lost_during_the_watch_decides_alone(device: Devi
     outcome = deployed(device, TrialLimits({}, 1.0, unattended, 10.0), lambda listed: CutLink(listed, 100))
     assert outcome.error is not None
     assert outcome.error.code == DeviceUnreachable.code
-    assert ("keeps it if all limits hold" in outcome.error.message) is unattended
+    assert ("keeps the release if all limits hold" in outcome.error.message) is unattended
     store = SlotStore(device.state.models / "echo")
     wait_until(lambda: store.read().state is SlotState.STEADY, "the trial ends", TRIAL_S_MAX)
     slots = store.read()

@@ -182,7 +182,7 @@ def test_a_deployment_during_a_trial_is_refused_with_the_next_step(edgert: Edger
     assert edgert("rollback", "echo", "here")[0] == 7
     Claims(StateDir(tmp_path / "dev"), "here").release(token)
     code, answer = edgert("deploy", here / "echo-3.edgert", "here")
-    assert "end it with: edgert rollback echo here" in json.dumps(answer)
+    assert "end the trial with: edgert rollback echo here" in json.dumps(answer)
     assert edgert("rollback", "echo", "here")[0] == 0
     assert edgert("deploy", here / "echo-3.edgert", "here")[0] == 0
 

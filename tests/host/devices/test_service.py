@@ -152,6 +152,7 @@ def test_commands_of_root_run_as_the_owner_of_the_state_folder() -> None:
         for path in (device.state.root, device.state.keys, device.state.config):
             os.chown(path, nobody.pw_uid, nobody.pw_gid)
         bundle = device.bundle()
+        bundle.chmod(0o644)  # the owner of the state folder reads it
         device.run("install", os.fspath(bundle))
         device.run("start")
         device.run("activate", "echo")

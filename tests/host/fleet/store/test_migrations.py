@@ -62,7 +62,7 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
         FleetQuery(old_url)
     said: list[str] = []
     Store(old_url, said.append).close()
-    assert ["from schema 1 to 4 once, for its 10 windows: " in line for line in said] == [True]
+    assert ["from schema 1 to 4. It has 10 windows; " in line for line in said] == [True]
     answers = {answer.group["device"]: answer for answer in ask(old_url, 1, ("device",))}
     engine = database.open_engine(old_url, writes=False)
     with engine.connect() as connection:
