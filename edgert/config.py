@@ -84,7 +84,7 @@ class ServingConfig(Closed):
     """`[serving]`.
 
     Attributes:
-        optimize_for: What the measured threads and instances are chosen for: "latency" for the fastest answer,
+        optimize_for: The goal when the worker chooses threads and instances: "latency" for the fastest answer,
             "throughput" for the highest rate of answers.
         threads: The number of engine threads; 0 to measure the best number.
         instances: The number of parallel engine runs; 0 to measure the best number. If threads cannot share an engine's

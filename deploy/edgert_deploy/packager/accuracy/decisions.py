@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgert.bundle.rules import Ctc, Detect
+from edgert.processing.answers.classify import softmax
 from edgert.processing.answers.ctc import by_step
 from edgert_deploy.packager.accuracy.fp32_agreement import (
     MAP_THRESHOLDS,
@@ -170,7 +171,7 @@ def _grid(reference: Array) -> tuple[int, int] | None:
     if reference.dtype.kind != "f" or reference.ndim != 4:
         return None
     for axis, objectness in ((1, 0), (1, 4), (3, 0), (3, 4)):
-        cells = np.moveaxis(reference, axis, -1).reshape(len(reference), -1, reference.shape[axis])
+        cells = _cells(reference, axis)
         if cells.shape[1] < ANCHORS_MIN or not 6 <= cells.shape[2] <= CLASSES_MAX:
             continue
         if not (_within(cells[..., objectness]) and _within(cells[..., 5:])):
@@ -182,16 +183,20 @@ def _grid(reference: Array) -> tuple[int, int] | None:
     return None
 
 
+def _cells(grid: Array, axis: int) -> Array:
+    """Return the cells `[N, cells, channels]` of a grid whose channels are on `axis`."""
+    return np.moveaxis(grid, axis, -1).reshape(len(grid), -1, grid.shape[axis])
+
+
 def _boxes_and_scores(cells: Array, objectness: int) -> tuple[Array, Array]:
-    """Return the box values `[N, cells, 4]` and the scores `[N, cells, C]` of a grid's cells."""
+    """Return the box values `[N, A, 4]` and the scores `[N, A, C]` of cells or anchors with an objectness."""
     boxes = cells[..., :4] if objectness == 4 else cells[..., 1:5]
     return boxes, cells[..., 5:] * cells[..., objectness, None]
 
 
 def _of_cells(i: int, output: str, axis: int, objectness: int) -> Judgement:
     def parts(outputs: Outputs) -> tuple[Array, Array]:
-        cells = np.moveaxis(outputs[i], axis, -1).reshape(len(outputs[i]), -1, outputs[i].shape[axis])
-        return _boxes_and_scores(cells, objectness)
+        return _boxes_and_scores(_cells(outputs[i], axis), objectness)
 
     return Judgement("cells", (output,), lambda answers, reference: cell_agreement(*parts(answers), *parts(reference)))
 
@@ -336,20 +341,15 @@ def _parts(rule: Detect, arrays: Outputs, background: int | None = None) -> tupl
     if rule.scores:
         boxes, scores = arrays
         if rule.sigmoid:
-            scores = _sigmoid(scores) if background is None else _softmax(scores)
+            scores = _sigmoid(scores) if background is None else softmax(scores)
     else:
         rows = arrays[0].transpose(0, 2, 1) if rule.form == "channels_first" else arrays[0]
-        boxes, scores = rows[..., :4], rows[..., 5:] * rows[..., 4:5] if rule.objectness else rows[..., 4:]
+        boxes, scores = _boxes_and_scores(rows, 4) if rule.objectness else (rows[..., :4], rows[..., 4:])
     return boxes, scores if background is None else np.delete(scores, background, axis=2)
 
 
 def _sigmoid(logits: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-logits.clip(-80, 80))))
-
-
-def _softmax(logits: Array) -> Array:
-    shares = np.exp(logits - logits.max(axis=2, keepdims=True))
-    return np.asarray(shares / shares.sum(axis=2, keepdims=True))
 
 
 def _within(array: Array) -> bool:

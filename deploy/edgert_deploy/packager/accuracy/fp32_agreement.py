@@ -109,10 +109,9 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 
     An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box.
     """
-    got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
+    got, want, both = _confident(scores, true_scores)
     if not want.any():
         return float(not got.any() and np.isfinite(scores).all())
-    both = got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))
     sides = true_boxes[want][:, 2:4]
     same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
     hits = int(same(boxes[both], true_boxes[both], true_boxes[want]).sum())
@@ -125,11 +124,20 @@ def cell_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: 
     A hit is confident in both and gives the same class. The box values may have any coding, so they are compared as
     values, in FP32's confident cells.
     """
-    got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
+    got, want, both = _confident(scores, true_scores)
     if not want.any():
         return float(not got.any() and np.isfinite(scores).all())
-    hits = int((got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))).sum())
-    return min(2 * hits / int(got.sum() + want.sum()), value_agreement(boxes[want], true_boxes[want]))
+    return min(2 * int(both.sum()) / int(got.sum() + want.sum()), value_agreement(boxes[want], true_boxes[want]))
+
+
+def _confident(scores: Array, true_scores: Array) -> tuple[Array, Array, Array]:
+    """Return three masks of the anchors.
+
+    In the first, the artifact is confident. In the second, FP32 is confident. In the third, both are confident of the
+    same class.
+    """
+    got, want = scores.max(axis=2) >= SCORE_MIN, true_scores.max(axis=2) >= SCORE_MIN
+    return got, want, got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))
 
 
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
