@@ -42,12 +42,15 @@ def new_keys(folder: Path) -> None:
 
 
 def new_ssh_key(path: Path, kind: str = "ed25519") -> None:
-    """Make a key pair at `path`, replacing an existing one."""
+    """Make a key pair at `path`, replacing an existing one.
+
+    The keys have a comment, because paramiko misreads every second ECDSA key without one.
+    """
     for old in (path, path.with_name(path.name + ".pub")):
         old.unlink(missing_ok=True)
     if shutil.which("ssh-keygen") is None:
         raise ConfigInvalid(f"no ssh-keygen is installed here; install it with: sudo {INSTALL}")
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path)], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "edgert", "-f", str(path)], check=True)
 
 
 def greets(host: str, port: int, within_s: float) -> bool:

@@ -135,9 +135,12 @@ def _check_identity(path: Path) -> None:
                 paramiko.PKey.from_path(path)
             except (ValueError, OSError) as error:
                 raise ConfigInvalid(f"identity {path} is damaged: copy or make the key again") from error
-            except paramiko.SSHException as error:  # the key is valid, but in the format PKCS#8
+            # The key is valid, but paramiko cannot read the format PKCS#8. It also misreads every second ECDSA key that
+            # has no comment. ssh-keygen rewrites the file in OpenSSH's format when it sets a comment.
+            except paramiko.SSHException as error:
                 raise ConfigInvalid(
-                    f"identity {path} has a format that EdgeRT cannot read; convert it: ssh-keygen -p -f {path}"
+                    f"identity {path} has a format that EdgeRT cannot read; convert it: "
+                    f"ssh-keygen -c -C edgert -f {path}"
                 ) from error
         return
     private = path.with_suffix("")
