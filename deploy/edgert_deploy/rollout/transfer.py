@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgert.bundle.bundle_file import open_bundle
 from edgert.checks.status import DELTA_FORMAT, DeviceStatus
-from edgert.errors import BundleCorrupt, Interrupted
+from edgert.errors import BundleCorrupt, ConfigInvalid, Interrupted
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import LineSink, PutOptions, in_folder
@@ -48,8 +49,10 @@ class Transfer:
     def send(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> None:
         """Send the files that the device lacks. They arrive in the device's incoming folder.
 
-        `has` is `HeldClaim.has`. If it is None, this function asks the device for its files.
+        `has` is `HeldClaim.has`. If it is None, this function asks the device for its files. Raises ConfigInvalid if
+        the bundle is not the bundle of the request any more.
         """
+        self._check_bundle()
         begun = time.monotonic()
         self._upload(self._delta(facts, has) or self.request.bundle)
         self.send_s = time.monotonic() - begun
@@ -62,6 +65,7 @@ class Transfer:
             if self.sent_bytes >= self.request.offer.size_bytes:
                 raise
             self.progress(f"{error.message}; sending the whole bundle instead")
+            self._check_bundle()
             self._upload(self.request.bundle)
             self._install(claim)
 
@@ -89,6 +93,16 @@ class Transfer:
             return None
         self.progress(f"sending {delta.described()}")
         return delta.path
+
+    def _check_bundle(self) -> None:
+        """Check that no build has replaced the bundle, because a rollout may pause for hours between two devices."""
+        path, offer = self.request.bundle, self.request.offer
+        with open_bundle(path, trusted=None) as bundle:
+            if bundle.digest != offer.digest:
+                raise ConfigInvalid(
+                    f"{path} changed since this command read it, so it was not sent. Restore the bundle with digest "
+                    f"{offer.digest[:12]}, then continue with edgert rollout resume; or deploy the new bundle"
+                )
 
     def _upload(self, path: Path) -> None:
         tenths = 0

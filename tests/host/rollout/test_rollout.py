@@ -12,6 +12,7 @@ import pytest
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import DeviceUnreachable, HealthCheckFailed, exit_code_of
 from edgert_deploy.devices.inventory import Device
+from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.rollout import roll_out
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
@@ -155,6 +156,21 @@ def test_a_stop_during_the_pause_ends_the_rollout_as_stopped(tmp_path: Path) -> 
 
     ended = roll_out(fleet.store, fleet.rollout, fleet.request, fleet.devices, lambda name, line: None, sleep)
     assert (waited, ended.state, ended.left) == (["paused"], RolloutState.STOPPED, ["d1"])
+
+
+def test_a_bundle_that_changes_during_the_rollout_reaches_no_further_device(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 2, canary=1)
+
+    def build_again(outcome: Outcome) -> None:
+        make_null_bundle(tmp_path / "other", fleet.key, release=2, op="zeros").replace(fleet.bundle)
+
+    ended = roll_out(
+        fleet.store, fleet.rollout, fleet.request, fleet.devices, lambda name, line: None, on_outcome=build_again
+    )
+    error = ended.errors[1]
+    assert (ended.left, fleet.touched) == (["d1"], ["d0"])
+    assert error is not None
+    assert "changed since this command read it" in error.message
 
 
 def test_an_outcome_adds_one_line_however_large_the_fleet_is(tmp_path: Path) -> None:
