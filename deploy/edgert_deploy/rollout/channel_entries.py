@@ -44,14 +44,17 @@ def with_release(entries: Entries, new: Entry) -> Entries:
 def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False) -> Entries:
     """Halt the newest release of `model`, or if `halted` is False, end its halt. Return the new entries.
 
-    `model` "" means every model. With `retry`, devices that rolled the release back try it once more. Raises
-    ConfigInvalid for an unknown model.
+    The release may have several entries, such as one for each site. `model` "" means every model. With `retry`,
+    devices that rolled the release back try it once more. Raises ConfigInvalid for an unknown model.
     """
-    newest = [entry for entry in _first_of_each(entries) if model in ("", entry.model)]
+    newest = {entry.model: entry.release for entry in reversed(entries) if model in ("", entry.model)}
     if not newest:
         raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
     return tuple(
-        replace(entry, halted=halted, attempt=entry.attempt + retry) if entry in newest else entry for entry in entries
+        replace(entry, halted=halted, attempt=entry.attempt + retry)
+        if entry.release == newest.get(entry.model)
+        else entry
+        for entry in entries
     )
 
 
@@ -69,10 +72,6 @@ def newest_of(entries: Entries, model: str, channel: str) -> Entry:
     if newest is None:
         raise ConfigInvalid(f"channel {channel} has no model {model}: it has {_models(entries)}")
     return newest
-
-
-def _first_of_each(entries: Entries) -> list[Entry]:
-    return list({entry.model: entry for entry in reversed(entries)}.values())
 
 
 def _supersedes(new: Entry, old: Entry) -> bool:

@@ -136,10 +136,11 @@ def test_a_release_is_halted_where_too_many_devices_rolled_it_back(
     code, answer = edgert("channel", "watch", "canary", "--max-failures", "50%", "--store", store)
     assert (code, answer["halted"]) == (0, [])
     assert "3 kept, 1 rolled back" in edgert.stderr
+    assert edgert("publish", "digits-2.edgert", "--channel", "canary", "--site", "plant-z")[0] == 0  # a second entry
     code, answer = edgert("channel", "watch", "canary", "--max-failures", "10%", "--store", store)
     assert (code, answer["halted"]) == (9, ["digits"])
     assert "halted release 2 of digits" in edgert.stderr
-    assert entries(edgert("channel", "show", "canary")[1]) == [(2, 1.0, True)]
+    assert entries(edgert("channel", "show", "canary")[1]) == [(2, 1.0, True), (2, 1.0, True)]
 
 
 AT_TLS = ("--registry", "oci://localhost:1/models")  # the command reads no CA file without TLS

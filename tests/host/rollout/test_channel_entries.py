@@ -50,6 +50,14 @@ def test_only_the_newest_release_is_halted() -> None:
     assert with_halt(every, "", False) == before
 
 
+def test_a_release_with_several_entries_is_halted_in_each_of_them() -> None:
+    before = (entry(2, 1.0, "plant-b"), entry(2, 1.0, "plant-a"), entry(1))
+    halted = with_halt(before, "digits", True)
+    assert [one.halted for one in halted] == [True, True, False]
+    again = with_halt(halted, "digits", False, retry=True)
+    assert [(one.halted, one.attempt) for one in again] == [(False, 2), (False, 2), (False, 1)]
+
+
 def test_a_release_is_tried_once_more_only_on_request() -> None:
     again = with_halt((entry(2, 0.05, halted=True), entry(1)), "digits", False, retry=True)
     assert [one.attempt for one in again] == [2, 1]

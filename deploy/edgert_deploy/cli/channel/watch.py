@@ -118,20 +118,30 @@ class _Watching:
         ]
         self.found = releases
         self._print_changes(releases)
-        newest = {release.entry.model: release for release in reversed(releases)}
-        for model, release in newest.items():
-            if not release.entry.halted and self._limit.exceeded(len(release.failed), release.begun):
-                self._halt(model, release)
-        return all(release.done or release.entry.halted or model in self.halted for model, release in newest.items())
+        newest = {release.entry.model: release.entry.release for release in reversed(releases)}
+        done = True
+        for model, number in newest.items():
+            # The release may have several entries, such as one for each site.
+            offered = [
+                release
+                for release in releases
+                if (release.entry.model, release.entry.release) == (model, number) and not release.entry.halted
+            ]
+            failed, begun = sum(len(each.failed) for each in offered), sum(each.begun for each in offered)
+            if self._limit.exceeded(failed, begun):
+                self._halt(model, number)
+            elif not all(each.done for each in offered):
+                done = False
+        return done
 
-    def _halt(self, model: str, progress: Progress) -> None:
+    def _halt(self, model: str, number: int) -> None:
         self._channels.change(
             self._name, lambda entries: with_halt(entries, model, True), self._key, lasts_s=self._lasts_s
         )
         self.halted.append(model)
         say(
             "",
-            f"halted release {progress.entry.release} of {model}: more than {self._limit} of the devices rolled it back",
+            f"halted release {number} of {model}: more than {self._limit} of the devices rolled it back",
         )
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
