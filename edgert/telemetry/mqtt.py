@@ -93,7 +93,7 @@ class MqttSettings(BrokerLogin):
         if not self.password_file:
             return None
         try:
-            return Path(self.password_file).read_text().split("\n")[0].rstrip("\r")
+            return Path(self.password_file).read_text("utf-8-sig").split("\n")[0].rstrip("\r")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigInvalid(

@@ -174,7 +174,7 @@ def config_text(state: str, transport: Transport) -> str:
     words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
     answer = transport.run(in_folder(state, words), QUICK_S_MAX)
     if answer.ok:
-        return answer.stdout
+        return answer.stdout.removeprefix("\ufeff")  # editors on Windows may write this mark
     if not transport.run(["test", "-d", state], QUICK_S_MAX).ok:
         return ""
     raise StorageFailed(f"{state}/config.toml cannot be read: {answer.complaint()}")

@@ -241,7 +241,7 @@ class RolloutStore:
                 data = file.read(RECORD_BYTES_MAX + 1)
             if len(data) > RECORD_BYTES_MAX:
                 raise ConfigInvalid(f"rollout {path} cannot be read: it has more than {RECORD_BYTES_MAX} bytes")
-            return [line for line in data.decode().split("\n")[:-1] if line]
+            return [line.rstrip("\r") for line in data.decode().split("\n")[:-1] if line]  # git may write "\r\n"
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError) as error:

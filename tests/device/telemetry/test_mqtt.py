@@ -107,6 +107,11 @@ def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
         MqttSettings("h", username="u", password_file=str(tmp_path / "nowhere")).password()
 
 
+def test_a_password_file_of_an_editor_on_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("pässwörd\r\n", "utf-8-sig", newline="")
+    assert MqttSettings("h", username="u", password_file=str(tmp_path / "password")).password() == "pässwörd"
+
+
 @contextlib.contextmanager
 def answered_by(connack: bytes) -> Iterator[tuple[Connection, socket.socket]]:
     """A connection to a broker that answers CONNECT with `connack`, and the broker's end."""

@@ -8,7 +8,9 @@ import pytest
 import tomlkit
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.device_files import Broker, Following, merged_config
+from edgert_deploy.devices.device_files import Broker, Following, config_text, merged_config
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports.local import LocalTransport
 
 
 def test_text_of_the_user_in_the_configuration_of_the_device_stays() -> None:
@@ -28,6 +30,13 @@ def test_text_of_the_user_in_the_configuration_of_the_device_stays() -> None:
 def test_a_configuration_whose_table_is_not_a_table_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="mqtt = 3"):
         merged_config(tomlkit.parse("mqtt = 3\n"), {"mqtt": {"host": "b"}})
+
+
+def test_a_configuration_of_an_editor_on_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('device = "d"\nprofile = "this-machine"\n', "utf-8-sig")
+    here = Device("here", "local", str(tmp_path), "this-machine", str(tmp_path))
+    text = config_text(here.state, LocalTransport(here))
+    assert merged_config(tomlkit.parse(text), {"device": "d"}) == text
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,8 @@ def test_hosts_with_one_store_see_the_same_rollouts(tmp_path: Path, store_url: s
         b.write(replace(b.read(begun.id), state=RolloutState.ABORTED))
         a.sync()
         assert a.read(begun.id).state == RolloutState.ABORTED
+        path = a.path(begun.id)
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))  # as git writes it with core.autocrlf
         before = [store.path(begun.id).read_bytes() for store in (a, b)]
         a.sync()
         b.sync()

@@ -168,7 +168,7 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
     token = None if is_loopback(host) and token_file is None else new_token()
     if token_file is not None:
         try:
-            token = Path(token_file).read_text().splitlines()[0].strip()
+            token = Path(token_file).read_text("utf-8-sig").splitlines()[0].strip()
         except (OSError, IndexError, UnicodeDecodeError) as error:
             raise ConfigInvalid(
                 f"--token-file {token_file} cannot be read: {error}. Write a token to its first line"

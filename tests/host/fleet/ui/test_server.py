@@ -131,7 +131,7 @@ def test_the_body_of_a_request_is_not_read_as_another_request(answers: Answers) 
 
 def test_beyond_loopback_only_requests_with_the_token_are_answered(answers: Answers, tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text(TOKEN + "\n")
+    file.write_text(TOKEN + "\r\n", "utf-8-sig", newline="")  # as an editor on Windows writes it
     access = access_for("0.0.0.0", (), str(file))
     with serving(answers, access) as port:
         assert get(port, "/").status == 401
