@@ -153,6 +153,8 @@ def wanted_files(
             table, state, ((following.login, LOGIN_NAME, "credentials", 0o600), (following.ca, CA_NAME, "ca", 0o644))
         )
         files_of_device += named
+    elif (follows := _table(document, "follow")).get("registry") and follows.get("tags", []) != list(device.tags):
+        ours["follow"] = {"tags": list(device.tags)}
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
     text = merged_config(document, ours)

@@ -121,7 +121,9 @@ def test_the_local_device_has_a_site_and_no_address(
         "forget here --site default --store '' clears the messages that the broker retains for its former site" in told
     )
     assert main(["device", "set", "here", "--tag", "rack=1"]) == 0
-    assert "former site" not in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "former site" not in told
+    assert "next: edgert bootstrap here, if these devices follow a channel" in told
 
 
 def test_a_machine_is_probed_and_its_profile_is_recorded_only_on_request(

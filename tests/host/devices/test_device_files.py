@@ -8,9 +8,11 @@ import pytest
 import tomlkit
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.device_files import Broker, Following, config_text, merged_config
+from edgert_deploy.devices.device_files import Broker, Following, config_text, merged_config, wanted_files
 from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports.local import LocalTransport
+from tests.support.machines import PI_4
 
 
 def test_text_of_the_user_in_the_configuration_of_the_device_stays() -> None:
@@ -30,6 +32,15 @@ def test_text_of_the_user_in_the_configuration_of_the_device_stays() -> None:
 def test_a_configuration_whose_table_is_not_a_table_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="mqtt = 3"):
         merged_config(tomlkit.parse("mqtt = 3\n"), {"mqtt": {"host": "b"}})
+
+
+def test_each_bootstrap_of_a_device_that_follows_a_channel_writes_its_tags(tmp_path: Path) -> None:
+    here = Device("here", "local", str(tmp_path), "this-machine", str(tmp_path), tags=("rack=4",))
+    profile = load_profile("this-machine")
+    for follow, tags in (('registry = "oci://h/models"\ntags = ["rack=3"]', ("rack=4",)), ("", ())):
+        (tmp_path / "config.toml").write_text(f'device = "here"\nprofile = "this-machine"\n[follow]\n{follow}\n')
+        _, config = wanted_files(here, profile, PI_4, (), None, None, {}, False, LocalTransport(here))
+        assert config.follow.tags == tags
 
 
 def test_a_configuration_of_an_editor_on_windows_is_read(tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:
         say("", f"next: edgert bootstrap {','.join(due)} configures the devices")
+    if tagged := [new.name for new in changed if new.tags != before[new.name].tags and new.name not in due]:
+        say("", f"next: edgert bootstrap {','.join(tagged)}, if these devices follow a channel, which selects by tags")
     for name in moved:
         site = before[name].site
         # Without the empty --store, the command would also remove the former site's history from a project's store.
