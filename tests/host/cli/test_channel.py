@@ -55,6 +55,9 @@ def test_a_release_is_promoted_from_a_share_of_the_canary_to_all_devices(project
     )
     assert (code, entries(answer)) == (0, [(2, 0.05, False)])
     assert answer["channel"]["entries"][0]["limits"] == {"p99_ms": 8}
+    answer = edgert("promote", "digits", "--from", "canary", "--to", "later", "--watch", "20m")[1]
+    entry = answer["channel"]["entries"][0]
+    assert (entry["limits"], entry["watch_s"]) == ({"p99_ms": 8}, 1200), "the release keeps its limits"
     code, answer = edgert("channel", "halt", "canary", "digits")
     assert (code, entries(answer)) == (0, [(2, 0.05, True)])
     code, answer = edgert("promote", "digits", "--from", "canary", "--to", "stable")
