@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Sequence
 
 import click
@@ -71,4 +73,6 @@ def edgert(ctx: click.Context) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if "_EDGERT_COMPLETE" in os.environ:  # a shell asks for completions
+        importlib.import_module("edgert_deploy.cli.completion")  # its class replaces click's class for bash
     return main_with_errors(edgert, argv)

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+import re
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+
+_BREAK = re.compile(r"[:=]+")
+
+
+@add_completion_class
+class SelectorsInBash(BashComplete):
+    """Completes selectors such as `tag:rack=3` in bash, which splits words at `:` and `=`."""
+
+    _before = ""  # the part of the word that bash does not replace
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words = [""]
+        for word in (*args, incomplete):
+            joined = _BREAK.fullmatch(word) or _BREAK.fullmatch(words[-1][-1:])
+            words[-1:] = [words[-1] + word] if joined else [words[-1], word]
+        self._before = "".join(re.findall(r".*[:=]", words[-1]))
+        return words[1:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{item.value.removeprefix(self._before)}"
 
 
 @click.command()

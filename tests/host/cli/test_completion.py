@@ -49,6 +49,26 @@ def test_a_selector_is_completed_with_devices_groups_and_more(inventory: Invento
     assert completed(*command, "all,!k") == ["all,!kitchen"]
 
 
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [("tag : ra", ["rack=3"]), ("tag : rack =", ["3"]), ("site :", ["plant-1"]), ("canary,ga", ["canary,garage"])],
+)
+def test_bash_which_splits_words_at_colons_also_completes_selectors(
+    inventory: Inventory,
+    words: str,
+    completions: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed = f"edgert status {words}"
+    for name, value in (("COMP_WORDS", typed), ("COMP_CWORD", str(typed.count(" ")))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_EDGERT_COMPLETE", "bash_complete")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.splitlines() == [f"plain,{value}" for value in completions]
+
+
 def test_the_completion_uses_the_inventory_of_the_command_line(inventory: Inventory, tmp_path: Path) -> None:
     Inventory(tmp_path / "other.toml").add(replace(inventory.device("garage"), name="attic"))
     assert completed("status", "--inventory", "other.toml", "a") == ["all", "attic"]
