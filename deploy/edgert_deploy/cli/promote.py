@@ -59,9 +59,7 @@ def promote(
                 f"release {entry.release} of {model} is halted in channel {name}: publish a fixed release, or resume it "
                 f"first (edgert channel resume {name} {model})"
             )
-        trial = chosen.trial(model) if chosen.limits or chosen.watch_s is not None else {}
-        if not chosen.limits:
-            trial.pop("limits", None)  # with --watch alone, the release keeps its limits
+        trial = chosen.changed_trial(model)
         devices = chosen.devices()
         if name == target and not (chosen.sites or chosen.profiles or chosen.tags):
             devices = {"share": chosen.share}  # more devices of the same sites, profiles and tags

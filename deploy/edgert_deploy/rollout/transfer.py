@@ -95,7 +95,7 @@ class Transfer:
         return delta.path
 
     def _check_bundle(self) -> None:
-        """Check that no build has replaced the bundle, because a rollout may pause for hours between two devices."""
+        """Raise ConfigInvalid if a build has replaced the bundle: a rollout may pause for hours."""
         path, offer = self.request.bundle, self.request.offer
         with open_bundle(path, trusted=None) as bundle:
             if bundle.digest != offer.digest:

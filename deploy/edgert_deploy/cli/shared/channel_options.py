@@ -93,6 +93,13 @@ class Chosen:
         limits = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
         return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
 
+    def changed_trial(self, model: str) -> dict[str, Any]:
+        """Return the fields of the trial to change in an entry. --watch alone keeps the limits."""
+        if not self.limits and self.watch_s is None:
+            return {}
+        trial = self.trial(model)
+        return trial if self.limits else {"watch_s": trial["watch_s"]}
+
 
 # The options of the registry, which the command receives as `reach`.
 reach_options = gathered(
